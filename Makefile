@@ -1,0 +1,62 @@
+# Every target does its own set-up: on a fresh machine `make demo` or `make test` is the first command.
+#   PYTHON  the interpreter to build the environment with      (PYTHON=python3.12 make test)
+#   VENV    where the environment lives                        (VENV=.venv-3.12)
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS ?= dev,colab
+RUNS   ?= runs/demo
+TESTS  ?= tests
+
+SHELL  := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PY     := $(VENV)/bin/python
+
+# The stamp carries the version: an environment that another Python version made is created anew.
+VERSION     := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+CONSTRAINTS := $(wildcard constraints-$(VERSION).txt)
+STAMP       := $(VENV)/.installed-$(VERSION)
+
+.PHONY: help install demo test test-slow lint format clean
+
+help:
+	@echo "make install    create $(VENV) and install jaxrl_llm with its tools"
+	@echo "make demo       train a tiny mixture of experts with GRPO and with GSPO, then report ($(RUNS))"
+	@echo "make test       lint, types and the quick tests"
+	@echo "make test-slow  the slow tests"
+	@echo "make lint       ruff and pyright only"
+	@echo "make format     rewrite the sources in the house format"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@test -n "$(VERSION)" || { echo "$(PYTHON) does not run; set PYTHON to a Python 3.11, 3.12 or 3.13"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "$(PYTHON) is Python $(VERSION); set PYTHON to a Python 3.11, 3.12 or 3.13"; exit 1; }
+	@if [ -x $(PY) ] && [ "$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$(VERSION)" ]; then \
+	  echo "$(VENV) is of another Python version: creating it anew"; rm -rf $(VENV); fi
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet $(addprefix --constraint=,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath $(PY)
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: lint
+	$(PY) -m pytest -m "not slow" $(TESTS)
+
+test-slow: $(STAMP)
+	$(PY) -m pytest -m slow $(TESTS)
+
+demo: $(STAMP)
+	$(PY) -m jaxrl_llm.main --config configs/demo.py:grpo --workdir $(RUNS)/grpo
+	$(PY) -m jaxrl_llm.main --config configs/demo.py:gspo --workdir $(RUNS)/gspo
+	$(PY) -m jaxrl_llm.report $(RUNS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
