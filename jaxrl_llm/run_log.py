@@ -97,7 +97,7 @@ class RunLog:
             return
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.workdir / ".lock", "w")  # noqa: SIM115 (closed by close)
+            self._lock = open(self.workdir / ".lock", "w")
         except OSError as error:
             raise OSError(f"workdir={self.workdir} cannot be written ({error}); give another --workdir") from error
         try:
@@ -108,8 +108,8 @@ class RunLog:
         self._open()
 
     def _open(self) -> None:
-        self._metrics = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        self._samples = open(self.workdir / "samples.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._metrics = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")
+        self._samples = open(self.workdir / "samples.jsonl", "a", encoding="utf-8")
         # Event files are named by the second: the suffix keeps a quick resume from opening the file of the run before.
         suffix = f".{len(list(self.workdir.glob('events.out.*')))}"
         self._events = SummaryWriter(logdir=str(self.workdir), filename_suffix=suffix, flush_secs=10)
