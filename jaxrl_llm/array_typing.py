@@ -1,0 +1,42 @@
+"""The letters and the named array types of the whole package.
+
+b  row (an answer, or a packed row)     l  layer (for routing: MoE layers only)
+t  time (position in the row)           k  expert slot of a token (top-k)
+s  sequence (answer) index              e  expert
+v  vocabulary                           d  model width
+h  attention head                       n  flat token index
+
+Shapes are checked at trace time in the tests (jaxtyping's import hook with beartype, see tests/conftest.py);
+at run time they cost nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
+
+__all__ = [
+    "Array",
+    "Bool",
+    "Experts",
+    "Float",
+    "Int",
+    "Integer",
+    "Key",
+    "Mask",
+    "Params",
+    "PerAnswer",
+    "PerToken",
+    "SegmentIds",
+    "Shaped",
+    "Tokens",
+]
+
+Params = Mapping[str, Any]  # a plain pytree of arrays
+Key = PRNGKeyArray
+Tokens = Integer[Array, "b t"]
+SegmentIds = Integer[Array, "b t"]  # 0 = padding
+Mask = Bool[Array, "b t"]
+PerToken = Float[Array, "b t"]
+PerAnswer = Float[Array, "b"]
+Experts = Integer[Array, "l b t k"]  # the dtype's maximum means "no record"

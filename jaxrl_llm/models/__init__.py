@@ -1,0 +1,8 @@
+"""Transformers: arrays in, arrays out; they know nothing of reinforcement learning."""
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models.transformer import Model, ModelOutput
+
+__all__ = ["KVCache", "Model", "ModelConfig", "ModelOutput", "Routing"]

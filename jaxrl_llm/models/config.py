@@ -1,0 +1,99 @@
+"""The shape of a Qwen3 or Qwen3-MoE transformer, as one frozen dataclass that checks itself."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+__all__ = ["ModelConfig"]
+
+Kind = Literal["dense", "moe"]
+_DTYPES = ("float32", "bfloat16")
+_REMAT = ("none", "block", "dots")
+_EXPERTS = ("auto", "dense", "grouped", "blocks")
+_ATTENTION = ("auto", "plain", "flash")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Names follow the published Qwen3 / Qwen3-MoE configuration; `num_experts=0` is a dense model."""
+
+    vocab_size: int
+    num_hidden_layers: int = 4
+    hidden_size: int = 128
+    intermediate_size: int = 256  # SwiGLU width of dense layers
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int = 128  # SwiGLU width of one expert
+    norm_topk_prob: bool = True  # gates sum to 1 over the chosen experts
+    decoder_sparse_step: int = 1  # every n-th layer has experts
+    mlp_only_layers: tuple[int, ...] = ()  # layers that stay dense
+    rope_theta: float = 1_000_000.0
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    param_dtype: str = "float32"
+    dtype: str = "float32"  # compute; the router, its softmax and the logits are always float32
+    remat: str = "none"  # none | block (recompute each block) | dots (keep matmul results)
+    experts_implementation: str = "auto"  # auto | dense | grouped | blocks
+    attention_implementation: str = "auto"  # auto | plain | flash
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        for name, value, allowed in (
+            ("param_dtype", self.param_dtype, _DTYPES),
+            ("dtype", self.dtype, _DTYPES),
+            ("remat", self.remat, _REMAT),
+            ("experts_implementation", self.experts_implementation, _EXPERTS),
+            ("attention_implementation", self.attention_implementation, _ATTENTION),
+        ):
+            if value not in allowed:
+                raise ValueError(f"model.{name}={value!r} is not one of {', '.join(allowed)}")
+
+    def _check_sizes(self) -> None:
+        for name in ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"model.num_key_value_heads={self.num_key_value_heads} must divide "
+                f"model.num_attention_heads={self.num_attention_heads}"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"model.num_experts_per_tok={self.num_experts_per_tok} must lie in 1..num_experts={self.num_experts}"
+            )
+        if self.num_experts < 0 or self.decoder_sparse_step < 1:
+            raise ValueError("model.num_experts must be >= 0 and model.decoder_sparse_step >= 1")
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kind of every layer, by Qwen3-MoE's rule."""
+        return tuple(
+            "moe"
+            if self.num_experts and layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+            else "dense"
+            for layer in range(self.num_hidden_layers)
+        )
+
+    @property
+    def num_moe_layers(self) -> int:
+        return self.kinds.count("moe")
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.dtype)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets, the output head included and the embedding table not."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
+        expert = 3 * self.hidden_size * self.moe_intermediate_size
+        moe = self.num_experts_per_tok * expert + self.hidden_size * self.num_experts
+        dense = 3 * self.hidden_size * self.intermediate_size
+        layers = sum(attention + (moe if kind == "moe" else dense) for kind in self.kinds)
+        return layers + self.vocab_size * self.hidden_size

@@ -1,0 +1,66 @@
+"""Which experts a token used: the record that a forward returns and that a replay gives back to it."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Bool, Experts, Float, Integer
+
+__all__ = ["Routing", "choose", "is_recorded", "no_record", "routing_dtype"]
+
+
+class Routing(flax.struct.PyTreeNode):
+    """The routing of every MoE layer (dense layers have no row).
+
+    experts: indices used when the token at t was FED; the dtype's maximum means "no record, route freshly".
+    logits:  the router's own (fresh) logits when returned by a forward; when given to a forward they are replayed in
+      place of the current ones, so that indices and gate weights are both frozen.
+    """
+
+    experts: Experts
+    logits: Float[Array, "l b t e"] | None = None
+
+    def __getitem__(self, index: object) -> "Routing":
+        return jax.tree.map(lambda x: x[index], self)
+
+
+def routing_dtype(num_experts: int) -> jnp.dtype:
+    """The narrowest unsigned type whose maximum stays free for "no record": uint8 up to 255 experts."""
+    for dtype in (jnp.uint8, jnp.uint16):
+        if num_experts <= jnp.iinfo(dtype).max:
+            return jnp.dtype(dtype)
+    return jnp.dtype(jnp.int32)
+
+
+def no_record(experts: Integer[Array, "*any"]) -> int:
+    """The value that stands for "no record" in this array's dtype."""
+    return int(jnp.iinfo(experts.dtype).max)
+
+
+def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
+    """Whether a token has a record (its slots are recorded together)."""
+    return experts[..., 0] != no_record(experts)
+
+
+def choose(
+    fresh_logits: Float[Array, "*n e"], num_chosen: int, normalise: bool, replay: Routing | None = None
+) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
+    """Experts and gates of every token; one code path for routing and for replaying.
+
+    e = top_k(s) or the recorded experts;   g_i = exp(s_i) / sum_{j in e} exp(s_j)   (normalise)
+                                            g_i = softmax(s)_i                       (otherwise)
+
+    s are the current logits, or the recorded ones where `replay.logits` is given. The gates are gathered from the
+    logits, never from probabilities zeroed outside the top k, so the router keeps its gradient under index replay.
+    Source: Routing Replay as in R3 (arXiv 2510.11370), gate weights from the current router.
+    """
+    scores = fresh_logits
+    experts = jax.lax.top_k(fresh_logits, num_chosen)[1]
+    if replay is not None:
+        recorded = is_recorded(replay.experts)[..., None]
+        experts = jnp.where(recorded, replay.experts.astype(jnp.int32), experts)
+        if replay.logits is not None:
+            scores = jnp.where(recorded, replay.logits, fresh_logits)
+    if normalise:
+        return experts, jax.nn.softmax(jnp.take_along_axis(scores, experts, axis=-1), axis=-1)
+    return experts, jnp.take_along_axis(jax.nn.softmax(scores, axis=-1), experts, axis=-1)

@@ -1,0 +1,251 @@
+"""The transformer: Qwen3 / Qwen3-MoE blocks, stacked and scanned, as a pure function of a params pytree.
+
+Modules are Flax NNX where they are defined and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
+optimizer, checkpoint and sharding only ever see that dict and `Model.apply`. Consecutive layers of one kind run in one
+scan; `Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would be a copy.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm import sharding
+from jaxrl_llm.array_typing import Array, Float, Integer, Key, Params, SegmentIds, Tokens
+from jaxrl_llm.models.attention import Attention, RMSNorm
+from jaxrl_llm.models.config import Kind, ModelConfig
+from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.moe import MoE, SwiGLU
+from jaxrl_llm.models.rope import rotation
+from jaxrl_llm.models.routing import Routing, no_record, routing_dtype
+
+__all__ = ["Model", "ModelOutput", "positions_of"]
+
+_ROW = ("rows", None, None)
+
+
+class ModelOutput(flax.struct.PyTreeNode):
+    """hidden: the final normed states [b t d]. routing: None for a dense model. cache: None unless one was given."""
+
+    hidden: Float[Array, "b t d"]
+    routing: Routing | None
+    cache: KVCache | None
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: ModelConfig, kind: Kind, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config)
+        self.mlp = MoE(config, rngs) if kind == "moe" else SwiGLU(config, rngs)
+
+    def __call__(
+        self, x: Array, rope: Any, visible: Array, cache: Any, replay: Routing | None, mesh: jax.sharding.Mesh | None
+    ) -> tuple[Array, Any, Any]:
+        y, kv = self.attention(self.attention_norm(x), rope, visible, cache)
+        x = sharding.constrain(x + y, _ROW, mesh)
+        if isinstance(self.mlp, SwiGLU):
+            return sharding.constrain(x + self.mlp(self.mlp_norm(x)), _ROW, mesh), kv, None
+        y, experts, logits = self.mlp(self.mlp_norm(x), replay, mesh)
+        return sharding.constrain(x + y, _ROW, mesh), kv, (experts, logits)
+
+
+class Ends(nnx.Module):
+    """What is not a layer: embedding, final norm, output head (absent when tied)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        v, d = config.vocab_size, config.hidden_size
+        values = jax.random.normal(rngs.params(), (v, d), jnp.float32) * d**-0.5
+        self.embedding = nnx.Param(values.astype(config.param_dtype), logical=("vocab", "embed"))
+        self.norm = RMSNorm(d, config)
+        if not config.tie_word_embeddings:
+            head = jax.random.normal(rngs.params(), (d, v), jnp.float32) * d**-0.5
+            self.head = nnx.Param(head.astype(config.param_dtype), logical=("embed", "vocab"))
+
+
+@functools.lru_cache(maxsize=64)
+def _definition(config: ModelConfig, part: str) -> tuple[Any, Any]:
+    """(graphdef, logical axes) of a block or of the ends, without making arrays."""
+    module = nnx.eval_shape(lambda: _make(config, part, jax.random.key(0)))
+    graphdef, state = nnx.split(module)
+    is_variable = lambda v: isinstance(v, nnx.Variable)  # noqa: E731
+    axes = jax.tree.map(lambda v: v.get_metadata()["logical"], state, is_leaf=is_variable)
+    return graphdef, nnx.to_pure_dict(axes)
+
+
+def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
+    rngs = nnx.Rngs(params=key)
+    if part == "ends":
+        return Ends(config, rngs)
+    return Block(config, "moe" if part == "moe" else "dense", rngs)
+
+
+def positions_of(segment_ids: SegmentIds) -> Integer[Array, "b t"]:
+    """Position of each token inside its segment (segments are contiguous)."""
+    index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
+    starts = jnp.concatenate(
+        [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
+    )
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The pure functions of one architecture on one mesh; hashable, so it is closed over or passed statically."""
+
+    config: ModelConfig
+    mesh: jax.sharding.Mesh | None = None
+
+    def init(self, key: Key) -> dict[str, Any]:
+        """Fresh parameters: {"ends": ..., "dense": stacked dense blocks, "moe": stacked MoE blocks}."""
+        make = lambda part, k: nnx.to_pure_dict(nnx.state(_make(self.config, part, k)))  # noqa: E731
+        params = {"ends": make("ends", jax.random.fold_in(key, 0))}
+        for salt, kind in enumerate(("dense", "moe"), start=1):
+            count = self.config.kinds.count(kind)
+            if count:
+                keys = jax.random.split(jax.random.fold_in(key, salt), count)
+                params[kind] = jax.vmap(functools.partial(make, kind))(keys)
+        return params
+
+    def axes(self) -> dict[str, Any]:
+        """The logical axes of every parameter, in the same tree."""
+        is_axes = lambda a: isinstance(a, tuple)  # noqa: E731
+        axes = {"ends": _definition(self.config, "ends")[1]}
+        for kind in dict.fromkeys(self.config.kinds):
+            layer = _definition(self.config, kind)[1]
+            axes[kind] = jax.tree.map(lambda a: ("layers", *a), layer, is_leaf=is_axes)
+        return axes
+
+    def init_sharded(self, key: Key) -> dict[str, Any]:
+        """Parameters born on the mesh: no device ever holds a whole copy."""
+        if self.mesh is None:
+            return jax.jit(self.init)(key)
+        shapes = jax.eval_shape(self.init, key)
+        return jax.jit(self.init, out_shardings=sharding.shardings(self.axes(), shapes, self.mesh))(key)
+
+    def unstack(self, params: Params, dtype: Any = None) -> dict[str, Any]:
+        """Per-layer parameters for the decode loop, cast once to `dtype`; the router stays float32."""
+
+        def cast(path: Any, x: Array) -> Array:
+            return x if dtype is None or "router" in jax.tree_util.keystr(path) else x.astype(dtype)
+
+        params = jax.tree_util.tree_map_with_path(cast, dict(params))
+        for kind in dict.fromkeys(self.config.kinds):
+            count = self.config.kinds.count(kind)
+            params[kind] = tuple(jax.tree.map(lambda x, i=i: x[i], params[kind]) for i in range(count))
+        return params
+
+    def head(self, params: Params) -> Float[Array, "d v"]:
+        """The output matrix; the transposed embedding when tied."""
+        ends = params["ends"]
+        return ends["embedding"].T if self.config.tie_word_embeddings else ends["head"]
+
+    def logits(self, params: Params, hidden: Float[Array, "*n d"]) -> Float[Array, "*n v"]:
+        """hidden @ head, accumulated and returned in float32."""
+        return jnp.matmul(hidden, self.head(params).astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Tokens,
+        *,
+        segment_ids: SegmentIds | None = None,
+        positions: Integer[Array, "b t"] | None = None,
+        routing: Routing | None = None,
+        cache: KVCache | None = None,
+        router_logits: bool = False,
+    ) -> ModelOutput:
+        """One forward.
+
+        Args:
+          params: of `init`, or of `unstack`.
+          tokens: [b t].
+          segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
+          positions: [b t]; default from segment_ids. With a cache it is also the column written, t consecutive ones.
+          routing: experts (and perhaps logits) to replay, one row per MoE layer; tokens without a record route freshly.
+          cache: keys and values so far; the returned one holds these tokens too.
+          router_logits: also return the router's fresh logits.
+
+        Raises:
+          ValueError: `routing` for a dense model, or of the wrong shape.
+        """
+        config = self.config
+        segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
+        positions = positions_of(segment_ids) if positions is None else positions
+        _check_routing(config, tokens, routing)
+        if cache is None:
+            causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
+            same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
+            visible = same & causal[None]
+        else:
+            visible = jnp.arange(cache.keys[0].shape[2])[None, None, :] <= positions[:, :, None]
+        x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
+        x = sharding.constrain(x, _ROW, self.mesh)
+        rope = rotation(positions, config.head_dim, config.rope_theta)
+        x, caches, routes = self._layers(params, x, rope, visible, positions[:, 0], routing, cache)
+        ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
+        out = None
+        if routes:
+            experts, logits = (jnp.concatenate(parts) for parts in zip(*routes, strict=True))
+            experts = experts.astype(routing_dtype(config.num_experts))
+            experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
+            out = Routing(experts=experts.astype(routing_dtype(config.num_experts)), logits=logits if router_logits else None)
+        return ModelOutput(ends.norm(x), out, KVCache(*map(tuple, zip(*caches, strict=True))) if caches else None)
+
+    def _layers(
+        self, params: Params, x: Array, rope: Any, visible: Array, column: Array, routing: Any, cache: KVCache | None
+    ) -> tuple[Array, list[Any], list[Any]]:
+        """Run every layer; returns x, per-layer (keys, values) if there is a cache, and routing parts."""
+        caches, routes, used, layer = [], [], {"dense": 0, "moe": 0}, 0
+        for kind, group in itertools.groupby(self.config.kinds):
+            count, start = len(list(group)), used[kind]
+            graphdef = _definition(self.config, kind)[0]
+
+            def block(x: Array, inputs: Any, graphdef: Any = graphdef) -> tuple[Array, Any]:
+                layer_params, layer_cache, replay = inputs
+                module = nnx.merge(graphdef, layer_params)
+                x, kv, route = module(x, rope, visible, layer_cache, replay, self.mesh)
+                return x, (kv if layer_cache is not None else None, route)
+
+            replay = routing[start : start + count] if routing is not None and kind == "moe" else None
+            stack = params[kind]
+            if isinstance(stack, tuple) or cache is not None:
+                for i in range(count):
+                    one = stack[start + i] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=start + i: a[j], stack)
+                    kv = None if cache is None else (cache.keys[layer + i], cache.values[layer + i], column)
+                    x, (kv, route) = block(x, (one, kv, None if replay is None else replay[i]))
+                    caches += [] if kv is None else [kv]
+                    routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
+            else:
+                stack = jax.tree.map(lambda a, s=start, n=count: a[s : s + n], stack)
+                x, (_, route) = jax.lax.scan(self._rematerialised(block), x, (stack, None, replay))
+                routes += [] if route is None else [route]
+            used[kind] += count
+            layer += count
+        return x, caches, routes
+
+    def _rematerialised(self, block: Any) -> Any:
+        if self.config.remat == "none":
+            return block
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if self.config.remat == "dots" else None
+        return jax.checkpoint(block, policy=policy, prevent_cse=False)
+
+
+def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) -> None:
+    if routing is None:
+        return
+    if not config.num_moe_layers:
+        raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
+    expected = (config.num_moe_layers, *tokens.shape, config.num_experts_per_tok)
+    if routing.experts.shape != expected:
+        raise ValueError(
+            f"routing.experts has shape {routing.experts.shape}, this forward needs {expected} "
+            "[MoE layers, rows, time, experts per token]; record it with the same model and the same tokens"
+        )

@@ -1,0 +1,93 @@
+"""Logical axes -> one mesh. The only file that spells a mesh axis.
+
+Every parameter names its axes where it is declared (`models/`), every batch array has rows; the table below says where
+they live. The mesh has four axes:
+
+data    copies of the parameters, rows of the batch      expert  the experts of an MoE layer
+fsdp    slices of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "replicated", "rows", "shardings"]
+
+AXES = ("data", "fsdp", "expert", "tensor")
+
+_RULES: dict[str, str | tuple[str, ...] | None] = {
+    "rows": ("data", "fsdp"),
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "expert": "expert",
+    "layers": None,
+    "head_dim": None,
+    "router": None,
+    "norm": None,
+}
+
+
+def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor); one of them may be -1 (what remains).
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = list(shape)
+    if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
+        raise ValueError(f"mesh={tuple(shape)} must be four sizes for {AXES}, at most one of them -1; set mesh.shape")
+    if -1 in sizes:
+        known = math.prod(s for s in sizes if s != -1)
+        sizes[sizes.index(-1)] = len(devices) // known
+    if math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh={tuple(shape)} over {AXES} needs {math.prod(sizes)} devices, {len(devices)} are visible; set mesh.shape"
+        )
+    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """A dimension that its mesh axes do not divide stays whole (tiny models on large meshes)."""
+    entries = []
+    for axis, size in zip(axes, shape, strict=True):
+        target = None if axis is None else _RULES[axis]
+        names = (target,) if isinstance(target, str) else target or ()
+        fits = size % math.prod(mesh.shape[n] for n in names) == 0
+        entries.append(target if names and fits else None)
+    return PartitionSpec(*entries)
+
+
+def shardings(axes: Any, shapes: Any, mesh: Mesh) -> Any:
+    """NamedShardings for a tree of logical axes (tuples of names) and the tree of its abstract arrays."""
+    return jax.tree.map(
+        lambda a, s: NamedSharding(mesh, _spec(a, s.shape, mesh)), axes, shapes, is_leaf=lambda a: isinstance(a, tuple)
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Rows of a batch over data and fsdp; `axis` is the position of the row dimension."""
+    return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+    """Pin x to its logical axes inside a jitted function; nothing to do on one device."""
+    if mesh is None or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(axes, x.shape, mesh)))
+
+
+def constrain_rows(tree: Any, mesh: Mesh | None, axis: int = 0) -> Any:
+    """Pin the row dimension of every array of a tree."""
+    return jax.tree.map(lambda x: constrain(x, [None] * axis + ["rows"] + [None] * (x.ndim - axis - 1), mesh), tree)
