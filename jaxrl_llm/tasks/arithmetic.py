@@ -1,0 +1,59 @@
+"""Addition and subtraction of whole numbers: '58+67=' -> '521' (reversed) or '125'."""
+
+import operator
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.tasks.tokenizer import CharTokenizer
+
+__all__ = ["addition", "subtraction"]
+
+
+@register
+def addition(*, digits: int = 3, reverse: bool = True) -> Task:
+    """Add two numbers of at most `digits` digits.
+
+    Args:
+        digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
+        reverse: write the answer with its least significant digit first, the order in which carries are worked out.
+    """
+    return _two_operands("addition", "+", operator.add, digits, reverse)
+
+
+@register
+def subtraction(*, digits: int = 3, reverse: bool = True) -> Task:
+    """Subtract two numbers of at most `digits` digits; a negative answer starts with '-', reversed or not.
+
+    Args:
+        digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
+        reverse: write the answer's digits with the least significant first.
+    """
+    return _two_operands("subtraction", "-", operator.sub, digits, reverse)
+
+
+def _two_operands(name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool) -> Task:
+    check_range(f"{name}.digits", digits, 1, 18)
+
+    def solve(left: int, right: int) -> str:
+        value = apply(left, right)
+        magnitude = str(abs(value))
+        return ("-" if value < 0 else "") + (magnitude[::-1] if reverse else magnitude)
+
+    def sample(rng: np.random.Generator) -> tuple[str, str]:
+        left, right = map(int, rng.integers(0, 10**digits, size=2))
+        return f"{left}{sign}{right}=", solve(left, right)
+
+    def verify(prompt: str, answer: str) -> float:
+        left, right = prompt.removesuffix("=").split(sign)
+        return float(answer == solve(int(left), int(right)))
+
+    return Task(
+        name=name,
+        prompt_length=2 * digits + 2,
+        answer_length=digits + 2,  # a carry or a sign, and EOS
+        tokenizer=CharTokenizer(f"0123456789{sign}="),
+        sample=sample,
+        verify=verify,
+    )

@@ -1,0 +1,68 @@
+"""Countdown: reach a target with the given numbers: '3,7,12:43=' -> '12*3+7', or '7+3*12', or any other way."""
+
+import numpy as np
+
+from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.tasks.expressions import evaluate
+from jaxrl_llm.tasks.tokenizer import CharTokenizer
+
+__all__ = ["countdown"]
+
+_BINDING = {"+": 1, "-": 1, "*": 2, "": 3}  # "" is a single number
+
+
+@register
+def countdown(*, numbers: int = 3, maximum: int = 30, target_maximum: int = 99) -> Task:
+    """Write an expression of + - * and parentheses that uses every given number once and equals the target.
+
+    Any such expression earns 1, every other text 0. The numbers of a prompt are sorted, so that two prompts are never
+    the same puzzle in another order.
+
+    Args:
+        numbers: how many numbers are given, 2 to 6.
+        maximum: largest given number, 2 to 999; the smallest is 1.
+        target_maximum: largest target, 10 to 9999; the smallest is 1.
+    """
+    check_range("countdown.numbers", numbers, 2, 6)
+    check_range("countdown.maximum", maximum, 2, 999)
+    check_range("countdown.target_maximum", target_maximum, 10, 9999)
+
+    def sample(rng: np.random.Generator) -> tuple[str, str]:
+        while True:
+            given = [int(n) for n in rng.integers(1, maximum + 1, size=numbers)]
+            value, solution = _random_expression(rng, given)
+            if 1 <= value <= target_maximum:
+                return f"{','.join(map(str, sorted(given)))}:{value}=", solution
+
+    def verify(prompt: str, answer: str) -> float:
+        given, target = prompt.removesuffix("=").split(":")
+        return float(evaluate(answer, given.split(",")) == int(target))
+
+    width = len(str(maximum))
+    return Task(
+        name="countdown",
+        prompt_length=numbers * (width + 1) + len(str(target_maximum)) + 1,
+        answer_length=numbers * (width + 1) + 2 * (numbers - 2),  # numbers, signs, parentheses, EOS
+        tokenizer=CharTokenizer("0123456789+-*(),:="),
+        sample=sample,
+        verify=verify,
+    )
+
+
+def _random_expression(rng: np.random.Generator, given: list[int]) -> tuple[int, str]:
+    """Joins two parts at random until one is left; parentheses only where they are needed."""
+    parts = [(n, str(n), "") for n in given]  # value, text, outermost sign
+    while len(parts) > 1:
+        left = parts.pop(int(rng.integers(len(parts))))
+        right = parts.pop(int(rng.integers(len(parts))))
+        sign = "+-*"[int(rng.integers(3))]
+        value = {"+": left[0] + right[0], "-": left[0] - right[0], "*": left[0] * right[0]}[sign]
+        open_left = _BINDING[left[2]] < _BINDING[sign]
+        open_right = _BINDING[right[2]] < _BINDING[sign] or (sign == "-" and _BINDING[right[2]] == 1)
+        text = _wrap(left[1], open_left) + sign + _wrap(right[1], open_right)
+        parts.append((value, text, sign))
+    return parts[0][0], parts[0][1]
+
+
+def _wrap(text: str, needed: bool) -> str:
+    return f"({text})" if needed else text

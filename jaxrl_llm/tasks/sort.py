@@ -1,0 +1,34 @@
+"""Sorting digits: '3915062847=' -> '0123456789'."""
+
+import numpy as np
+
+from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.tasks.tokenizer import CharTokenizer
+
+__all__ = ["sort"]
+
+
+@register
+def sort(*, digits: int = 10) -> Task:
+    """Write the digits of the prompt in ascending order.
+
+    Args:
+        digits: how many digits a prompt has, 1 to 64. There are 10**digits prompts.
+    """
+    check_range("sort.digits", digits, 1, 64)
+
+    def sample(rng: np.random.Generator) -> tuple[str, str]:
+        text = "".join(map(str, rng.integers(0, 10, size=digits)))
+        return f"{text}=", "".join(sorted(text))
+
+    def verify(prompt: str, answer: str) -> float:
+        return float(answer == "".join(sorted(prompt.removesuffix("="))))
+
+    return Task(
+        name="sort",
+        prompt_length=digits + 1,
+        answer_length=digits + 1,
+        tokenizer=CharTokenizer("0123456789="),
+        sample=sample,
+        verify=verify,
+    )
