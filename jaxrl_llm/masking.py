@@ -1,0 +1,35 @@
+"""Masked reductions. The mask enters as `where=`: an excluded element is never multiplied, so it may be inf or NaN."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Shaped
+
+__all__ = ["masked_mean", "masked_sum", "segment_mean", "segment_sum"]
+
+
+def masked_sum(x: Shaped[Array, "*any"], where: Bool[Array, "*any"], axis: int | tuple[int, ...] | None = None) -> Array:
+    """Sum of x over the elements where `where` holds."""
+    return jnp.sum(x, axis=axis, where=where, initial=0)
+
+
+def masked_mean(x: Float[Array, "*any"], where: Bool[Array, "*any"], axis: int | tuple[int, ...] | None = None) -> Array:
+    """Mean of x over the elements where `where` holds; 0, with a finite gradient, where none does."""
+    count = jnp.sum(where, axis=axis)
+    return masked_sum(x, where, axis) / jnp.maximum(count, 1)
+
+
+def segment_sum(
+    x: Shaped[Array, "b t"], where: Bool[Array, "b t"], segment: Integer[Array, "b t"], num_segments: int
+) -> Shaped[Array, "s"]:
+    """Sum of x per segment over the elements where `where` holds: [b t] -> [num_segments]."""
+    flat = jnp.where(where, x, jnp.zeros((), x.dtype)).ravel()
+    return jax.ops.segment_sum(flat, segment.ravel(), num_segments)
+
+
+def segment_mean(
+    x: Float[Array, "b t"], where: Bool[Array, "b t"], segment: Integer[Array, "b t"], num_segments: int
+) -> Float[Array, "s"]:
+    """Mean of x per segment over the elements where `where` holds; 0 for an empty segment."""
+    count = segment_sum(where.astype(x.dtype), where, segment, num_segments)
+    return segment_sum(x, where, segment, num_segments) / jnp.maximum(count, 1)

@@ -1,0 +1,68 @@
+"""AdamW with a schedule, global-norm clipping, a weight-decay mask and a learning-rate factor for the router."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+__all__ = ["OptimizerConfig", "decayed", "make_optimizer"]
+
+_SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    learning_rate: float
+    schedule: str  # constant | linear | cosine, after the warm-up, to final_fraction of the rate
+    warmup_steps: int
+    final_fraction: float
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    clip_norm: float  # global gradient norm; 0 = no clipping
+    router_factor: float  # learning-rate factor of the router; 0 freezes it
+
+    def __post_init__(self) -> None:
+        if self.schedule not in _SCHEDULES:
+            raise ValueError(f"optimizer.schedule={self.schedule!r} is not one of {', '.join(_SCHEDULES)}")
+        for name in ("learning_rate", "warmup_steps", "final_fraction", "weight_decay", "clip_norm", "router_factor"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
+        if self.eps <= 0:
+            raise ValueError(f"optimizer.eps={self.eps} must be positive")
+
+
+def _path_holds(word: str) -> Any:
+    return lambda params: jax.tree_util.tree_map_with_path(lambda p, _: word in jax.tree_util.keystr(p), params)
+
+
+def decayed(params: Any) -> Any:
+    """Weight decay acts on matrices, not on norms, embeddings, biases or a value head."""
+    spared = ("norm", "embedding", "bias", "value_head")
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: not any(word in jax.tree_util.keystr(path) for word in spared), params
+    )
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout."""
+    peak, after = config.learning_rate, max(total_steps - config.warmup_steps, 1)
+    decay = {
+        "constant": optax.constant_schedule(peak),
+        "linear": optax.linear_schedule(peak, peak * config.final_fraction, after),
+        "cosine": optax.cosine_decay_schedule(peak, after, config.final_fraction),
+    }[config.schedule]
+    warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
+    schedule = optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
+    parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    parts.append(
+        optax.adamw(schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)
+    )
+    if config.router_factor != 1:
+        parts.append(optax.masked(optax.scale(config.router_factor), _path_holds("router")))
+    return optax.chain(*parts)
