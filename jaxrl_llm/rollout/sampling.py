@@ -1,0 +1,80 @@
+"""How a token is drawn from its logits, and the log-prob of the distribution that it was really drawn from."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Key as Keys
+
+from jaxrl_llm.array_typing import Array, Float, Integer, Key
+
+__all__ = ["Sampling", "answer_keys", "draw"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Temperature, then top-k, then top-p, renormalised after each; temperature 0 is greedy.
+
+    top_k=0 and top_p=1 switch the respective cut off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"rollout.temperature={self.temperature} must be >= 0 (0 is greedy)")
+        if self.top_k < 0:
+            raise ValueError(f"rollout.top_k={self.top_k} must be >= 0 (0 keeps every token)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"rollout.top_p={self.top_p} must lie in (0, 1] (1 keeps every token)")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def answer_keys(key: Key, uids: Integer[Array, "p"], group_size: int) -> Keys[Array, "b"]:
+    """fold_in(fold_in(key, uid), sample_index) of every answer, in (prompt, sample) order: [p * group_size]."""
+    per_prompt = jax.vmap(lambda uid: jax.random.fold_in(key, uid))(uids)
+    per_answer = jax.vmap(lambda k: jax.vmap(lambda g: jax.random.fold_in(k, g))(jnp.arange(group_size)))(per_prompt)
+    return per_answer.reshape(-1)
+
+
+def draw(
+    logits: Float[Array, "n v"], keys: Keys[Array, "n"], index: Integer[Array, "n"], sampling: Sampling
+) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
+    """One token a row and its log-prob; the randomness is fold_in(key of the answer, index of the token in it).
+
+    The draw is an exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), which picks i with probability p_i / sum p:
+    it needs no normaliser, and a rounding of the logits changes the winner only at a near-tie.
+
+    Args:
+      logits: float32.
+      keys: [n], of `answer_keys`.
+      index: position of the token in its answer, from 0.
+
+    Returns:
+      tokens int32 and log-probs float32, of the distribution after temperature and cuts (0 when greedy).
+    """
+    if sampling.greedy:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(logits.shape[0], jnp.float32)
+    vocabulary, order, kept = logits.shape[1], None, None
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < vocabulary or sampling.top_p < 1:
+        logits, order = jax.lax.top_k(logits, min(sampling.top_k, vocabulary) or vocabulary)
+    if sampling.top_p < 1:
+        # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
+        probs = jax.nn.softmax(logits, axis=-1)
+        kept = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
+        logits = jnp.where(kept, logits, -jnp.inf)
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(shifted)
+    keys = jax.vmap(jax.random.fold_in)(keys, index)
+    tiny = jnp.finfo(jnp.float32).tiny
+    uniform = jax.vmap(lambda k: jax.random.uniform(k, logits.shape[1:], minval=tiny))(keys)
+    choice = jnp.argmax(weights / -jnp.log(uniform), axis=-1)[:, None]
+    logprobs = jnp.take_along_axis(shifted, choice, axis=-1)[:, 0] - jnp.log(jnp.sum(weights, axis=-1))
+    tokens = choice if order is None else jnp.take_along_axis(order, choice, axis=-1)
+    return tokens[:, 0].astype(jnp.int32), logprobs
