@@ -1,6 +1,8 @@
 # Every target does its own set-up: on a fresh machine `make demo` or `make test` is the first command.
 #   PYTHON  the interpreter to build the environment with      (PYTHON=python3.12 make test)
 #   VENV    where the environment lives                        (VENV=.venv-3.12)
+#   EXTRAS  what is installed beside the package               (EXTRAS=dev,gpu)
+#   TESTS   which tests run                                    (TESTS=tests/objectives)
 PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= dev,colab
@@ -11,10 +13,11 @@ SHELL  := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PY     := $(VENV)/bin/python
 
-# The stamp carries the version: an environment that another Python version made is created anew.
+# The stamp carries the version and the extras: another version creates the environment anew, other extras are added.
 VERSION     := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints-$(VERSION).txt)
-STAMP       := $(VENV)/.installed-$(VERSION)
+comma       := ,
+STAMP       := $(VENV)/.installed-$(VERSION)-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: help install demo test test-slow lint format clean
 
