@@ -1,0 +1,1 @@
+"""From the DIRs of runs to numbers with intervals, figures and a page."""

@@ -1,0 +1,155 @@
+"""Read the DIRs of runs: one run, a folder of runs, or a sweep with its sweep.json."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.reporting.statistics import collapse_index
+from jaxrl_llm.run_log import read_json, read_rows
+
+__all__ = ["CLIPPED", "Run", "Study", "load"]
+
+CLIPPED = "clip/low + clip/high"  # the one metric that is derived here: share of tokens clipped on either side
+
+
+@dataclass(frozen=True)
+class Run:
+    """One DIR: what was planned (arm, condition, seed) and what it logged so far."""
+
+    workdir: Path
+    arm: str
+    condition: str = ""
+    seed: str = ""
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.workdir / "metrics.jsonl")
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        return read_json(self.workdir / "config.json") or {}
+
+    @cached_property
+    def finished(self) -> bool:
+        return (self.workdir / "result.json").exists()
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        return read_rows(self.workdir / "samples.jsonl")
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was stopped by a reward, loss or gradient that is not finite (null in its last row)."""
+        watched = ("reward/mean", "loss/total", "grad/norm")
+        return not self.finished and bool(self.rows) and any(self.rows[-1].get(key, 0) is None for key in watched)
+
+    @property
+    def ended(self) -> bool:
+        return self.finished or self.diverged
+
+    @property
+    def status(self) -> str:
+        """In words: finished, diverged, crashed (a sweep leaves failed.json), stopped or not started."""
+        if self.finished:
+            return "finished"
+        where = f"after step {self.rows[-1]['step']}" if self.rows else "before the first step"
+        if self.diverged:
+            return f"diverged {where}: a number was not finite; it counts with reward 0"
+        failure = read_json(self.workdir / "failed.json")
+        if failure is not None:
+            return f"crashed {where} with exit code {failure['exit_code']}: {failure['last_line']}"
+        return f"stopped {where}" if self.rows else "not started"
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of the rows that hold the key; null is NaN. Lists give an array with more axes."""
+        if key == CLIPPED:
+            sides = [k for k in ("clip/low", "clip/high") if any(k in row for row in self.rows)]
+            found = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
+            return _array([s for s, _ in found]), np.sum(_array([v for _, v in found]).reshape(-1, len(sides) or 1), 1)
+        found = [(row["step"], row[key]) for row in self.rows if key in row]
+        shape = np.shape(found[0][1]) if found else ()
+        found = [(step, value) for step, value in found if np.shape(value) == shape]
+        return _array([step for step, _ in found]), _array([value for _, value in found])
+
+    def value(self, key: str, *, at: int = -1) -> float:
+        """The finite value of one row that holds the key: the last by default, the first with at=0; else NaN."""
+        values = self.series(key)[1]
+        values = values[np.isfinite(values)]
+        return float(values[at]) if len(values) else float("nan")
+
+    def average(self, key: str, last: int = 0) -> float:
+        """Mean over all rows that hold the key, or over the last few of them; NaN if there is none."""
+        values = self.series(key)[1][-last:]
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else float("nan")
+
+    def collapse(self) -> tuple[float, bool]:
+        """(step of collapse, True), or (last step, False)."""
+        steps, reward = self.series("reward/mean")
+        index = collapse_index(reward)
+        if index is not None:
+            return float(steps[index]), True
+        return (float(steps[-1]) if len(steps) else 0.0), False
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are read together; the first arm, or the named one, is the baseline of the differences."""
+
+    question: str
+    runs: Sequence[Run]
+    baseline: str
+
+    @property
+    def arms(self) -> list[str]:
+        names = list(dict.fromkeys(run.arm for run in self.runs))
+        return sorted(names, key=lambda arm: arm != self.baseline)
+
+    @property
+    def conditions(self) -> list[str]:
+        return list(dict.fromkeys(run.condition for run in self.runs))
+
+    def select(self, arm: str, condition: str) -> list[Run]:
+        return [run for run in self.runs if (run.arm, run.condition) == (arm, condition)]
+
+    def has(self, key: str, condition: str) -> bool:
+        runs = [run for run in self.runs if run.condition == condition]
+        return any(np.any(np.isfinite(run.series(key)[1])) for run in runs)
+
+
+def load(folder: str | os.PathLike[str]) -> Study:
+    """The study in a folder.
+
+    A folder with sweep.json is a sweep (its plan says which runs there should be); one with metrics.jsonl is a run;
+    otherwise every folder below it that holds metrics.jsonl is a run, named by its path, and a last part that is a
+    number is its seed.
+
+    Raises:
+        FileNotFoundError: there is no run in the folder.
+    """
+    folder = Path(folder)
+    plan = read_json(folder / "sweep.json")
+    if plan is not None:
+        runs = [Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"])) for r in plan["runs"]]
+        return Study(plan["question"], runs, plan["baseline"])
+    if (folder / "metrics.jsonl").exists():
+        name = folder.resolve().name
+        return Study("", [Run(folder, name)], name)
+    runs = []
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        parts = path.parent.relative_to(folder).parts
+        *_, last = ("", *parts)
+        seeded = len(parts) > 1 and last.isdigit()
+        runs.append(Run(path.parent, "/".join(parts[:-1] if seeded else parts), "", last if seeded else ""))
+    if not runs:
+        raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
+    return Study("", runs, runs[0].arm)
+
+
+def _array(values: Sequence[Any]) -> np.ndarray:
+    return np.array(values, dtype=object).astype(np.float64) if len(values) else np.zeros(0)

@@ -1,0 +1,71 @@
+"""How every figure looks: colours that colour-blind readers tell apart, direct labels, quiet axes."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+__all__ = ["INK", "colour", "label_ends", "panels"]
+
+INK = "#2b2b2b"
+_BASELINE = "#6b6b6b"
+_GAP = 0.085  # between two labels, as a share of the height of the axes
+# Okabe and Ito's palette (2008), yellow left out: it vanishes on white.
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def colour(arms: Sequence[str], arm: str) -> str:
+    """The baseline (the first arm) is grey, so that the arms under test carry the colour; one arm alone is blue."""
+    place = list(arms).index(arm)
+    return _PALETTE[(place - 1) % len(_PALETTE)] if place else (_BASELINE if len(arms) > 1 else _PALETTE[0])
+
+
+def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple[Figure, list[Axes]]:
+    """A grid of axes with titles above, light horizontal grid lines and no frame."""
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    size = (11.0 if columns > 1 else 7.0, height * rows)
+    figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(h_pad=0.11, w_pad=0.06))
+    axes = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
+    for spare in axes[len(titles) :]:
+        spare.remove()
+    for ax, title in zip(axes, titles, strict=False):
+        ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color("#b0b0b0")
+        ax.tick_params(which="both", colors=INK, labelsize=8.5, length=3, color="#b0b0b0")
+        ax.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        ax.set_axisbelow(True)
+    return figure, axes[: len(titles)]
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each line's name (x, y, text, colour) at its right end, moved apart where names would overlap."""
+    low, high = ax.get_ylim()
+    log = ax.get_yscale() == "log"
+    places = []
+    for x, y, text, ink in ends:
+        if np.isfinite(y) and (y > 0 or not log):
+            share = (np.log(y / low) / np.log(high / low)) if log else (y - low) / (high - low)
+            places.append([float(np.clip(share, 0, 1)), x, text, ink])
+    places.sort(key=lambda place: place[0])
+    for _ in range(100):  # neighbours push each other apart, inside the axes
+        for below, above in pairwise(places):
+            push = max(_GAP - (above[0] - below[0]), 0) / 2
+            below[0], above[0] = max(below[0] - push, 0), min(above[0] + push, 1)
+    for place in places:
+        ax.annotate(
+            place[2],
+            xy=(1.0, place[0]),
+            xycoords="axes fraction",
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=place[3],
+            fontsize=8.5,
+            fontweight="bold",
+            va="center",
+            annotation_clip=False,
+        )
