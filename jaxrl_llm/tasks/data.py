@@ -127,7 +127,8 @@ def examples(task: Task, split: str, data_dir: str | Path | None = None) -> Sequ
     from jaxrl_llm.tasks import builder
 
     folder = builder.prepare(task, default_data_dir() if data_dir is None else Path(data_dir))
-    return _Decoded(tfds.builder_from_directory(folder).as_data_source(split=split))
+    reader: Any = tfds.builder_from_directory(folder)
+    return _Decoded(reader.as_data_source(split))
 
 
 def _stream(collate: Any, task: Task, split: str, seed: int, batch_size: int, data_dir: str | Path | None) -> Any:
@@ -157,6 +158,8 @@ class _Decoded(Sequence[Example]):
         return len(self._source)
 
     def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
         row = self._source[index]
         return Example(uid=int(row["uid"]), prompt=row["prompt"].decode(), answer=row["answer"].decode())
 

@@ -1,0 +1,57 @@
+import pytest
+
+from jaxrl_llm import tasks
+
+
+def test_names():
+    assert set(tasks.names()) >= {"addition", "countdown", "modular", "sort", "subtraction"}
+
+
+def test_a_task_knows_its_options_and_lengths():
+    task = tasks.make("sort", digits=4, test_size=16)
+    assert (task.name, task.prompt_length, task.answer_length) == ("sort", 5, 5)
+    assert (task.train_size, task.test_size, dict(task.options)) == (8192, 16, {"digits": 4})
+    assert task.tokenizer.vocab_size == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("srot", {}, "unknown task 'srot', did you mean 'sort'.*known tasks: .*countdown"),
+        ("zzz", {}, "unknown task 'zzz'; known tasks"),
+        ("sort", {"digit": 3}, "'sort' has no option 'digit', did you mean 'digits'.*its options: digits, train_size"),
+        ("sort", {"digits": 0}, r"sort\.digits=0 must lie in 1\.\.64"),
+        ("sort", {"digits": "3"}, r"sort\.digits='3' must be of type int, as its default 10 is"),
+        ("sort", {"digits": True}, r"sort\.digits=True must be of type int"),
+        ("addition", {"digits": 19}, r"addition\.digits=19 must lie in 1\.\.18"),
+        ("subtraction", {"reverse": 1}, r"subtraction\.reverse=1 must be of type bool"),
+        ("modular", {"modulus": 1}, r"modular\.modulus=1 must lie in 2\.\.9999"),
+        ("modular", {"operators": "+/"}, r"modular\.operators='\+/'"),
+        ("modular", {"operators": ""}, r"modular\.operators=''"),
+        ("modular", {"operators": "++"}, r"modular\.operators='\+\+'"),
+        ("countdown", {"numbers": 7}, r"countdown\.numbers=7 must lie in 2\.\.6"),
+        ("countdown", {"maximum": 1}, r"countdown\.maximum=1 must"),
+        ("countdown", {"target_maximum": 9}, r"countdown\.target_maximum=9 must"),
+        ("sort", {"train_size": 0}, r"sort\.train_size=0 must"),
+    ],
+)
+def test_bad_names_and_options_are_explained(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.make(name, **options)
+
+
+def test_two_tasks_cannot_share_a_name():
+    def sort(*, digits: int = 1):
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match=r"'sort' is already registered by jaxrl_llm\.tasks\.sort"):
+        tasks.register(sort)
+
+
+def test_an_option_needs_a_default():
+    def unfinished(*, digits: int):
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="option 'digits' of task 'unfinished' needs a default"):
+        tasks.register(unfinished)
+    assert "unfinished" not in tasks.names()

@@ -1,0 +1,141 @@
+import dataclasses
+import subprocess
+import sys
+import threading
+
+import filelock
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks import builder
+
+SMALL = {"train_size": 24, "test_size": 8}
+
+# The first train and test example of every task with its default options, drawn once from numpy's PCG64 with seed 0.
+# They may change only together with the task or with TaskBuilder.VERSION.
+FIRST = {
+    "addition": (("850+636=", "6841"), ("503+606=", "9011")),
+    "countdown": (("16,20,26:62=", "16+26+20"), ("2,17,17:68=", "(17+17)*2")),
+    "modular": (("(82-61)%97=", "21"), ("(54+90)%97=", "47")),
+    "sort": (("8652300018=", "0001235688"), ("9969801809=", "0016889999")),
+    "subtraction": (("850-636=", "412"), ("394-857=", "-364")),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_splits_are_deterministic(name):
+    splits = builder.generate(tasks.make(name, **SMALL))
+    first = tuple((splits[split][0]["prompt"], splits[split][0]["answer"]) for split in ("train", "test"))
+    assert first == FIRST[name]
+    assert splits == builder.generate(tasks.make(name, **SMALL))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_no_prompt_is_in_both_splits_at_any_size(name):
+    large = builder.generate(tasks.make(name, train_size=2000, test_size=200))
+    small = builder.generate(tasks.make(name, **SMALL))
+    train = [example["prompt"] for example in large["train"]]
+    test = [example["prompt"] for example in large["test"]]
+    assert (len(set(train)), len(set(test))) == (2000, 200)
+    assert not set(train) & {*test, *(example["prompt"] for example in small["test"])}
+    assert [example["uid"] for example in large["train"]] == list(range(2000))
+
+
+def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
+    with pytest.raises(ValueError, match=r"train_size=100 is more than task 'sort' with \{'digits': 2\}") as error:
+        builder.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
+    found = int(str(error.value).split(" different")[0].rsplit(" ", 1)[1])
+    assert 80 <= found <= 96  # seven eighths of 100 prompts, give or take the hash
+    assert len(builder.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"]) == found
+
+
+def test_the_name_of_the_data_follows_everything_that_changes_it():
+    task = tasks.make("sort", **SMALL)
+    assert builder.data_name(task).startswith("sort-digits_10-train_24-test_8-")
+    other_code = dataclasses.replace(task, sample=lambda rng: (f"{rng.integers(10**9)}=", ""))
+    variants = [
+        task,
+        other_code,
+        tasks.make("sort", digits=9, **SMALL),
+        tasks.make("sort", train_size=25, test_size=8),
+        tasks.make("modular", operators="+", **SMALL),
+        tasks.make("modular", operators="-", **SMALL),
+    ]
+    assert len({builder.data_name(variant) for variant in variants}) == len(variants)
+    assert builder.data_name(tasks.make("modular", operators="+-", **SMALL)).startswith(
+        "modular-modulus_97-operators_plusminus-train_24-test_8-"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_length": 4}, r"drew the prompt '.*' of 11 tokens, but prompt_length=4; raise prompt_length"),
+        ({"answer_length": 10}, r"of 10 tokens, but answer_length=10 with EOS; raise answer_length"),
+        ({"verify": lambda prompt, answer: 0.5}, r"its own verify scores 0\.5; correct sample or verify"),
+        ({"tokenizer": tasks.CharTokenizer("0123456789")}, "character '=' at position 10"),
+    ],
+)
+def test_a_task_that_contradicts_itself_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        builder.generate(dataclasses.replace(tasks.make("sort", **SMALL), **change))
+
+
+def test_data_on_disk_is_the_generated_data(data_dir, capfd):
+    task = tasks.make("countdown", **SMALL)
+    splits = builder.generate(task)
+    for split in ("train", "test"):
+        assert list(tasks.examples(task, split, data_dir)) == splits[split]
+    assert capfd.readouterr() == ("", "")  # TFDS keeps quiet
+
+
+def test_a_data_dir_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"data_dir='.*file' cannot be written.*name a writable folder"):
+        tasks.examples(tasks.make("sort", **SMALL), "train", tmp_path / "file")
+
+
+def test_the_default_data_dir_is_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tasks.default_data_dir() == tmp_path / "jaxrl_llm" / "data"
+    tasks.examples(tasks.make("sort", **SMALL), "test")
+    assert (tmp_path / "jaxrl_llm" / "data" / "jaxrl_llm").is_dir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tasks.default_data_dir() == tmp_path / ".cache" / "jaxrl_llm" / "data"
+
+
+def test_a_writer_waits_for_the_other_one(tmp_path):
+    task = tasks.make("sort", **SMALL)
+    folder = tmp_path / "jaxrl_llm" / builder.data_name(task)
+    folder.mkdir(parents=True)
+    writer = threading.Thread(target=builder.prepare, args=(task, tmp_path))
+    with filelock.FileLock(folder / "lock"):
+        writer.start()
+        writer.join(timeout=0.5)
+        assert writer.is_alive()
+        assert [path.name for path in folder.iterdir()] == ["lock"]
+    writer.join()
+    assert (folder / "1.0.0" / "dataset_info.json").exists()
+
+
+WRITE_AT_ONCE = """
+import pathlib, sys, time
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks import builder
+task, folder = tasks.make("sort", train_size=24, test_size=8), pathlib.Path(sys.argv[1])
+print("ready", flush=True)
+while not (folder / "go").exists():
+    time.sleep(0.001)
+print(tasks.examples(task, "train", folder)[23]["prompt"])
+"""
+
+
+def test_several_processes_may_write_at_once(tmp_path):
+    command = [sys.executable, "-c", WRITE_AT_ONCE, str(tmp_path)]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
+    (tmp_path / "go").touch()
+    last = builder.generate(tasks.make("sort", **SMALL))["train"][23]["prompt"]
+    assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
+    assert not list(tmp_path.rglob("*incomplete*"))
