@@ -1,8 +1,9 @@
 """Metrics that merge exactly over micro-batches, minibatches and devices.
 
-A metric is one of four small pytrees: `Mean` (total, count), `Maximum`, `Moments` (count, sum x, sum x^2) and
-`Histogram` (counts in fixed log-spaced bins, from which quantiles are read). All are sums except the maximum, so that
-any split of a batch gives the same number. Nothing is divided before `finalize`, which runs on the host.
+A metric is one of a few small pytrees: `Mean` (total, count), `Maximum`, `Moments` and `EffectiveSize` (count, sum x,
+sum x^2) and `Histogram` (counts in fixed bins, from which a quantile is read). All are sums except the maximum, so that
+any split of a batch gives the same number. Nothing is divided before `finalize`, which runs on the host. The fields
+are untyped because trees of metrics also carry host arrays, abstract shapes and shardings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.array_typing import Array, Bool, Float
+from jaxrl_llm.array_typing import Array, Bool
 
-__all__ = ["Histogram", "Maximum", "Mean", "Metric", "Metrics", "Moments", "combine", "finalize", "identity", "merge", "merge_stacked"]
+__all__ = [
+    "EffectiveSize",
+    "Histogram",
+    "Maximum",
+    "Mean",
+    "Metric",
+    "Metrics",
+    "Moments",
+    "combine",
+    "finalize",
+    "identity",
+    "merge",
+    "merge_stacked",
+]
 
-# Ratios live between e^-20 and e^20; 64 bins a decade near 1 would be too many, so the bins are uniform in asinh space:
-# fine (1e-5) around log-ratio 0 and logarithmic in the tails.
+# Log-ratios live in [-20, 20]; the bins are uniform in asinh space: 1e-5 wide around 0, 10 % of the value in the tails.
 _EDGES = np.sinh(np.linspace(-np.arcsinh(20.0 / 1e-4), np.arcsinh(20.0 / 1e-4), 257)) * 1e-4
 
 
 class Mean(flax.struct.PyTreeNode):
     """total / count."""
 
-    total: Float[Array, "*any"]
-    count: Float[Array, "*any"]
+    total: Any
+    count: Any
 
     @classmethod
     def of(cls, x: Array, where: Bool[Array, "*any"]) -> "Mean":
@@ -39,7 +52,7 @@ class Mean(flax.struct.PyTreeNode):
 class Maximum(flax.struct.PyTreeNode):
     """The largest element, -inf of none."""
 
-    value: Float[Array, "*any"]
+    value: Any
 
     @classmethod
     def of(cls, x: Array, where: Bool[Array, "*any"]) -> "Maximum":
@@ -50,14 +63,14 @@ class Maximum(flax.struct.PyTreeNode):
 
 
 class Moments(flax.struct.PyTreeNode):
-    """Mean, variance and effective sample size of weights w = 1 + x from the sums of 1, x and x^2.
+    """Mean and variance of w = 1 + x from the sums of 1, x and x^2.
 
     Storing the deviation from one keeps float32 exact where it matters: a ratio of 1 + 1e-5 has variance 1e-10.
     """
 
-    count: Float[Array, "*any"]
-    total: Float[Array, "*any"]
-    square: Float[Array, "*any"]
+    count: Any
+    total: Any
+    square: Any
 
     @classmethod
     def of(cls, deviation: Array, where: Bool[Array, "*any"]) -> "Moments":
@@ -67,15 +80,23 @@ class Moments(flax.struct.PyTreeNode):
     def values(self) -> dict[str, Any]:
         n = np.maximum(np.asarray(self.count, np.float64), 1)
         mean, square = np.asarray(self.total, np.float64) / n, np.asarray(self.square, np.float64) / n
-        first, second = 1 + mean, 1 + 2 * mean + square
-        ess = np.where(self.count > 0, first**2 / np.maximum(second, 1e-300), np.nan)
-        return {"_mean": first, "_var": np.maximum(square - mean**2, 0), "_ess": ess}
+        return {"_mean": 1 + mean, "_var": np.maximum(square - mean**2, 0)}
+
+
+class EffectiveSize(Moments):
+    """(sum w)^2 / (n sum w^2) of weights w = 1 + x: the fraction of the samples that still counts, 1 if alike."""
+
+    def values(self) -> dict[str, Any]:
+        n = np.asarray(self.count, np.float64)
+        total, square = np.asarray(self.total, np.float64), np.asarray(self.square, np.float64)
+        size = (n + total) ** 2 / np.maximum(n * (n + 2 * total + square), 1e-300)
+        return {"": np.where(n > 0, size, np.nan)}
 
 
 class Histogram(flax.struct.PyTreeNode):
-    """Counts of log-ratios in 256 fixed bins; quantiles are read at bin centres and returned as ratios."""
+    """Counts of log-ratios in 256 fixed bins; the 99th percentile, at a bin's centre, is reported as a ratio."""
 
-    counts: Float[Array, "bins"]
+    counts: Any
 
     @classmethod
     def of(cls, log_ratio: Array, where: Bool[Array, "*any"]) -> "Histogram":
@@ -92,7 +113,7 @@ class Histogram(flax.struct.PyTreeNode):
         return float(np.exp((_EDGES[i] + _EDGES[i + 1]) / 2))
 
     def values(self) -> dict[str, Any]:
-        return {"_p50": self.quantile(0.50), "_p99": self.quantile(0.99)}
+        return {"": self.quantile(0.99)}
 
 
 Metric = Mean | Maximum | Moments | Histogram
@@ -130,7 +151,7 @@ def merge(many: Sequence[Metrics]) -> dict[str, Metric]:
 
 
 def finalize(metrics: Metrics) -> dict[str, float | list[float]]:
-    """Host numbers: a `Mean` named `a` gives `a`; `Moments` named `ratio/token` give `ratio/token_mean`, `_var`, `_ess`."""
+    """Host numbers: a metric named `a` gives `a`, but `Moments` named `a` give `a_mean` and `a_var`."""
     out: dict[str, float | list[float]] = {}
     for name, metric in jax.device_get(dict(metrics)).items():
         for suffix, value in metric.values().items():

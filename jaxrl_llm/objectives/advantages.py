@@ -1,0 +1,239 @@
+"""Advantages: how good an answer (or a token) was compared with what was expected.
+
+Group advantages compare the answers to one prompt; GAE compares with a learned value function.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
+from jaxrl_llm.masking import masked_sum
+from jaxrl_llm.objectives.ranges import at_least_zero, one_of
+
+__all__ = [
+    "Gae",
+    "GroupAdvantage",
+    "degenerate_groups",
+    "gae",
+    "group_advantages",
+    "overlong_filter",
+    "overlong_penalty",
+    "token_rewards",
+    "whiten",
+]
+
+Std = Literal["sample", "population", "batch", "none"]
+Baseline = Literal["mean", "leave_one_out", "none"]
+
+
+def _in_groups(rewards: PerAnswer, group_size: int) -> Float[Array, "g n"]:
+    rewards = jnp.asarray(rewards)
+    if rewards.ndim != 1:
+        raise ValueError(f"rewards has shape {rewards.shape}; give one number an answer, [b]")
+    if group_size < 1 or rewards.shape[0] % group_size:
+        raise ValueError(f"group_size={group_size} must divide batch={rewards.shape[0]}; set rollout.group_size")
+    if not isinstance(rewards, Tracer) and not np.isfinite(np.asarray(rewards)).all():
+        bad = np.flatnonzero(~np.isfinite(np.asarray(rewards)))[:8].tolist()
+        raise ValueError(f"rewards of answers {bad} are not finite; make the verifier return finite numbers")
+    return rewards.reshape(-1, group_size)
+
+
+def degenerate_groups(rewards: PerAnswer, *, group_size: int) -> Bool[Array, "g"]:
+    """Groups whose rewards are all alike (max = min): they carry no gradient. [b] -> [b / group_size]."""
+    groups = _in_groups(rewards, group_size)
+    return groups.max(1) == groups.min(1)
+
+
+def group_advantages(
+    rewards: PerAnswer, *, group_size: int, std: Std = "sample", baseline: Baseline = "mean", eps: float = 1e-6
+) -> PerAnswer:
+    """A_i = (R_i - b_i) / (sigma + eps) within groups of `group_size` contiguous answers.
+
+    Args:
+      rewards: [b], the answers to one prompt side by side.
+      group_size: G, must divide b.
+      std: sigma. "sample": of the group, divisor G - 1; "population": divisor G; "batch": of all rewards of the batch,
+        divisor b - 1; "none": no division.
+      baseline: b_i. "mean": of the group; "leave_one_out": of the other answers, = G / (G - 1) times the centred
+        reward; "none": 0.
+      eps: added to sigma.
+
+    Returns:
+      [b]. A group whose rewards are all alike, and a group of one, gives exactly 0 (unless there is no baseline).
+
+    Raises:
+      ValueError: group_size does not divide b; a reward is not finite; a standard deviation without a baseline.
+
+    Source: GRPO, arXiv 2402.03300 section 4.1.2; Dr. GRPO, arXiv 2503.20783 (std "none"); RLOO, arXiv 2402.14740 eq. 7.
+    """
+    one_of("std", std, ("sample", "population", "batch", "none"))
+    one_of("baseline", baseline, ("mean", "leave_one_out", "none"))
+    if baseline == "none" and std != "none":
+        raise ValueError(f'baseline="none" with std={std!r} has no centre to scale around; set std="none"')
+    groups = _in_groups(rewards, group_size)
+    if baseline == "none":
+        return groups.ravel()
+    centred = groups - groups.mean(1, keepdims=True)
+    if baseline == "leave_one_out":
+        centred = centred * (group_size / max(group_size - 1, 1))
+    if std != "none":
+        spread = (groups - groups.mean()).reshape(1, -1) if std == "batch" else groups - groups.mean(1, keepdims=True)
+        divisor = spread.shape[1] - (0 if std == "population" else 1)
+        centred = centred / (jnp.sqrt(jnp.sum(spread**2, 1, keepdims=True) / max(divisor, 1)) + eps)
+    alike = degenerate_groups(rewards, group_size=group_size)
+    return jnp.where(alike[:, None], 0, centred).ravel()
+
+
+def gae(
+    rewards: PerToken,
+    values: PerToken,
+    mask: Mask,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: PerAnswer | None = None,
+) -> tuple[PerToken, PerToken]:
+    """Generalised advantage estimation: delta_t = rho_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lambda A_{t+1}.
+
+    lambda = 0 is one-step TD, lambda = 1 is Monte Carlo. Masked positions carry A_{t+1} and V_{t+1} through.
+
+    Args:
+      rewards: rho [b t], see `token_rewards`.
+      values: V_old [b t], the value of the state before token t.
+      mask: [b t], response tokens. One answer a row (packed rows are formed afterwards).
+      gamma: discount per token, in [0, 1].
+      lam: lambda, in [0, 1].
+      bootstrap: [b], the value after the last response token: V of the last state for an answer that was cut off,
+        0 for one that ended. None means 0 for all.
+
+    Returns:
+      advantages [b t] and returns A + V_old [b t], both 0 where masked. Whiten advantages afterwards, not before.
+
+    Source: arXiv 1506.02438 eqs 11-16.
+    """
+    at_least_zero("gamma", gamma, at_most=1.0)
+    at_least_zero("lam", lam, at_most=1.0)
+    end = jnp.zeros(values.shape[0], values.dtype) if bootstrap is None else bootstrap.astype(values.dtype)
+    rewards, values = jnp.where(mask, rewards, 0).astype(values.dtype), jnp.where(mask, values, 0)
+
+    def back(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        advantage, next_value = carry
+        reward, value, valid = x
+        here = reward + gamma * next_value - value + gamma * lam * advantage
+        return (jnp.where(valid, here, advantage), jnp.where(valid, value, next_value)), jnp.where(valid, here, 0)
+
+    _, advantages = jax.lax.scan(back, (jnp.zeros_like(end), end), (rewards.T, values.T, mask.T), reverse=True)
+    advantages = advantages.T
+    return advantages, jnp.where(mask, advantages + values, 0)
+
+
+def token_rewards(
+    rewards: PerAnswer,
+    mask: Mask,
+    *,
+    old_logprobs: PerToken | None = None,
+    ref_logprobs: PerToken | None = None,
+    kl_coef: float = 0.0,
+) -> PerToken:
+    """rho_t = R 1[t = T] - beta (log pi_old - log pi_ref)_t, with T the last response token. [b] -> [b t].
+
+    The KL part is a constant (k1 inside the reward), so its return-to-go is the sequence KL.
+
+    Source: InstructGPT, arXiv 2203.02155 section 3.5.
+    """
+    at_least_zero("reward_kl_coef", kl_coef)
+    later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
+    out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
+    if kl_coef:
+        if old_logprobs is None or ref_logprobs is None:
+            raise ValueError(f"reward_kl_coef={kl_coef} needs old_logprobs and ref_logprobs; score both or set it to 0")
+        out = out - kl_coef * jnp.where(mask, old_logprobs - ref_logprobs, 0)
+    return out
+
+
+def whiten(advantages: PerToken, mask: Mask, *, eps: float = 1e-8) -> PerToken:
+    """(A - mean) / (std + eps) over the unmasked tokens (sample standard deviation); 0 where masked or constant."""
+    n = jnp.sum(mask).astype(advantages.dtype)
+    mean = masked_sum(advantages, mask) / jnp.maximum(n, 1)
+    centred = jnp.where(mask, advantages - mean, 0)
+    std = jnp.sqrt(jnp.sum(centred**2) / jnp.maximum(n - 1, 1))
+    constant = jnp.max(advantages, where=mask, initial=-jnp.inf) <= jnp.min(advantages, where=mask, initial=jnp.inf)
+    return jnp.where(constant, 0, centred / (std + eps))
+
+
+def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: int) -> PerAnswer:
+    """Soft overlong punishment in tokens: 0 up to L - C, then (L - C - |y|) / C down to -1 at L, -1 beyond.
+
+    Args:
+      lengths: |y| [b], tokens of each answer, EOS included.
+      max_length: L.
+      cache: C, the width of the ramp, 0 < C <= L.
+
+    Source: DAPO, arXiv 2503.14476 eq. 13 (L 20480, C 4096).
+    """
+    if not 0 < cache <= max_length:
+        raise ValueError(f"cache={cache} must be above 0 and at most max_length={max_length} tokens")
+    return -jnp.clip((lengths - (max_length - cache)) / cache, 0.0, 1.0)
+
+
+def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
+    """Take truncated answers out of the loss and its count; they stay in their group's mean and deviation.
+
+    Source: DAPO, arXiv 2503.14476 section 3.4.
+    """
+    return mask & ~truncated[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupAdvantage:
+    """`group_advantages` as a choice: std, baseline and the constant added to the deviation."""
+
+    std: Std = "sample"
+    baseline: Baseline = "mean"
+    std_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        one_of("std", self.std, ("sample", "population", "batch", "none"))
+        one_of("baseline", self.baseline, ("mean", "leave_one_out", "none"))
+        at_least_zero("std_eps", self.std_eps)
+        if self.baseline == "none" and self.std != "none":
+            raise ValueError(f'baseline="none" with std={self.std!r} has no centre to scale around; set std="none"')
+
+    def __call__(self, rewards: PerAnswer, *, group_size: int) -> PerAnswer:
+        return group_advantages(rewards, group_size=group_size, std=self.std, baseline=self.baseline, eps=self.std_eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gae:
+    """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`."""
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    reward_kl_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least_zero("gamma", self.gamma, at_most=1.0)
+        at_least_zero("lam", self.lam, at_most=1.0)
+        at_least_zero("reward_kl_coef", self.reward_kl_coef)
+
+    def __call__(
+        self,
+        rewards: PerAnswer,
+        *,
+        values: PerToken,
+        mask: Mask,
+        bootstrap: PerAnswer | None = None,
+        old_logprobs: PerToken | None = None,
+        ref_logprobs: PerToken | None = None,
+    ) -> tuple[PerToken, PerToken]:
+        """Outcome rewards [b] -> (whitened advantages, returns), both [b t]; returns are formed before whitening."""
+        shaped = token_rewards(
+            rewards, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kl_coef=self.reward_kl_coef
+        )
+        advantages, returns = gae(shaped, values, mask, gamma=self.gamma, lam=self.lam, bootstrap=bootstrap)
+        return whiten(advantages, mask), returns

@@ -1,0 +1,98 @@
+"""Aggregations: a weight for every token and a count of the mask; a loss is sum(weight * x) / count, divided last.
+
+Counts add up over micro-batches and devices, so that no split of a batch changes the gradient.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.masking import masked_sum, segment_sum
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.ranges import positive
+
+__all__ = [
+    "AGGREGATIONS",
+    "Aggregation",
+    "Constant",
+    "SequenceMeanTokenMean",
+    "SequenceMeanTokenSum",
+    "TokenMean",
+    "count_sequences",
+]
+
+
+def count_sequences(
+    mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
+) -> Float[Array, ""]:
+    """Sequences with at least one unmasked token."""
+    if sequence_ids is None:
+        return jnp.sum(jnp.any(mask, axis=1), dtype=jnp.float32)
+    lengths = segment_sum(mask.astype(jnp.int32), mask, sequence_ids, num_sequences or mask.size)
+    return jnp.sum(lengths > 0, dtype=jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """Base of the aggregations; one that averages over sequences overrides `weights` alone."""
+
+    def weights(self, batch: Batch) -> PerToken:
+        """The weight of every token in the total, [b t]; anything finite where masked."""
+        return jnp.ones_like(batch.logprobs)
+
+    def count(self, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
+        """What the total is divided by, from the numbers of unmasked tokens and of non-empty sequences."""
+        return sequences
+
+    def total(self, x: PerToken, batch: Batch) -> Float[Array, ""]:
+        """sum_t weight_t x_t over unmasked tokens."""
+        return masked_sum(self.weights(batch) * x, batch.mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceMeanTokenMean(Aggregation):
+    """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
+
+    def weights(self, batch: Batch) -> PerToken:
+        return batch.per_token(1 / jnp.maximum(batch.lengths, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenMean(Aggregation):
+    """sum x / sum_i |y_i|: every token of the minibatch weighs alike.  Source: DAPO, arXiv 2503.14476 eq. 12."""
+
+    def count(self, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
+        return tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceMeanTokenSum(Aggregation):
+    """mean_i sum_t x: the gradient of the whole answer's log-probability."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Aggregation):
+    """mean_i sum_t x / max_length: no answer's length enters.  Source: Dr. GRPO, arXiv 2503.20783 section 3.2.
+
+    `max_length` is the longest answer that may be generated, in tokens; it has no sensible default.
+    """
+
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None:
+            positive("max_length", self.max_length)
+
+    def weights(self, batch: Batch) -> PerToken:
+        if self.max_length is None:
+            raise ValueError("max_length=None: give the longest answer in tokens (as rollout.max_new_tokens)")
+        return jnp.full_like(batch.logprobs, 1 / self.max_length)
+
+
+AGGREGATIONS: dict[str, type[Aggregation]] = {
+    "sequence_mean_token_mean": SequenceMeanTokenMean,
+    "token_mean": TokenMean,
+    "sequence_mean_token_sum": SequenceMeanTokenSum,
+    "constant": Constant,
+}

@@ -1,0 +1,160 @@
+"""The arrays an objective speaks about, checked once, and the sequences inside them."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.masking import masked_sum, segment_sum
+from jaxrl_llm.objectives.ranges import suggestion
+
+__all__ = ["ARRAYS", "Batch", "clamp", "safe_exp_range"]
+
+safe_exp_range = 20.0  # exp(20)^2 summed over 1e20 tokens is still a float32
+
+_DIFFERENTIATED = ("logprobs", "values", "entropy")
+_TOKEN_ARRAYS = (*_DIFFERENTIATED, "old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns")  # [b t]
+_ROUTER_ARRAYS = ("router_logprobs", "old_router_logprobs")  # [l b t k]
+ARRAYS = frozenset([*_TOKEN_ARRAYS, *_ROUTER_ARRAYS, "advantages", "mask", "sequence_ids"])
+
+
+def clamp(x: Float[Array, "*any"], bound: float = safe_exp_range) -> Float[Array, "*any"]:
+    """x inside [-bound, bound], the bound outside, with gradient exactly 0 outside (and exactly 1 on the bound)."""
+    return jnp.where(jnp.abs(x) <= bound, x, jax.lax.stop_gradient(jnp.clip(x, -bound, bound)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch of answers. Build it with `Batch.of`, which checks shapes and detaches what is not differentiated.
+
+    Sequences are rows unless `sequence_ids` [b t] names them (packing); ids run from 0 to num_sequences - 1.
+    """
+
+    logprobs: PerToken
+    old_logprobs: PerToken
+    advantages: PerToken
+    mask: Mask
+    num_sequences: int
+    sequence_ids: Integer[Array, "b t"] | None = None
+    ref_logprobs: PerToken | None = None
+    sampler_logprobs: PerToken | None = None
+    values: PerToken | None = None
+    old_values: PerToken | None = None
+    returns: PerToken | None = None
+    entropy: PerToken | None = None
+    router_logprobs: Float[Array, "l b t k"] | None = None
+    old_router_logprobs: Float[Array, "l b t k"] | None = None
+
+    @classmethod
+    def of(cls, needs: frozenset[str] = frozenset(), *, num_sequences: int | None = None, **arrays: Any) -> "Batch":
+        """Check and convert.
+
+        Raises:
+          ValueError: an array is unknown, missing, or has a shape that would broadcast into something else.
+        """
+        given = {name: jnp.asarray(x) for name, x in arrays.items() if x is not None}
+        for name in arrays:
+            if name not in ARRAYS:
+                raise ValueError(f"unknown array {name!r}{suggestion(name, ARRAYS)}; pass {', '.join(sorted(ARRAYS))}")
+        missing = sorted(({"logprobs", "old_logprobs", "advantages", "mask"} | needs) - set(given))
+        if missing:
+            raise ValueError(f"this objective needs {', '.join(missing)}; pass what objective.needs lists")
+        shape = given["logprobs"].shape
+        if len(shape) != 2:
+            raise ValueError(f"logprobs has shape {shape}; give [b t], one row an answer")
+        packed = "sequence_ids" in given
+        _check_shapes(given, shape, packed)
+        if given["mask"].dtype != jnp.bool_:
+            raise ValueError(f"mask has dtype {given['mask'].dtype}; give booleans, for example mask > 0")
+
+        mask = given.pop("mask")
+        ids = given.pop("sequence_ids", None)
+        if ids is not None and not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise ValueError(f"sequence_ids has dtype {ids.dtype}; give integers")
+        count = num_sequences if num_sequences is not None else (shape[0] * shape[1] if packed else shape[0])
+        _check_ids(ids, mask, count, shape)
+        if given["advantages"].ndim == 1:
+            given["advantages"] = jnp.broadcast_to(given["advantages"][:, None], shape)
+        for name, x in given.items():
+            x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            given[name] = x if name in _DIFFERENTIATED else jax.lax.stop_gradient(x)
+        given["advantages"] = jnp.where(mask, given["advantages"], 0)
+        return cls(mask=mask, sequence_ids=ids, num_sequences=count, **given)
+
+    def detached(self) -> "Batch":
+        """The same batch with nothing left to differentiate (for metrics)."""
+        names = [name for name in _DIFFERENTIATED if getattr(self, name) is not None]
+        return dataclasses.replace(self, **{name: jax.lax.stop_gradient(getattr(self, name)) for name in names})
+
+    def require(self, name: str) -> Array:
+        """The array `name`, which a part declared in its `needs`."""
+        array = getattr(self, name)
+        if array is None:
+            raise ValueError(f"{name} is missing; a part that reads it must list it in `needs`")
+        return array
+
+    @functools.cached_property
+    def log_ratio(self) -> PerToken:
+        """log r = log pi_theta - log pi_old: masked first, then clamped to +-20."""
+        return self.safe(self.logprobs - self.old_logprobs)
+
+    def safe(self, x: PerToken) -> PerToken:
+        """A difference of log-probs that may be exponentiated: 0 where masked, clamped to +-20 elsewhere."""
+        return clamp(jnp.where(self.mask, x, 0))
+
+    def per_sequence(self, x: PerToken) -> Float[Array, "s"]:
+        """Sum over the unmasked tokens of each sequence, [b t] -> [s]."""
+        if self.sequence_ids is None:
+            return masked_sum(x, self.mask, axis=1)
+        return segment_sum(x, self.mask, self.sequence_ids, self.num_sequences)
+
+    def per_token(self, x: Float[Array, "s"]) -> PerToken:
+        """Each token's own sequence value, [s] -> [b t]."""
+        if self.sequence_ids is None:
+            return jnp.broadcast_to(x[:, None], self.mask.shape)
+        return x[jnp.clip(self.sequence_ids, 0, self.num_sequences - 1)]
+
+    @functools.cached_property
+    def lengths(self) -> Float[Array, "s"]:
+        """|y_i|: unmasked tokens of each sequence, EOS included."""
+        return self.per_sequence(jnp.ones(self.mask.shape, self.logprobs.dtype))
+
+    def sequence_mean(self, x: PerToken) -> Float[Array, "s"]:
+        """Mean over the unmasked tokens of each sequence; 0 for an empty one."""
+        return self.per_sequence(x) / jnp.maximum(self.lengths, 1)
+
+
+def _check_shapes(given: dict[str, Array], shape: tuple[int, ...], packed: bool) -> None:
+    for name in [*_TOKEN_ARRAYS, "mask", "sequence_ids"]:
+        if name in given and given[name].shape != shape:
+            raise ValueError(f"{name} has shape {given[name].shape}, logprobs {shape}; give both as [b t]")
+    got = given["advantages"].shape
+    if len(got) == 1 and packed:
+        raise ValueError("advantages [b] cannot serve packed rows; give [b t], each token its own answer's advantage")
+    if got != shape and got != shape[:1]:
+        raise ValueError(
+            f"advantages has shape {got}, logprobs {shape}; give [b t], or one number an answer, [b]={shape[:1]}"
+        )
+    routers = [given[name].shape for name in _ROUTER_ARRAYS if name in given]
+    for got in routers:
+        if len(got) != 4 or got[1:3] != shape or got != routers[0]:
+            raise ValueError(f"router log-probs have shape {got}, logprobs {shape}; give both as [l b t k]")
+
+
+def _check_ids(ids: Array | None, mask: Array, count: int, shape: tuple[int, ...]) -> None:
+    if ids is None:
+        if count != shape[0]:
+            raise ValueError(
+                f"num_sequences={count} without sequence_ids must be the rows, {shape[0]}; pass sequence_ids"
+            )
+    elif not isinstance(ids, Tracer) and not isinstance(mask, Tracer):
+        used = np.asarray(ids)[np.asarray(mask)]
+        if used.size and not 0 <= used.min() <= used.max() < count:
+            raise ValueError(
+                f"sequence_ids run from {used.min()} to {used.max()}, num_sequences={count}; number sequences from 0"
+            )

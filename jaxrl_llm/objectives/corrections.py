@@ -1,0 +1,97 @@
+"""Corrections for a sampler that is not quite the trainer: detached weights on the policy term, from pi_old / mu.
+
+A weight of 0 does not leave the count, so that counts depend on masks only.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.ranges import one_of, positive
+
+__all__ = ["CORRECTIONS", "Correction", "IcePop", "SequenceMask", "Truncated", "correction_named"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """Base of the corrections; needs `sampler_logprobs`."""
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        raise NotImplementedError
+
+    def __call__(self, batch: Batch) -> PerToken:
+        """The detached weight of every token, [b t]."""
+        log_ratio = batch.safe(batch.old_logprobs - batch.require("sampler_logprobs"))
+        return jax.lax.stop_gradient(self.weight(log_ratio, batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncated(Correction):
+    """min(pi_old / mu, cap): truncated importance sampling (TIS).
+
+    Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025.
+    """
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        positive("correction_cap", self.cap)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        return jnp.minimum(jnp.exp(log_ratio), self.cap)
+
+
+@dataclasses.dataclass(frozen=True)
+class IcePop(Correction):
+    """k = pi_old / mu if floor <= k <= cap, else 0: a token the two engines disagree on says nothing.
+
+    Source: IcePop, Ling team, "Every step evolves", arXiv 2510.18855.
+    """
+
+    cap: float = 5.0
+    floor: float = 0.5
+
+    def __post_init__(self) -> None:
+        positive("correction_cap", self.cap, above=1.0)
+        positive("correction_floor", self.floor, at_most=1.0)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        k = jnp.exp(log_ratio)
+        return jnp.where((k >= self.floor) & (k <= self.cap), k, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceMask(Correction):
+    """1 if 1/cap <= exp(mean_t log(pi_old / mu)) <= cap, else 0, for a whole answer.
+
+    The mean, not the sum: a fixed threshold on the product would punish long answers for their length.
+    """
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        positive("correction_cap", self.cap, above=1.0)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        s = jnp.exp(batch.per_token(batch.sequence_mean(log_ratio)))
+        return jnp.where((s >= 1 / self.cap) & (s <= self.cap), jnp.ones_like(s), 0)
+
+
+CORRECTIONS: dict[str, type[Truncated] | type[IcePop] | type[SequenceMask]] = {
+    "tis": Truncated,
+    "icepop": IcePop,
+    "sequence_mask": SequenceMask,
+}
+
+
+def correction_named(name: str | None, cap: float | None = None) -> Correction | None:
+    """The correction `tis`, `icepop` or `sequence_mask`, with its own cap if None is given; None for none."""
+    if name is None:
+        if cap is not None:
+            raise ValueError(f"correction_cap={cap} without a correction; set correction to {', '.join(CORRECTIONS)}")
+        return None
+    one_of("correction", name, CORRECTIONS)
+    return CORRECTIONS[name]() if cap is None else CORRECTIONS[name](cap=cap)

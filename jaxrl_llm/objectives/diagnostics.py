@@ -1,0 +1,87 @@
+"""Metrics of one batch, the same for every objective. Formulas and healthy ranges: docs/metrics.md."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Metric, Moments
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.corrections import Correction
+from jaxrl_llm.objectives.divergences import k3
+from jaxrl_llm.objectives.ratios import Ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
+
+__all__ = ["diagnose", "gradient_weights"]
+
+
+def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerToken:
+    """g_t = (d/d logprobs_t of sum_u policy_u) / A_t, [b t]; 0 where A_t = 0.
+
+    REINFORCE has g = 1, a clip r_t or 0, SAPO w(r_t) r_t, GSPO s_i or 0 on every token of the answer. The un-reduced
+    policy term is differentiated, so that the aggregation does not enter.
+    """
+
+    def total(logprobs: PerToken) -> Float[Array, ""]:
+        return jnp.sum(policy(dataclasses.replace(batch, logprobs=logprobs)), where=batch.mask)
+
+    gradient = jax.grad(total)(batch.logprobs)
+    signed = batch.advantages != 0
+    return jnp.where(signed, gradient / jnp.where(signed, batch.advantages, 1), 0)
+
+
+def _ratio_metrics(batch: Batch) -> dict[str, Metric]:
+    log_s = batch.sequence_mean(batch.log_ratio)
+    sequences = batch.lengths > 0
+    return {
+        "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/ess": EffectiveSize.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/token_p99": Histogram.of(batch.log_ratio, batch.mask),
+        "ratio/token_max": Maximum.of(jnp.exp(batch.log_ratio), batch.mask),
+        "ratio/sequence": Moments.of(jnp.expm1(log_s), sequences),
+        "ratio/sequence_max": Maximum.of(jnp.exp(log_s), sequences),
+        "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
+    }
+
+
+def _mismatch_metrics(sampler_logprobs: PerToken, batch: Batch) -> dict[str, Metric]:
+    log_k = batch.safe(batch.old_logprobs - sampler_logprobs)
+    return {
+        "kl/sampler": Mean.of(k3(log_k), batch.mask),
+        "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
+        "mismatch/max": Maximum.of(jnp.abs(log_k), batch.mask),
+        "mismatch/above_2": Mean.of(jnp.abs(log_k) > jnp.log(2.0), batch.mask),
+    }
+
+
+def diagnose(
+    policy: Callable[[Batch], PerToken],
+    ratio: Ratio,
+    surrogate: Surrogate,
+    correction: Correction | None,
+    batch: Batch,
+    terms: Mapping[str, tuple[Array, Array]],
+) -> dict[str, Metric]:
+    """All metrics of a batch; none of them carries a gradient."""
+    batch = batch.detached()
+    weights = gradient_weights(policy, batch)
+    metrics: dict[str, Metric] = {
+        f"loss/{name}": Mean(jax.lax.stop_gradient(total).astype(jnp.float32), count)
+        for name, (total, count) in terms.items()
+        if name != "entropy"
+    }
+    metrics |= _ratio_metrics(batch)
+    metrics |= surrogate.metrics(ratio(batch), batch)
+    metrics["gradient_weight/positive"] = Mean.of(weights, batch.mask & (batch.advantages > 0))
+    metrics["gradient_weight/negative"] = Mean.of(weights, batch.mask & (batch.advantages < 0))
+    if batch.sampler_logprobs is not None:
+        metrics |= _mismatch_metrics(batch.sampler_logprobs, batch)
+    if correction is not None:
+        metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
+    if batch.ref_logprobs is not None:
+        metrics["kl/ref"] = Mean.of(k3(batch.safe(batch.ref_logprobs - batch.logprobs)), batch.mask)
+    if batch.entropy is not None:
+        metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+    return metrics

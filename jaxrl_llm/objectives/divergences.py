@@ -1,0 +1,55 @@
+"""Divergences between two policies from samples: estimators for metrics, and the ones that are right as a loss.
+
+k1 = log(pi/ref), k2 = k1^2 / 2, k3 = q - log q - 1 with q = ref/pi. All are per token at the sampled prefixes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.ranges import one_of
+
+__all__ = ["ESTIMATORS", "check_estimator", "k3", "kl_loss"]
+
+ESTIMATORS = ("k2", "k3", "k3_unbiased")
+
+
+def k3(log_q: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    """q - 1 - log q, which is at least 0 and has mean KL(p, p q) under samples of p.
+
+    Near log q = 0 the series takes over: in float32 the difference itself would lose every digit.
+
+    Source: Schulman, "Approximating KL divergence", 2020.
+    """
+    near = jnp.abs(log_q) < 1e-2
+    small = jnp.where(near, log_q, 0)
+    series = small**2 / 2 * (1 + small / 3 * (1 + small / 4 * (1 + small / 5)))
+    return jnp.where(near, series, jnp.expm1(log_q) - log_q)
+
+
+def kl_loss(batch: Batch, estimator: str) -> PerToken:
+    """KL(pi_theta, pi_ref) as a quantity to minimise, per token [b t]; 0 where masked.
+
+    k3           q - log q - 1, as in GRPO: its gradient is biased, on-policy too.
+    k2           sg(r) k1^2 / 2: the exact gradient, on and off the policy (r = pi_theta / pi_old).
+    k3_unbiased  r k3 with a live r: the exact gradient and an unbiased value.
+
+    Source: k3: GRPO, arXiv 2402.03300 eq. 4; the other two by enumeration over the vocabulary, see the tests.
+    """
+    log_q = batch.safe(batch.require("ref_logprobs") - batch.logprobs)
+    if estimator == "k2":
+        return jax.lax.stop_gradient(jnp.exp(batch.log_ratio)) * log_q**2 / 2
+    if estimator == "k3_unbiased":
+        return jnp.exp(batch.log_ratio) * k3(log_q)
+    return k3(log_q)
+
+
+def check_estimator(estimator: str) -> None:
+    """Raises ValueError for k1 (with the reason) and for unknown names."""
+    if estimator == "k1":
+        raise ValueError(
+            'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, k3 '
+            "or k3_unbiased, or put k1 inside the rewards (reward_kl_coef of ppo)"
+        )
+    one_of("kl_estimator", estimator, ESTIMATORS)

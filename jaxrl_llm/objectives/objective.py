@@ -1,0 +1,141 @@
+"""An objective: four choices (advantage, ratio, surrogate, aggregation) plus KL, entropy, correction and value."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.metrics import Metric
+from jaxrl_llm.objectives.advantages import Gae, GroupAdvantage
+from jaxrl_llm.objectives.aggregation import Aggregation, Constant, count_sequences
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.corrections import Correction
+from jaxrl_llm.objectives.diagnostics import diagnose
+from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
+from jaxrl_llm.objectives.ranges import at_least_zero
+from jaxrl_llm.objectives.ratios import NoRatio, Ratio, RouterShift, SequenceProduct, TokenRatio
+from jaxrl_llm.objectives.surrogates import GeometricMean, Surrogate, Vespo
+from jaxrl_llm.objectives.value import ValueLoss
+
+__all__ = ["Objective", "Terms"]
+
+Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """loss = - agg(w S(r, A)) + kl_coef agg(KL) - entropy_coef agg(H) + value loss, minimised.
+
+    `w` is the sampler correction (1 without one), S the surrogate, r the ratio, A the advantage, agg the aggregation.
+    A value: hashable, compares by content, usable as a static argument of jit.
+
+    Raises:
+      ValueError: a coefficient is out of range, or two choices do not make sense together.
+    """
+
+    advantage: GroupAdvantage | Gae
+    ratio: Ratio
+    surrogate: Surrogate
+    aggregation: Aggregation
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    entropy_coef: float = 0.0
+    correction: Correction | None = None
+    value: ValueLoss | None = None
+
+    def __post_init__(self) -> None:
+        at_least_zero("kl_coef", self.kl_coef)
+        at_least_zero("entropy_coef", self.entropy_coef)
+        check_estimator(self.kl_estimator)
+        surrogate, ratio = type(self.surrogate).__name__, type(self.ratio).__name__
+        if self.surrogate.through_ratio and isinstance(self.ratio, NoRatio):
+            raise ValueError(f"{surrogate} with NoRatio has no gradient; use TokenRatio, or LogProb as the surrogate")
+        if isinstance(self.surrogate, GeometricMean) and not isinstance(self.ratio, TokenRatio | RouterShift):
+            raise ValueError(f"GeometricMean averages token ratios itself; use TokenRatio, not {ratio}")
+        if isinstance(self.surrogate, Vespo) != isinstance(self.ratio, SequenceProduct):
+            raise ValueError(
+                f"Vespo and SequenceProduct belong together (any other use of the product overflows or is "
+                f"no VESPO), got {surrogate} with {ratio}"
+            )
+        if isinstance(self.advantage, Gae) != (self.value is not None):
+            raise ValueError(
+                "Gae needs a value function and a value function needs Gae's returns; set value=ValueLoss()"
+            )
+        if isinstance(self.aggregation, Constant) and self.aggregation.max_length is None:
+            raise ValueError("max_length=None: give the longest answer in tokens (as rollout.max_new_tokens)")
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
+        names = set(self.ratio.needs | self.surrogate.needs)
+        if self.kl_coef or (isinstance(self.advantage, Gae) and self.advantage.reward_kl_coef):
+            names.add("ref_logprobs")
+        if self.entropy_coef:
+            names.add("entropy")
+        if self.correction is not None:
+            names.add("sampler_logprobs")
+        if self.value is not None:
+            names |= {"values", "old_values", "returns"}
+        return frozenset(names)
+
+    def policy(self, batch: Batch) -> PerToken:
+        """w S(r, A) of every token, [b t]: un-reduced, to be maximised."""
+        surrogate = self.surrogate(self.ratio(batch), batch)
+        return surrogate if self.correction is None else self.correction(batch) * surrogate
+
+    def counts(
+        self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
+    ) -> dict[str, Float[Array, ""]]:
+        """What each term's total is divided by; depends on masks only, and adds up over micro-batches."""
+        tokens, sequences = jnp.sum(mask, dtype=jnp.float32), count_sequences(mask, sequence_ids, num_sequences)
+        count = self.aggregation.count(tokens, sequences)
+        out = {"policy": count}
+        if self.kl_coef:
+            out["kl"] = count
+        if self.entropy_coef:
+            out["entropy"] = count
+        if self.value is not None:
+            out["value"] = self.value.aggregation.count(tokens, sequences)
+        return out
+
+    def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
+        """Terms and metrics of one batch.
+
+        Args:
+          logprobs, old_logprobs, mask: [b t]; mask is boolean, True on response tokens (EOS included).
+          advantages: [b], one number an answer, or [b t].
+          ref_logprobs, sampler_logprobs, values, old_values, returns, entropy: [b t]; required if in `needs`,
+            otherwise optional (metrics use them when given).
+          router_logprobs, old_router_logprobs: [l b t k], log-probabilities of the full router softmax at the experts
+            that pi_old used.
+          sequence_ids: integers [b t] for packed rows, from 0 to num_sequences - 1 (default: the row is the sequence).
+          num_sequences: static int; b * t if only sequence_ids are given.
+
+        Returns:
+          {name: (total, count)} with sign and coefficient inside the total, and metrics that merge over micro-batches.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
+        """
+        batch = Batch.of(self.needs, **arrays)
+        totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
+        if self.kl_coef:
+            totals["kl"] = self.kl_coef * self.aggregation.total(kl_loss(batch, self.kl_estimator), batch)
+        if self.entropy_coef:
+            totals["entropy"] = -self.entropy_coef * self.aggregation.total(batch.require("entropy"), batch)
+        if self.value is not None:
+            totals["value"] = self.value.aggregation.total(self.value(batch), batch)
+        counts = self.counts(batch.mask, batch.sequence_ids, batch.num_sequences)
+        terms = {name: (total, counts[name]) for name, total in totals.items()}
+        return terms, diagnose(self.policy, self.ratio, self.surrogate, self.correction, batch, terms)
+
+    def terms(self, **arrays: Any) -> Terms:
+        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
+        return self.evaluate(**arrays)[0]
+
+    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
+        """(loss, metrics) of one batch: loss = sum of total / count, a term without a token contributes 0."""
+        terms, metrics = self.evaluate(**arrays)
+        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics

@@ -1,0 +1,42 @@
+"""Checks of hyper-parameters: every message names the field, its value and the remedy."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+__all__ = ["at_least_zero", "one_of", "positive", "suggestion"]
+
+
+def _number(name: str, value: object, rule: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"{name}={value!r} is not a number; give {name} {rule}")
+    return float(value)
+
+
+def positive(name: str, value: object, *, above: float = 0.0, at_most: float = math.inf) -> None:
+    """Raises ValueError unless above < value <= at_most."""
+    rule = f"above {above:g}" + ("" if at_most == math.inf else f" and at most {at_most:g}")
+    number = _number(name, value, rule)
+    if not above < number <= at_most:
+        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+
+
+def at_least_zero(name: str, value: object, *, at_most: float = math.inf) -> None:
+    """Raises ValueError unless 0 <= value <= at_most; infinity is no coefficient."""
+    rule = "at least 0 and finite" if at_most == math.inf else f"between 0 and {at_most:g}"
+    number = _number(name, value, rule)
+    if not 0.0 <= number <= at_most or math.isinf(number):
+        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+
+
+def one_of(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raises ValueError unless value is one of the choices."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown{suggestion(value, choices)}; use one of {', '.join(choices)}")
+
+
+def suggestion(value: object, choices: Iterable[str]) -> str:
+    """' (did you mean ...?)' for a near miss, nothing otherwise."""
+    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

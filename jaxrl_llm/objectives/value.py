@@ -1,0 +1,49 @@
+"""The loss of a value function."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.objectives.aggregation import TokenMean
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.ranges import at_least_zero, positive
+
+__all__ = ["ValueLoss"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueLoss:
+    """1/2 max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2), a mean over unmasked tokens.
+
+    Where the clipped branch is the larger and V is outside the range the gradient is exactly 0. value_clip None turns
+    clipping off; value_coef multiplies the term.
+
+    Source: InstructGPT's PPO (arXiv 2203.02155 appendix C); the clip: OpenAI baselines, arXiv 2005.12729 section 2.
+    """
+
+    value_clip: float | None = 0.2
+    value_coef: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least_zero("value_coef", self.value_coef)
+        if self.value_clip is not None:
+            positive("value_clip", self.value_clip)
+
+    @property
+    def aggregation(self) -> TokenMean:
+        return TokenMean()
+
+    def __call__(self, batch: Batch) -> PerToken:
+        """The loss of every token, [b t], to be minimised; 0 where masked."""
+        values, old, returns = (
+            jnp.where(batch.mask, batch.require(name), 0) for name in ("values", "old_values", "returns")
+        )
+        error = (values - returns) ** 2
+        if self.value_clip is not None:
+            bounded = jax.lax.stop_gradient(jnp.clip(values, old - self.value_clip, old + self.value_clip))
+            inside = jnp.abs(values - old) <= self.value_clip
+            clipped = (bounded - returns) ** 2
+            error = jnp.where(inside | (error >= clipped), error, clipped)
+        return self.value_coef * error / 2
