@@ -1,0 +1,214 @@
+"""SwiGLU experts on a CPU: blocks of rows of one expert, with a hand-written backward.
+
+The (token, expert) pairs are sorted by expert. A loop over the experts slices each expert's weights once; an inner loop
+of dynamic length walks that expert's rows in blocks of a fixed size. A group's last block runs on into the rows of the
+next group, which that group overwrites afterwards, so there is no padded layout and no row is computed for nothing but
+the tail of a block. All work beside the matmuls is a gather: dispatch reads x by the sorted order, combine reads the
+results by its inverse, and the backward pass does the same the other way round.
+
+A few rows per expert (a decode step) would spend the time on loop overhead. They go through one batched matmul over
+[expert, slot]; a load that does not fit the slots falls back to the blocks, so nothing is dropped.
+
+XLA:CPU's `ragged_dot` multiplies every row by every expert; see experiments/performance/README.md for the figures.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxrl_llm.array_typing import Array, Float, Int, Integer
+
+__all__ = ["Groups", "block_experts", "group_by_expert"]
+
+_BLOCK = 128  # rows; 128 and 256 are within noise of each other, 512 is slower (the operands leave the L2 cache)
+_SMALL = 64  # mean rows per expert up to which one batched matmul beats the loop
+
+
+class Groups(NamedTuple):
+    """The (token, expert) pairs in expert order.
+
+    order   i32[p]  pair index n * k + slot of each sorted row      starts  i32[e]  first row of each expert
+    rank    i32[p]  sorted row of each pair (the inverse)           counts  i32[e]  rows of each expert
+    """
+
+    order: Array
+    rank: Array
+    starts: Array
+    counts: Array
+
+
+def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
+    """Stable sort of the pairs by expert. lax.sort, not argsort: the latter loses its axis inside shard_map."""
+    flat = experts.reshape(-1).astype(jnp.int32)
+    index = jnp.arange(flat.size, dtype=jnp.int32)
+    counts = jnp.sum(flat[:, None] == jnp.arange(num_experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
+    order = lax.sort((flat, index), num_keys=1, is_stable=True)[1]
+    rank = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
+    return Groups(order, rank, jnp.cumsum(counts) - counts, counts)
+
+
+def _block_size(pairs: int, num_experts: int) -> int:
+    """A power of two near the mean load, between 8 and _BLOCK."""
+    mean = max(1, pairs // num_experts)
+    return min(_BLOCK, max(8, 1 << (mean - 1).bit_length()))
+
+
+def _combine(rows: Float[Array, "p d"], rank: Int[Array, "q"], gates: Float[Array, "n k"]) -> Float[Array, "n d"]:
+    """sum_k gates_nk rows[rank of (n, k)]."""
+    return jnp.einsum("nkd,nk->nd", rows[rank].reshape(*gates.shape, -1), gates)
+
+
+def _walk(groups: Groups, block: int, step, per_expert, carry):
+    """carry = per_expert(e, carry, walk) over the experts; walk(inner) runs step(first row, live rows, inner)."""
+
+    def expert(e, carry):
+        start, count = groups.starts[e], groups.counts[e]
+
+        def walk(weights, inner):
+            body = lambda i, inner: step(weights, start + i * block, count - i * block, inner)  # noqa: E731
+            return lax.fori_loop(0, (count + block - 1) // block, body, inner)
+
+        return per_expert(e, carry, walk)
+
+    return lax.fori_loop(0, groups.starts.size, expert, carry)
+
+
+def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
+    """Rows [p + block, d] in expert order and, with `keep`, the two pre-activations [p + block, f]."""
+    pairs, (d, f) = groups.order.size, weights[0].shape[1:]
+    token = jnp.pad(groups.order, (0, block)) // k
+
+    def step(w, row, live, out):
+        del live  # rows past the group's end are overwritten by the next group
+        gate, up, down = w
+        rows = x[lax.dynamic_slice(token, (row,), (block,))].astype(jnp.float32)
+        a, b = rows @ gate, rows @ up
+        new = ((jax.nn.silu(a) * b) @ down, a, b) if keep else ((jax.nn.silu(a) * b) @ down,)
+        return tuple(lax.dynamic_update_slice(o, n, (row, 0)) for o, n in zip(out, new, strict=True))
+
+    def per_expert(e, out, walk):
+        return walk([w[e].astype(jnp.float32) for w in weights], out)
+
+    widths = (d, f, f) if keep else (d,)
+    out = tuple(jnp.zeros((pairs + block, w), jnp.float32) for w in widths)
+    return _walk(groups, block, step, per_expert, out)
+
+
+def _batched(x, groups: Groups, k: int, pair_expert, gates, weights, slots: int):
+    """One matmul over [e, slots]; right only where every expert has at most `slots` rows."""
+    pairs, e = groups.order.size, groups.starts.size
+    source = groups.starts[:, None] + jnp.arange(slots, dtype=jnp.int32)[None]
+    rows = x[groups.order[jnp.minimum(source, pairs - 1)] // k]
+    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    gate, up, down = weights
+    hidden = jax.nn.silu(dot("ecd,edf->ecf", rows, gate)) * dot("ecd,edf->ecf", rows, up)
+    out = dot("ecf,efd->ecd", hidden.astype(down.dtype), down).reshape(e * slots, -1)
+    slot = pair_expert * slots + jnp.minimum(groups.rank - groups.starts[pair_expert], slots - 1)
+    return _combine(out, slot, gates)
+
+
+def _is_small(pairs: int, num_experts: int) -> bool:
+    return 4 * num_experts <= pairs <= _SMALL * num_experts
+
+
+def _small(x, experts, gates, weights, groups: Groups):
+    pairs, e, k = groups.order.size, groups.starts.size, experts.shape[1]
+    mean = -(-pairs // e)
+    slots = [-(-(3 * mean) // 16) * 8, -(-(2 * mean) // 8) * 8]
+    flat = experts.reshape(-1).astype(jnp.int32)
+    load = jnp.max(groups.counts)
+
+    def blocks():
+        (rows,) = _forward(x, groups, k, weights, _block_size(pairs, e), keep=False)
+        return _combine(rows, groups.rank, gates)
+
+    branches = [functools.partial(_batched, x, groups, k, flat, gates, weights, s) for s in slots]
+    which = sum((load > s).astype(jnp.int32) for s in slots)
+    return lax.switch(which, [*branches, blocks])
+
+
+@jax.custom_vjp
+def block_experts(
+    x: Float[Array, "n d"],
+    experts: Integer[Array, "n k"],
+    gates: Float[Array, "n k"],
+    w_gate: Float[Array, "e d f"],
+    w_up: Float[Array, "e d f"],
+    w_down: Float[Array, "e f d"],
+) -> Float[Array, "n d"]:
+    """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; sums in float32."""
+    return _apply(x, experts, gates, (w_gate, w_up, w_down))[0]
+
+
+def _apply(x, experts, gates, weights):
+    num_experts, k = weights[0].shape[0], experts.shape[1]
+    groups = group_by_expert(experts, num_experts)
+    if _is_small(experts.size, num_experts):
+        return _small(x, experts, gates, weights, groups).astype(x.dtype), (groups, None)
+    rows, *kept = _forward(x, groups, k, weights, _block_size(experts.size, num_experts), keep=True)
+    return _combine(rows, groups.rank, gates).astype(x.dtype), (groups, tuple(kept))
+
+
+def _block_experts_fwd(x, experts, gates, w_gate, w_up, w_down):
+    y, (groups, kept) = _apply(x, experts, gates, (w_gate, w_up, w_down))
+    return y, (x, gates, (w_gate, w_up, w_down), groups, kept)
+
+
+def _block_experts_bwd(residuals, dy):
+    """Derivation: with a = x W_gate, b = x W_up, h = silu(a) b, y = g h W_down and dy the cotangent of y,
+
+    dg = <dy W_down^T, h>    dh = g dy W_down^T    db = dh silu(a)    da = dh b silu'(a)
+    dW_down = (g h)^T dy     dW_gate = x^T da      dW_up = x^T db     dx = da W_gate^T + db W_up^T
+    with silu(a) = a s, silu'(a) = s + silu(a) (1 - s), s = sigmoid(a).
+    """
+    x, gates, weights, groups, kept = residuals
+    k, (num_experts, d, f) = gates.shape[1], weights[0].shape
+    pairs = groups.order.size
+    block = _block_size(pairs, num_experts)
+    order = jnp.pad(groups.order, (0, block))
+    flat_gates = gates.reshape(-1).astype(jnp.float32)
+
+    def step(w, row, live, carry):
+        dx, dg, d_gate, d_up, d_down = carry
+        gate, up, down = w
+        pair = lax.dynamic_slice(order, (row,), (block,))
+        token, valid = pair // k, jnp.arange(block) < live
+        rows = x[token].astype(jnp.float32)
+        cotangent = jnp.where(valid[:, None], dy[token].astype(jnp.float32), 0.0)
+        g = flat_gates[pair][:, None]
+        if kept is None:
+            a, b = rows @ gate, rows @ up
+        else:
+            a, b = (lax.dynamic_slice(z, (row, 0), (block, f)) for z in kept)
+        s = jax.nn.sigmoid(a)
+        act = a * s
+        h = act * b
+        dh = cotangent @ down.T
+        new_dg = jnp.sum(dh * h, axis=-1)
+        dh = dh * g
+        da, db = dh * b * (s + act * (1.0 - s)), dh * act
+        return (
+            lax.dynamic_update_slice(dx, da @ gate.T + db @ up.T, (row, 0)),
+            lax.dynamic_update_slice(dg, new_dg, (row,)),
+            d_gate + rows.T @ da,
+            d_up + rows.T @ db,
+            d_down + (g * h).T @ cotangent,
+        )
+
+    def per_expert(e, carry, walk):
+        dx, dg, *totals = carry
+        zeros = [jnp.zeros(w.shape[1:], jnp.float32) for w in weights]
+        dx, dg, *new = walk([w[e].astype(jnp.float32) for w in weights], (dx, dg, *zeros))
+        return dx, dg, *(t.at[e].set(n.astype(t.dtype)) for t, n in zip(totals, new, strict=True))
+
+    start = (jnp.zeros((pairs + block, d), jnp.float32), jnp.zeros(pairs + block, jnp.float32))
+    dx, dg, *dw = _walk(groups, block, step, per_expert, (*start, *(jnp.zeros_like(w) for w in weights)))
+    dx = jnp.sum(dx[groups.rank].reshape(*gates.shape, d), axis=1).astype(x.dtype)
+    dg = dg[groups.rank].reshape(gates.shape).astype(gates.dtype)
+    return dx, None, dg, *dw
+
+
+block_experts.defvjp(_block_experts_fwd, _block_experts_bwd)

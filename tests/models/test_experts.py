@@ -1,0 +1,204 @@
+"""The three expert implementations against a numpy loop and against each other, in value and gradient."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import sharding
+from jaxrl_llm.models import experts as experts_module
+from jaxrl_llm.models.experts import apply_experts, choose_implementation
+
+D, F, E = 6, 10, 5
+LOADS = ("uniform", "skewed", "empty", "single")
+
+
+def _routing(load: str, n: int, k: int, num_experts: int = E) -> np.ndarray:
+    """Distinct experts per token; empty leaves some experts without a row, single sends every token to the same k."""
+    rng = np.random.default_rng(n + k)
+    logits = rng.standard_normal((n, num_experts))
+    bias = {"uniform": 0.0, "skewed": 4.0, "empty": 1e3, "single": 1e6}[load]
+    logits += bias * (np.arange(num_experts) == 2)
+    if load == "empty":
+        logits[:, k + 1 :] -= 1e9
+    if load == "single":
+        logits += 1e3 * np.arange(num_experts)
+    return np.argsort(-logits, axis=-1)[:, :k].astype(np.int32)
+
+
+def _problem(load: str, n: int, k: int, dtype=np.float32, num_experts: int = E):
+    rng = np.random.default_rng(7)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), dtype)  # noqa: E731
+    gates = rng.random((n, k)).astype(np.float32)
+    weights = (draw(num_experts, D, F), draw(num_experts, D, F), draw(num_experts, F, D))
+    routing = jnp.asarray(_routing(load, n, k, num_experts))
+    return jnp.asarray(rng.standard_normal((n, D)), dtype), routing, jnp.asarray(gates), weights
+
+
+def _numpy(x, experts, gates, weights):
+    """The equation, token by token, in float64."""
+    w_gate, w_up, w_down = (np.asarray(w, np.float64) for w in weights)
+    y = np.zeros(x.shape)
+    for n, slot in itertools.product(range(experts.shape[0]), range(experts.shape[1])):
+        e, row = int(experts[n, slot]), np.asarray(x, np.float64)[n]
+        a = row @ w_gate[e]
+        y[n] += float(gates[n, slot]) * ((a / (1 + np.exp(-a))) * (row @ w_up[e])) @ w_down[e]
+    return y
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "mesh"))
+def _run(x, experts, gates, weights, *, implementation, mesh):
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape), jnp.float32)
+
+    def loss(x, gates, weights):
+        y = apply_experts(x, experts, gates, *weights, implementation=implementation, mesh=mesh)
+        return jnp.sum(y.astype(jnp.float32) * cotangent), y
+
+    (_, y), grads = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(x, gates, weights)
+    return y, grads
+
+
+def _value_and_grads(implementation, x, experts, gates, weights, mesh=None):
+    return _run(x, experts, gates, tuple(weights), implementation=implementation, mesh=mesh)
+
+
+def _close(got, want, rtol=2e-5):
+    """Relative to the largest entry of each array."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))
+
+
+# n = 7 walks short blocks, 40 the batched slots (and, skewed, their overflow), 400 several blocks per expert.
+@pytest.mark.parametrize("n", [7, 40, 400])
+@pytest.mark.parametrize("load", LOADS)
+def test_equal_to_dense_and_numpy(load, n):
+    problem = _problem(load, n, k=2)
+    want = _value_and_grads("dense", *problem)
+    _close(want[0], _numpy(*problem))
+    for implementation in ("blocks", "grouped"):
+        _close(_value_and_grads(implementation, *problem), want)
+
+
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_any_number_of_experts_per_token(k):
+    problem = _problem("skewed", 40, k)
+    want = _value_and_grads("dense", *problem)
+    _close(want[0], _numpy(*problem))
+    for implementation in ("blocks", "grouped"):
+        _close(_value_and_grads(implementation, *problem), want)
+
+
+def test_every_way_through_the_small_form_is_taken():
+    """Loads of 8..16, 17..24 rows and more than that: two slot counts and the blocks."""
+    for top in (16, 24, 40):
+        experts = np.tile(np.arange(E), 20)[:80].reshape(80, 1)
+        experts[:top] = 0
+        experts[top:] = 1 + np.arange(80 - top)[:, None] % (E - 1)
+        x, _, gates, weights = _problem("uniform", 80, 1)
+        _close(
+            _value_and_grads("blocks", x, jnp.asarray(experts), gates, weights),
+            _value_and_grads("dense", x, jnp.asarray(experts), gates, weights),
+        )
+
+
+@pytest.mark.parametrize("n", [40, 400])
+def test_gate_zero_removes_the_pair(n):
+    x, experts, gates, weights = _problem("uniform", n, 2)
+    gates = gates.at[:, 1].set(0.0)
+    both = apply_experts(x, experts, gates, *weights, implementation="blocks")
+    _close(both, apply_experts(x, experts[:, :1], gates[:, :1], *weights, implementation="blocks"))
+
+
+@pytest.mark.parametrize("implementation", ["blocks", "grouped"])
+@pytest.mark.parametrize("n", [40, 160])
+def test_inside_a_rematerialised_scan(implementation, n):
+    x, _, gates, weights = _problem("uniform", n, 2)
+    layers = 3
+    stacked = jax.tree.map(lambda w: jnp.stack([w, w * 0.5, -w]), weights)
+    routing = jnp.asarray(np.stack([_routing(load, n, 2) for load in LOADS[:layers]]))
+
+    def loss(x, gates, stacked, implementation, remat):
+        def layer(x, inputs):
+            experts, weights = inputs
+            return x + apply_experts(x, experts, gates, *weights, implementation=implementation), None
+
+        body = jax.checkpoint(layer) if remat else layer
+        return jnp.sum(jnp.sin(jax.lax.scan(body, x, (routing, stacked))[0]))
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=(3, 4))
+    want = run(x, gates, stacked, "dense", False)
+    _close(run(x, gates, stacked, implementation, True), want)
+
+
+def test_without_jit():
+    problem = _problem("skewed", 40, 2)
+    x, experts, gates, weights = problem
+    with jax.disable_jit():
+        y = apply_experts(x, experts, gates, *weights, implementation="blocks")
+    _close(y, _numpy(*problem))
+
+
+@pytest.mark.parametrize("n", [40, 400])
+def test_bfloat16_accumulates_in_float32(n):
+    """Against float64 of the same bfloat16 inputs: 2e-2 of the largest entry (the mantissa has 8 bits: 4e-3 a rounding,
+    and the state, the hidden layer and the result are each rounded)."""
+    problem = _problem("skewed", n, 2, jnp.bfloat16)
+    want = _value_and_grads("dense", *problem)
+    for implementation in ("dense", "blocks", "grouped"):
+        y, grads = _value_and_grads(implementation, *problem)
+        assert y.dtype == jnp.bfloat16
+        assert grads[1].dtype == jnp.float32
+        _close(y, _numpy(*problem), rtol=2e-2)
+        _close(grads, want[1], rtol=2e-2)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 1), (1, 1, 1, 4), (1, 2, 2, 1)])
+@pytest.mark.parametrize("implementation", ["blocks", "dense", "grouped"])
+def test_every_mesh(shape, implementation):
+    """Rows, experts and width sharded where the mesh says so: one device's numbers."""
+    mesh = sharding.make_mesh(shape)
+    x, experts, gates, weights = _problem("skewed", 48, 2, num_experts=4)
+    want = _value_and_grads("dense", x, experts, gates, weights)
+    axes = [("expert", "embed", "mlp"), ("expert", "embed", "mlp"), ("expert", "mlp", "embed")]
+    placed = jax.device_put(list(weights), sharding.shardings(axes, list(weights), mesh))
+    rows = sharding.rows(mesh)
+    got = _value_and_grads(implementation, *(jax.device_put(a, rows) for a in (x, experts, gates)), placed, mesh=mesh)
+    _close(got, want)
+
+
+def test_rows_that_the_mesh_does_not_divide():
+    mesh = sharding.make_mesh((4, 1, 1, 1))
+    problem = _problem("uniform", 7, 2)
+    _close(_value_and_grads("blocks", *problem, mesh=mesh), _value_and_grads("dense", *problem))
+
+
+def test_choice():
+    assert choose_implementation("auto") == "blocks"
+    assert choose_implementation("auto", sharding.make_mesh((2, 2, 1, 1))) == "blocks"
+    assert choose_implementation("blocks", sharding.make_mesh((2, 1, 2, 1))) == "dense"
+    assert choose_implementation("grouped", sharding.make_mesh((1, 1, 1, 4))) == "grouped"
+    with pytest.raises(ValueError, match="implementation='fast'"):
+        choose_implementation("fast")
+    assert set(experts_module.IMPLEMENTATIONS) == {"auto", "dense", "grouped", "blocks"}
+
+
+def test_nothing_of_all_experts_times_all_tokens_is_allocated():
+    """Blocks keep two pre-activations a pair; the dense form holds every expert's for every token."""
+    n, k, num_experts = 2048, 2, 32
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((n, D)), jnp.float32)
+    weights = tuple(jnp.ones((num_experts, *s), jnp.float32) for s in ((D, F), (D, F), (F, D)))
+    routing = jnp.asarray(_routing("uniform", n, k, num_experts))
+    gates = jnp.ones((n, k), jnp.float32)
+
+    def temporary(implementation):
+        def loss(x, weights):
+            return jnp.sum(apply_experts(x, routing, gates, *weights, implementation=implementation) ** 2)
+
+        return jax.jit(jax.grad(loss, (0, 1))).lower(x, weights).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary("blocks") < temporary("dense") / 4
