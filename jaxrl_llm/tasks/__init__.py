@@ -13,6 +13,7 @@ from jaxrl_llm.tasks.data import (
     prompts,
     supervised,
 )
+from jaxrl_llm.tasks.splits import data_name
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "arithmetic",
     "check_range",
     "countdown",
+    "data_name",
     "default_data_dir",
     "examples",
     "make",

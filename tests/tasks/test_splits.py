@@ -7,7 +7,7 @@ import filelock
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import builder
+from jaxrl_llm.tasks import builder, splits
 
 SMALL = {"train_size": 24, "test_size": 8}
 
@@ -24,16 +24,16 @@ FIRST = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_splits_are_deterministic(name):
-    splits = builder.generate(tasks.make(name, **SMALL))
-    first = tuple((splits[split][0]["prompt"], splits[split][0]["answer"]) for split in ("train", "test"))
+    drawn = splits.generate(tasks.make(name, **SMALL))
+    first = tuple((drawn[split][0]["prompt"], drawn[split][0]["answer"]) for split in ("train", "test"))
     assert first == FIRST[name]
-    assert splits == builder.generate(tasks.make(name, **SMALL))
+    assert drawn == splits.generate(tasks.make(name, **SMALL))
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_no_prompt_is_in_both_splits_at_any_size(name):
-    large = builder.generate(tasks.make(name, train_size=2000, test_size=200))
-    small = builder.generate(tasks.make(name, **SMALL))
+    large = splits.generate(tasks.make(name, train_size=2000, test_size=200))
+    small = splits.generate(tasks.make(name, **SMALL))
     train = [example["prompt"] for example in large["train"]]
     test = [example["prompt"] for example in large["test"]]
     assert (len(set(train)), len(set(test))) == (2000, 200)
@@ -43,15 +43,15 @@ def test_no_prompt_is_in_both_splits_at_any_size(name):
 
 def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
     with pytest.raises(ValueError, match=r"train_size=100 is more than task 'sort' with \{'digits': 2\}") as error:
-        builder.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
+        splits.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
     found = int(str(error.value).split(" different")[0].rsplit(" ", 1)[1])
     assert 80 <= found <= 96  # seven eighths of 100 prompts, give or take the hash
-    assert len(builder.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"]) == found
+    assert len(splits.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"]) == found
 
 
 def test_the_name_of_the_data_follows_everything_that_changes_it():
     task = tasks.make("sort", **SMALL)
-    assert builder.data_name(task).startswith("sort-digits_10-train_24-test_8-")
+    assert tasks.data_name(task).startswith("sort-digits_10-train_24-test_8-")
     other_code = dataclasses.replace(task, sample=lambda rng: (f"{rng.integers(10**9)}=", ""))
     variants = [
         task,
@@ -61,8 +61,8 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
         tasks.make("modular", operators="+", **SMALL),
         tasks.make("modular", operators="-", **SMALL),
     ]
-    assert len({builder.data_name(variant) for variant in variants}) == len(variants)
-    assert builder.data_name(tasks.make("modular", operators="+-", **SMALL)).startswith(
+    assert len({tasks.data_name(variant) for variant in variants}) == len(variants)
+    assert tasks.data_name(tasks.make("modular", operators="+-", **SMALL)).startswith(
         "modular-modulus_97-operators_plusminus-train_24-test_8-"
     )
 
@@ -78,14 +78,14 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
 )
 def test_a_task_that_contradicts_itself_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        builder.generate(dataclasses.replace(tasks.make("sort", **SMALL), **change))
+        splits.generate(dataclasses.replace(tasks.make("sort", **SMALL), **change))
 
 
 def test_data_on_disk_is_the_generated_data(data_dir, capfd):
     task = tasks.make("countdown", **SMALL)
-    splits = builder.generate(task)
+    drawn = splits.generate(task)
     for split in ("train", "test"):
-        assert list(tasks.examples(task, split, data_dir)) == splits[split]
+        assert list(tasks.examples(task, split, data_dir)) == drawn[split]
     assert capfd.readouterr() == ("", "")  # TFDS keeps quiet
 
 
@@ -107,7 +107,7 @@ def test_the_default_data_dir_is_in_the_users_cache(monkeypatch, tmp_path):
 
 def test_a_writer_waits_for_the_other_one(tmp_path):
     task = tasks.make("sort", **SMALL)
-    folder = tmp_path / "jaxrl_llm" / builder.data_name(task)
+    folder = tmp_path / "jaxrl_llm" / tasks.data_name(task)
     folder.mkdir(parents=True)
     writer = threading.Thread(target=builder.prepare, args=(task, tmp_path))
     with filelock.FileLock(folder / "lock"):
@@ -136,6 +136,6 @@ def test_several_processes_may_write_at_once(tmp_path):
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
     (tmp_path / "go").touch()
-    last = builder.generate(tasks.make("sort", **SMALL))["train"][23]["prompt"]
+    last = splits.generate(tasks.make("sort", **SMALL))["train"][23]["prompt"]
     assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
     assert not list(tmp_path.rglob("*incomplete*"))
