@@ -3,13 +3,18 @@
 import os
 from pathlib import Path
 
-# Before the first import of jax: these are read once.
+# Before the first import of jax, and in the environment so that processes started by a test inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
 os.environ.setdefault("MPLBACKEND", "agg")
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm" / "xla"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+_CACHE = Path(os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_HOME / "jaxrl_llm" / "xla")))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# With a bound, entries are written under a lock, so that parallel runs may share the cache.
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)
 
+import filelock
 import hypothesis
 import jax
 from jaxtyping import install_import_hook
@@ -20,11 +25,16 @@ install_import_hook("jaxrl_llm", "beartype.beartype")
 # An advantage [b] times a ratio [b t] broadcasts silently where b == t.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-# With a bound, entries are written under a lock, so that parallel runs may share the cache.
-jax.config.update("jax_compilation_cache_max_size", 4 * 2**30)
 
 # The first example of a shape compiles: no deadline. The same examples on every machine: a failure can be repeated.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("jaxrl_llm")
+
+
+def pytest_sessionstart():
+    """An entry without its time of access, of a killed writer or one without a bound, would stop all later writes."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(_CACHE / ".lockfile"):
+        for entry in _CACHE.glob("*-cache"):
+            if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+                entry.unlink(missing_ok=True)
