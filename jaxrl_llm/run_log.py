@@ -148,6 +148,13 @@ class RunLog:
         self._events.flush()
         self._progress(step, row)
 
+    def note(self, text: str) -> None:
+        """A line for the person who watches, in no file."""
+        if self._write:
+            self._stream.write(f"\n{text}\n" if self._open_line else f"{text}\n")
+            self._stream.flush()
+            self._open_line = False
+
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows of samples.jsonl: prompt, answer, reward and what else a person wants to read."""
         if self._write:

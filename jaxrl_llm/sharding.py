@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "replicated", "rows", "shardings"]
+__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "put_rows", "replicated", "rows", "shardings"]
 
 AXES = ("data", "fsdp", "expert", "tensor")
 
@@ -79,6 +79,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Rows of a batch over data and fsdp; `axis` is the position of the row dimension."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
+
+
+def put_rows(tree: Any, mesh: Mesh | None) -> Any:
+    """Arrays from the host, rows first, onto the mesh; whole where the devices do not divide the rows."""
+    if mesh is None:
+        return jax.tree.map(jax.numpy.asarray, tree)
+    return jax.tree.map(
+        lambda x: jax.device_put(x, NamedSharding(mesh, _spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))), tree
+    )
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Configurations: one base with every field, and small deltas on it."""

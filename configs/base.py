@@ -1,0 +1,172 @@
+"""Every field of a run, one comment each. Other configs are small deltas on this one; it is a run by itself too.
+
+Command:  python -m jaxrl_llm.main --config configs/base.py --workdir runs/base
+Minutes:  about 5 on two CPU cores (GRPO on sorting ten digits with the tiny MoE)
+Expect:   reward/mean from about 0.6 to above 0.9; add :smoke for a whole run in under a minute
+
+Every objective has its own file (grpo.py, gspo.py, ...) which changes `objective` and little else.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0  # of everything: parameters, prompts, sampling, shuffling
+    config.steps = 60  # rollouts
+
+    config.task = ConfigDict()
+    config.task.name = "sort"  # see docs/tasks.md
+    config.task.options = ConfigDict({"digits": 10})  # the task's own options; empty: its defaults
+    config.task.data_dir = ""  # where the data lies or is written; empty: the user's cache folder
+
+    config.model = ConfigDict()  # Qwen3 / Qwen3-MoE; names as in its published configuration
+    config.model.num_hidden_layers = 3
+    config.model.hidden_size = 64
+    config.model.intermediate_size = 128  # SwiGLU width of dense layers
+    config.model.num_attention_heads = 4
+    config.model.num_key_value_heads = 2
+    config.model.head_dim = 16
+    config.model.num_experts = 8  # 0: a dense model
+    config.model.num_experts_per_tok = 2
+    config.model.moe_intermediate_size = 32  # SwiGLU width of one expert
+    config.model.norm_topk_prob = True  # gates sum to 1 over the chosen experts
+    config.model.decoder_sparse_step = 1  # every n-th layer has experts
+    config.model.mlp_only_layers = ()  # layers that stay dense
+    config.model.rope_theta = 10_000.0
+    config.model.rms_norm_eps = 1e-6
+    config.model.tie_word_embeddings = False
+    config.model.param_dtype = "float32"  # float32 | bfloat16
+    config.model.dtype = "float32"  # compute; router and logits stay float32
+    config.model.remat = "none"  # none | block | dots: what the backward pass recomputes
+    config.model.experts_implementation = "auto"  # auto | dense | grouped | blocks
+    config.model.attention_implementation = "auto"  # auto | plain | flash
+
+    config.warm_start = ConfigDict()  # supervised training before RL, cached and shared by equal runs
+    config.warm_start.steps = 160  # at most; 0: start from scratch
+    config.warm_start.target_pass_rate = 0.0  # stop as soon as sampled pass@1 reaches it; 0: take all steps
+    config.warm_start.evaluate_every = 20  # steps between pass rates, if there is a target
+    config.warm_start.batch_size = 64
+    config.warm_start.learning_rate = 3e-3
+    config.warm_start.seed = 0  # of its parameters and batches, apart from the run's seed
+    config.warm_start.cache_dir = ""  # empty: the user's cache folder
+
+    config.rollout = ConfigDict()
+    config.rollout.prompts = 32  # prompts a step
+    config.rollout.group_size = 8  # G, answers to each prompt
+    config.rollout.max_prompt_length = 0  # tokens; 0: the task's own bound
+    config.rollout.max_new_tokens = 0  # tokens of an answer, EOS included; 0: the task's own bound
+    config.rollout.temperature = 1.0
+    config.rollout.top_k = 0  # 0: off; training refuses it unless allow_truncated
+    config.rollout.top_p = 1.0  # 1: off; likewise
+    config.rollout.allow_truncated = False  # train on samples of a truncated distribution
+    config.rollout.slots = 0  # answers decoded at once (continuous batching); 0: all
+    config.rollout.dtype = "float32"  # of the sampler; bfloat16 makes a real trainer-sampler mismatch
+
+    config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all alike
+    config.dynamic_sampling.max_draws = 1  # rollouts a step at most; 1: off
+
+    config.rewards = ConfigDict()
+    config.rewards.overlong_cache = 0  # tokens of DAPO's soft overlong ramp; 0: off
+    config.rewards.overlong_filter = False  # truncated answers leave the loss
+
+    config.objective = ConfigDict()
+    config.objective.name = "grpo"  # see docs/objectives.md; None below: the recipe's default
+    config.objective.clip_low = placeholder(float)  # ratio below 1 - clip_low is clipped
+    config.objective.clip_high = placeholder(float)  # ratio above 1 + clip_high is clipped
+    config.objective.dual_clip = placeholder(float)  # bound on the ratio for negative advantages, > 1
+    config.objective.tau_pos = placeholder(float)  # SAPO's temperature for positive advantages
+    config.objective.tau_neg = placeholder(float)  # and for negative ones
+    config.objective.cap = placeholder(float)  # CISPO's ratio cap
+    config.objective.log_clip = placeholder(float)  # GMPO's bound on the log-ratio
+    config.objective.gamma_min = placeholder(float)  # RSPO's floor of the router-shift weight
+    config.objective.phi_pos = placeholder(tuple)  # VESPO's (c1, c2) for positive advantages
+    config.objective.phi_neg = placeholder(tuple)  # and for negative ones
+    config.objective.std = placeholder(str)  # sample | population | batch | none
+    config.objective.std_eps = placeholder(float)  # added to the standard deviation
+    config.objective.baseline = placeholder(str)  # mean | leave_one_out | none
+    config.objective.aggregation = placeholder(str)  # how tokens and sequences are averaged
+    config.objective.max_length = placeholder(int)  # L_max of the constant aggregation; None: the answer bound
+    config.objective.gamma = placeholder(float)  # PPO's discount per token
+    config.objective.lam = placeholder(float)  # GAE's lambda
+    config.objective.reward_kl_coef = placeholder(float)  # PPO's KL inside the reward
+    config.objective.value_clip = placeholder(float)  # range of the clipped value loss
+    config.objective.value_coef = placeholder(float)  # weight of the value loss
+    config.objective.kl_coef = placeholder(float)  # KL to the start as a loss term
+    config.objective.kl_estimator = placeholder(str)  # k2 | k3 | k3_unbiased
+    config.objective.entropy_coef = placeholder(float)  # entropy bonus
+    config.objective.correction = placeholder(str)  # sampler correction: tis | icepop | sequence_mask
+    config.objective.correction_cap = placeholder(float)  # its bound
+
+    config.replay = ConfigDict()  # routing replay, MoE only
+    config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)
+    config.replay.what = "experts"  # experts | logits
+
+    config.updates = ConfigDict()  # N = minibatches x epochs optimizer steps a rollout
+    config.updates.minibatches = 8
+    config.updates.epochs = 1
+    config.updates.micro_batch_rows = 0  # rows of one forward and backward; 0: the whole minibatch
+    config.updates.layout = "padded"  # padded | packed (several answers a row)
+    config.updates.length_buckets = 1  # padded rows are cut to one of so many lengths; each compiles once
+    config.updates.shuffle = "answers"  # answers | groups
+    config.updates.aux_coef = 0.0  # load-balance loss; 0: off
+
+    config.optimizer = ConfigDict()  # AdamW
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.schedule = "constant"  # constant | linear | cosine
+    config.optimizer.warmup_steps = 0  # optimizer steps
+    config.optimizer.final_fraction = 0.1  # of the rate, at the end of linear and cosine
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.95
+    config.optimizer.eps = 1e-8
+    config.optimizer.weight_decay = 0.0  # on matrices; never on norms and embeddings
+    config.optimizer.clip_norm = 1.0  # global gradient norm; 0: off
+    config.optimizer.router_factor = 1.0  # learning-rate factor of the router; 0: frozen
+
+    config.critic = ConfigDict()
+    config.critic.kind = "none"  # none | head (on the policy) | separate (own model and optimizer)
+    config.critic.learning_rate = 1e-3  # of a separate critic
+
+    config.evaluation = ConfigDict()  # on held-out prompts with fixed keys
+    config.evaluation.every = 10  # steps; also before the first and after the last
+    config.evaluation.prompts = 128
+    config.evaluation.samples = 4  # answers a prompt, for pass@1 and pass@k
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 20  # steps; also at the end and on Ctrl-C
+    config.checkpoint.keep = 2
+
+    config.log = ConfigDict()
+    config.log.samples = 4  # answers a step written to samples.jsonl
+    config.log.diagnostics_every = 5  # steps between the heavy routing diagnostics; 0: never
+
+    config.mesh = ConfigDict()
+    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor; one -1 takes what remains
+
+    if variant == "smoke":
+        return smoke(config)
+    if variant:
+        raise ValueError(f"unknown variant {variant!r}; this config has 'smoke' or none")
+    return config
+
+
+def smoke(config: ConfigDict) -> ConfigDict:
+    """The whole run, warm start to evaluation, in its smallest form."""
+    config.steps = 3
+    config.task.options = ConfigDict({"digits": 3, "train_size": 512, "test_size": 64})
+    config.model.num_hidden_layers = 2
+    config.model.hidden_size = 32
+    config.model.head_dim = 8
+    config.model.num_experts = 4
+    config.model.moe_intermediate_size = 16
+    config.warm_start.steps = 20
+    config.rollout.prompts = 4
+    config.rollout.group_size = 4
+    config.updates.minibatches = 2
+    config.evaluation.every = 2
+    config.evaluation.prompts = 8
+    config.evaluation.samples = 2
+    config.checkpoint.every = 2
+    config.log.diagnostics_every = 2
+    return config

@@ -1,0 +1,39 @@
+"""python -m jaxrl_llm.main --config configs/gspo.py[:variant] --workdir DIR [--config.block.field=value ...]"""
+
+import sys
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from jaxrl_llm import provenance
+from jaxrl_llm.run_log import RunLog
+from jaxrl_llm.settings import config_hash, validate
+from jaxrl_llm.trainer import train
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The run: a file of configs/, with :variant.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "The run's DIR; the same command on the same DIR resumes.")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}; fields are set as --config.block.field=value")
+    logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
+    try:
+        settings, identity = validate(_CONFIG.value), config_hash(_CONFIG.value)
+        provenance.start_jax()
+        provenance.check_dir(_WORKDIR.value, identity)
+        with RunLog(_WORKDIR.value, settings.steps, write=provenance.is_first_host()) as log:
+            log.write_config(provenance.describe(_CONFIG.value.to_dict(), identity))
+            log.result(train(settings, log, identity))
+    except KeyboardInterrupt as error:
+        print(f"\n{error or 'stopped'}; the same command resumes from the newest checkpoint in {_WORKDIR.value}")
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,83 @@
+"""What a run ran on: compilation cache, several hosts, and the record of commit, versions, device and cores."""
+
+import importlib.metadata
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm.run_log import read_json
+
+__all__ = ["check_dir", "describe", "is_first_host", "start_jax"]
+
+
+def start_jax() -> None:
+    """Turn the persistent compilation cache on, and join the other hosts if this is one of several.
+
+    The cache lies in the user's cache folder unless JAX_COMPILATION_CACHE_DIR says otherwise. Several hosts are those
+    that JAX recognises (TPU pods, SLURM, Open MPI), or JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(root / "jaxrl_llm" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Entries are written under a lock only when there is a bound; parallel runs share the folder.
+    jax.config.update("jax_compilation_cache_max_size", 4 * 2**30)
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.distributed.initialize(
+            os.environ["JAX_COORDINATOR_ADDRESS"],
+            int(os.environ["JAX_NUM_PROCESSES"]),
+            int(os.environ["JAX_PROCESS_ID"]),
+        )
+
+
+def is_first_host() -> bool:
+    return jax.process_index() == 0
+
+
+def check_dir(workdir: str, config_hash: str) -> None:
+    """Raises ValueError when the DIR belongs to a run of another config."""
+    known = read_json(Path(workdir) / "config.json")
+    if known is not None and known.get("config_hash") != config_hash:
+        raise ValueError(
+            f"{workdir} holds a run of another config (hash {known.get('config_hash')}, this one is {config_hash}); "
+            "give another --workdir, or the config in its config.json"
+        )
+
+
+def describe(config: Mapping[str, Any], config_hash: str) -> dict[str, Any]:
+    """What config.json records."""
+    packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "config": dict(config),
+        "config_hash": config_hash,
+        "commit": _commit(),
+        "versions": {name: _version(name) for name in packages},
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with + when it has changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True)  # noqa: E731
+        commit = run("rev-parse", "HEAD")
+        dirty = run("status", "--porcelain", "--untracked-files=no")
+    except OSError:
+        return None
+    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "") if commit.returncode == 0 else None

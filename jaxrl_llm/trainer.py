@@ -1,0 +1,240 @@
+"""The training loop, read from top to bottom: collect, score, update N times, log, evaluate, checkpoint."""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm import metrics as M
+from jaxrl_llm import sharding, tasks
+from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.run_log import RunLog
+from jaxrl_llm.settings import Settings
+from jaxrl_llm.training.checks import check_updates
+from jaxrl_llm.training.collect import collect
+from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.layout import lay_out, minibatches
+from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.state import TrainState, make_state, with_value_head
+from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.warm_start import warm_start
+
+__all__ = ["Run", "build", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything a run is made of, from its settings alone."""
+
+    settings: Settings
+    model: Model
+    learner: Learner
+    scorer: Scorer
+    engine: Engine
+    evaluator: Evaluator
+
+    def start(self, log: Callable[[str], None]) -> TrainState:
+        """The state before the first update: warm-started, from the cache if it is there."""
+        s = self.settings
+        params = warm_start(
+            self.model, s.task, s.warm_start, data_dir=s.data_dir, evaluate=self.evaluator.pass_rate, log=log
+        )
+        critic = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
+        if s.critic.kind == "head":
+            return make_state(self.model, critic, self.learner.optimizer)
+        if s.critic.kind == "separate":
+            return make_state(self.model, params, self.learner.optimizer, critic, self.learner.critic_optimizer)
+        return make_state(self.model, params, self.learner.optimizer)
+
+    def prompts(self) -> tasks.PromptStream:
+        s = self.settings
+        return tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
+
+
+def build(s: Settings) -> Run:
+    """The compiled functions and fixed data of a run."""
+    mesh = sharding.make_mesh(s.mesh.shape)
+    model = Model(s.model, mesh)
+    n = s.updates.updates_per_rollout
+    critic = dataclasses.replace(s.optimizer, learning_rate=s.critic.learning_rate, router_factor=1.0)
+    learner = Learner(
+        model=model,
+        objective=s.objective,
+        optimizer=make_optimizer(s.optimizer, n * s.steps),
+        critic_optimizer=make_optimizer(critic, n * s.steps) if s.critic.kind == "separate" else None,
+        temperature=s.rollout.temperature,
+        aux_coef=s.updates.aux_coef,
+        packed=s.updates.layout == "packed",
+    )
+    # One update a rollout, nothing to replay and no values: its own forward is pi_old.
+    first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
+    held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
+    return Run(
+        settings=s,
+        model=model,
+        learner=learner,
+        scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),
+        engine=Engine(
+            model,
+            s.rollout.sampling,
+            s.rollout.group_size,
+            s.answer_length,
+            s.task.tokenizer.eos_id,
+            slots=s.rollout.slots,
+            dtype=s.rollout.dtype,
+            record_routing=s.model.num_moe_layers > 0,
+        ),
+        evaluator=Evaluator(model, s.task, held_out, s.evaluation.samples, s.answer_length),
+    )
+
+
+def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
+    """Train to `settings.steps`, from the newest checkpoint of the DIR if there is one; returns the last evaluation.
+
+    Raises:
+      FloatingPointError: a loss or gradient is not finite; the message has the step.
+      ValueError: a run-time check failed, or the checkpoint belongs to another run.
+      KeyboardInterrupt: Ctrl-C, after the current step and its checkpoint.
+    """
+    began = time.monotonic()
+    run = build(settings)
+    checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
+    state, stream, first = run.start(log.note), run.prompts(), 0
+    reference = _reference(run, state, log)
+    if checkpoints.latest is not None:
+        first, state, extra = checkpoints.restore(state)
+        if extra["config_hash"] != config_hash:
+            raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
+        stream.set_state(extra["stream"])
+        log.note(f"resumed from step {first}")
+    log.cut(first if checkpoints.latest is not None else -1)
+    late: _Late | None = None
+    found: dict[str, Any] = {}
+    save = lambda step: checkpoints.save(  # noqa: E731
+        step, state, {"config_hash": config_hash, "stream": stream.get_state()}
+    )
+    if first == 0:
+        found = _evaluate(run, state, log, 0)
+        log.metrics(0, found)
+    with _interruptible() as interrupted:
+        for step in range(first + 1, settings.steps + 1):
+            state, current = _step(run, state, reference, stream, step)
+            if step == first + 1:
+                current.host["time/to_first_update_s"] = time.monotonic() - began
+            if late is not None:
+                late.write(log, settings)
+            late = current
+            last = step == settings.steps or interrupted()
+            if last or step % settings.evaluation.every == 0:
+                found = _evaluate(run, state, log, step)
+                late.host |= found
+            if last or step % settings.checkpoint.every == 0:
+                late.write(log, settings)
+                late = None
+                save(step)
+            if interrupted():
+                checkpoints.close()
+                raise KeyboardInterrupt(f"stopped after step {step}")
+    checkpoints.close()
+    return found
+
+
+@dataclasses.dataclass
+class _Late:
+    """The metrics of a step, fetched while the next one runs."""
+
+    step: int
+    host: dict[str, Any]
+    scored: dict[str, M.Metric]
+    updates: list[dict[str, M.Metric]]
+    samples: list[dict[str, Any]]
+
+    def write(self, log: RunLog, settings: Settings) -> None:
+        scored, updates = jax.device_get((self.scored, self.updates))
+        values = M.finalize(M.merge([scored, *updates]))
+        each = [M.finalize(update) for update in updates]
+        check_updates(
+            self.step,
+            M.finalize(scored),
+            each,
+            dtype=settings.model.dtype,
+            sampler_dtype=settings.rollout.dtype,
+            truncated=settings.rollout.allow_truncated,
+        )
+        name = "routing/flips_old_current_by_layer"
+        if name in values:
+            values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
+        log.metrics(self.step, {**values, **self.host})
+        log.samples(self.step, self.samples)
+
+
+def _step(run: Run, state: TrainState, reference: Any, stream: tasks.PromptStream, step: int) -> tuple[TrainState, _Late]:
+    """One rollout and its N updates."""
+    s, start = run.settings, time.monotonic()
+    key = jax.random.fold_in(jax.random.key(s.seed), step)
+    got = collect(
+        run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples
+    )
+    sampled = time.monotonic()
+    lengths = np.asarray(jax.device_get(got.trajectory.segment_ids) != 0).sum(1)
+    time_axis = got.trajectory.tokens.shape[1]
+    epochs = [
+        [
+            lay_out(rows, lengths, time_axis, s.updates)
+            for rows in minibatches(np.random.default_rng([s.seed, step, epoch]), s.rows, s.rollout.group_size, s.updates)
+        ]
+        for epoch in range(s.updates.epochs)
+    ]
+    experience = run.scorer(state, reference, got.trajectory, epochs[0])
+    found = []
+    for layout in (layout for epoch in epochs for layout in epoch):
+        state, metrics = run.learner.update(state, experience.batch, layout)
+        found.append(metrics)
+    jax.block_until_ready(state.updates)
+    host = got.metrics | {
+        "rollout/tokens_per_s": got.tokens / (sampled - start),
+        "time/rollout_s": sampled - start,
+        "time/update_s": time.monotonic() - sampled,
+    }
+    return state, _Late(step, host, experience.metrics, found, got.samples)
+
+
+def _evaluate(run: Run, state: TrainState, log: RunLog, step: int) -> dict[str, Any]:
+    found, rows = run.evaluator(state.params)
+    log.samples(step, [row | {"split": "test"} for row in rows[: run.settings.log.samples]])
+    return found
+
+
+def _reference(run: Run, state: TrainState, log: RunLog) -> Any:
+    """pi_ref = the policy before the first update, kept in the DIR so that a resume has the very same one."""
+    if "ref_logprobs" not in run.settings.objective.needs:
+        return None
+    folder = log.workdir / "reference"
+    save_tree(folder, state.params)
+    return load_tree(folder, state.params)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once."""
+    asked = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,50 @@
+"""The run-time checks that every step passes, or the run stops with its number."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["check_updates"]
+
+# Two compiled programs of one shape agree to rounding; a near-tie of the router may flip a token now and then.
+_MEAN = {"float32": 1e-4, "bfloat16": 2e-2}
+_SHARE = {"float32": 1e-3, "bfloat16": 0.5}  # of tokens that differ by more than 1e-2
+
+
+def check_updates(
+    step: int,
+    scored: Mapping[str, Any],
+    updates: Sequence[Mapping[str, Any]],
+    *,
+    dtype: str,
+    sampler_dtype: str,
+    truncated: bool,
+) -> None:
+    """Finite losses and gradients; current/old = 1 at the first update; old/sampler = 1 where both are float32.
+
+    Never the maximum: one flipped near-tie may exceed any bound.
+
+    Raises:
+      FloatingPointError, ValueError: with the step and what to look at.
+    """
+    for number, update in enumerate(updates):
+        if update.get("update/not_finite", 0) > 0:
+            raise FloatingPointError(
+                f"step {step}, update {number}: the loss or gradient is not finite (loss {update['loss/total']}, "
+                f"gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set optimizer.clip_norm"
+            )
+    if updates:
+        _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
+    if dtype == sampler_dtype == "float32" and not truncated:
+        _check(f"step {step}: old/sampler", scored, "check/old_sampler", "float32")
+
+
+def _check(what: str, values: Mapping[str, Any], name: str, dtype: str) -> None:
+    mean, share = values.get(f"{name}_mean"), values.get(f"{name}_share")
+    if mean is None or share is None or math.isnan(mean):  # nothing was scored, or no token counts
+        return
+    if mean > _MEAN[dtype] or share > _SHARE[dtype]:
+        raise ValueError(
+            f"{what} is not 1: mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above 1e-2 "
+            f"(bound {_SHARE[dtype]:.1%}); two passes over the same tokens disagree, so every ratio would be wrong"
+        )

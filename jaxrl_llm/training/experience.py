@@ -1,0 +1,144 @@
+"""From a verified rollout to a `TrainBatch`: scores of the old policy, the reference and the critic, and advantages."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm import metrics as M
+from jaxrl_llm import scoring
+from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.objectives import Gae, Objective
+from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.training.layout import Layout
+from jaxrl_llm.training.routing_replay import ReplayConfig, blank, check_recorded, flips, in_scoring, in_training
+from jaxrl_llm.training.state import TrainBatch, TrainState
+from jaxrl_llm.training.step import Learner, Scored
+
+__all__ = ["Experience", "Scorer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experience:
+    """batch: what the updates learn from. metrics: of the gaps between sampler, old policy and reference."""
+
+    batch: TrainBatch
+    metrics: dict[str, M.Metric]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Scores rollouts for a learner.
+
+    first_forward: the single update of a rollout takes its own forward as pi_old (N = 1), so nothing is scored for it.
+    """
+
+    learner: Learner
+    replay: ReplayConfig
+    group_size: int
+    first_forward: bool = False
+
+    def __call__(
+        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout]
+    ) -> Experience:
+        """Score every minibatch of a rollout at the shape it will be trained in.
+
+        Args:
+          reference: parameters of pi_ref, or None if the objective needs none.
+          layouts: the micro-batches of all minibatches of one epoch.
+
+        Raises:
+          ValueError: replay asks for a routing that was not captured.
+        """
+        t, model, objective = trajectory, self.learner.model, self.learner.objective
+        if self.replay.mode == "R3":
+            check_recorded(t.routing, t.segment_ids, "rollout")
+        batch = TrainBatch(
+            tokens=t.tokens,
+            segment_ids=t.segment_ids,
+            loss_mask=t.loss_mask,
+            advantages=jnp.zeros(t.tokens.shape, jnp.float32),
+            sampler_logprobs=t.sampler_logprobs,
+            routing=in_scoring(self.replay, t.routing),
+        )
+        old, ref, recorded = Scored(), None, None
+        separate = self.learner.critic_optimizer is not None
+        if not self.first_forward:
+            keep_logits = self.replay.records_logits or "router_logprobs" in objective.needs
+            rows, time = t.tokens.shape
+            moe = model.config.num_moe_layers > 0
+            into = Scored(
+                logprobs=_zeros(t),
+                state_values=_zeros(t) if "value_head" in state.params else None,
+                routing=blank(model.config, rows, time, keep_logits) if moe else None,
+            )
+            old = self._score(state.params, batch, layouts, into)
+            recorded = old.routing
+            if self.replay.mode == "R2":
+                check_recorded(recorded, t.segment_ids, "scoring pass")
+        if separate:
+            critic = self._score(state.critic, batch.replace(routing=None), layouts, Scored(state_values=_zeros(t)))
+            old = old.replace(state_values=critic.state_values)
+        if "ref_logprobs" in objective.needs:
+            ref = self._score(reference, batch.replace(routing=None), layouts, Scored(logprobs=_zeros(t))).logprobs
+        advantages, old_values, returns = _advantages(objective, self.group_size, t, old, ref)
+        batch = batch.replace(
+            advantages=advantages,
+            old_logprobs=old.logprobs,
+            ref_logprobs=ref,
+            old_values=old_values,
+            returns=returns,
+            routing=in_training(self.replay, t.routing, recorded),
+            recorded=recorded,
+        )
+        return Experience(batch, {} if self.first_forward else _gaps(t, batch))
+
+    def _score(self, params: Any, batch: TrainBatch, layouts: Sequence[Layout], into: Scored) -> Scored:
+        for layout in layouts:
+            into = self.learner.score(params, batch, layout, into=into)
+        return into
+
+
+def _zeros(trajectory: Trajectory) -> Float[Array, "b t"]:
+    return jnp.zeros(trajectory.tokens.shape, jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _advantages(
+    objective: Objective, group_size: int, t: Trajectory, old: Scored, ref: PerToken | None
+) -> tuple[PerToken, PerToken | None, PerToken | None]:
+    """(advantages, old values, returns), all [b t]; the latter two None without a critic.
+
+    A terminated answer has value 0 after its last token, a truncated one the critic's value of its last state.
+    """
+    if not isinstance(objective.advantage, Gae):
+        advantages = objective.advantage(t.rewards, group_size=group_size)
+        return jnp.where(t.loss_mask, advantages[:, None], 0), None, None
+    values = scoring.align(old.state_values, t.segment_ids)
+    last = jnp.maximum(jnp.sum(t.segment_ids != 0, axis=1) - 1, 0)
+    final = jnp.take_along_axis(old.state_values, last[:, None], axis=1)[:, 0]
+    advantages, returns = objective.advantage(
+        t.rewards,
+        values=values,
+        mask=t.loss_mask,
+        bootstrap=jnp.where(t.truncated, final, 0),
+        old_logprobs=old.logprobs,
+        ref_logprobs=ref,
+    )
+    return advantages, values, returns
+
+
+@jax.jit
+def _gaps(t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
+    """Sampler against old policy: |delta log p| for the run-time check, and the experts that differ."""
+    size = jnp.abs(batch.old_logprobs - t.sampler_logprobs)
+    found: dict[str, M.Metric] = {
+        "check/old_sampler_mean": M.Mean.of(size, t.loss_mask),
+        "check/old_sampler_share": M.Mean.of((size > 1e-2) * 1.0, t.loss_mask),
+    }
+    if t.routing is not None and batch.recorded is not None:
+        found |= flips("routing/flips_sampler_old", t.routing, batch.recorded, t.segment_ids)
+    return found

@@ -1,0 +1,119 @@
+"""How a rollout is cut: minibatches that ignore length, and micro-batches that change nothing.
+
+A `Layout` says for every place [micro-batch, row, time] of one optimizer step which token of the rollout stands there.
+`pad` gives each answer a row of its own, `pack` lets several answers share one; attention, positions and per-answer
+sums follow segment_ids, so both give the same gradient. Runs on the host, on lengths alone.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.array_typing import Array, Int
+from jaxrl_llm.models.transformer import positions_of
+
+__all__ = ["Layout", "UpdateConfig", "bucket", "lay_out", "minibatches", "sequence_ids"]
+
+_LAYOUTS = ("padded", "packed")
+_SHUFFLES = ("answers", "groups")
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateConfig:
+    """N = minibatches x epochs optimizer steps per rollout."""
+
+    minibatches: int
+    epochs: int
+    micro_batch_rows: int  # rows of one forward and backward; 0 = the whole minibatch
+    layout: str  # padded | packed
+    length_buckets: int  # padded rows are cut to one of this many lengths; each costs one compilation
+    shuffle: str  # answers | groups
+    aux_coef: float  # weight of the load-balance loss; 0 = off
+
+    def __post_init__(self) -> None:
+        for name in ("minibatches", "epochs", "length_buckets"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"update.{name}={getattr(self, name)} must be at least 1")
+        if self.micro_batch_rows < 0 or self.aux_coef < 0:
+            raise ValueError("updates.micro_batch_rows and updates.aux_coef must not be negative; 0 turns them off")
+        if self.layout not in _LAYOUTS:
+            raise ValueError(f"updates.layout={self.layout!r} is not one of {', '.join(_LAYOUTS)}")
+        if self.shuffle not in _SHUFFLES:
+            raise ValueError(f"updates.shuffle={self.shuffle!r} is not one of {', '.join(_SHUFFLES)}")
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return self.minibatches * self.epochs
+
+
+class Layout(flax.struct.PyTreeNode):
+    """index: row * time + column of the rollout's token at each place, -1 = padding; used: micro-batches in use."""
+
+    index: Int[Array, "m r t"]
+    segment_ids: Int[Array, "m r t"]
+    used: Int[Array, ""]
+
+
+def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
+    """A keyed permutation of answers, or of whole groups, cut into equal minibatches: lists of rollout rows."""
+    if config.shuffle == "groups":
+        order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)[None]
+    else:
+        order = rng.permutation(rows)
+    return list(order.reshape(config.minibatches, rows // config.minibatches))
+
+
+def bucket(longest: int, time: int, buckets: int) -> int:
+    """The smallest of `buckets` equal divisions of `time` that holds the longest row."""
+    step = -(-time // buckets)
+    return min(time, -(-max(longest, 1) // step) * step)
+
+
+def lay_out(rows: np.ndarray, lengths: np.ndarray, time: int, config: UpdateConfig) -> Layout:
+    """The micro-batches of one minibatch.
+
+    Args:
+      rows: rollout rows of the minibatch.
+      lengths: [b] tokens (prompt and answer) of every rollout row; `time` is the rollout's row length.
+    """
+    per_micro = config.micro_batch_rows or len(rows)
+    micro = -(-len(rows) // per_micro)
+    if config.layout == "packed":
+        width, bins = time, _first_fit(rows, lengths, time)
+    else:
+        width, bins = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows]
+    index = np.full((micro * per_micro, width), -1, np.int32)
+    segments = np.zeros((micro * per_micro, width), np.int32)
+    for place, members in enumerate(bins):
+        start = 0
+        for segment, row in enumerate(members, start=1):
+            stop = start + lengths[row]
+            index[place, start:stop] = row * time + np.arange(lengths[row])
+            segments[place, start:stop] = segment
+            start = stop
+    shape = (micro, per_micro, width)
+    used = np.asarray(-(-len(bins) // per_micro), np.int32)
+    return Layout(index.reshape(shape), segments.reshape(shape), used)
+
+
+def _first_fit(rows: np.ndarray, lengths: np.ndarray, width: int) -> list[list[int]]:
+    """First-fit decreasing bin packing: at most 11/9 of the fewest rows (Johnson 1973)."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
+        place = next((i for i, room in enumerate(free) if room >= lengths[row]), None)
+        if place is None:
+            bins.append([row])
+            free.append(width - lengths[row])
+        else:
+            bins[place].append(row)
+            free[place] -= lengths[row]
+    return bins
+
+
+def sequence_ids(segment_ids: Int[Array, "r t"]) -> Int[Array, "r t"]:
+    """One id in 0 .. r*t - 1 for each segment of a micro-batch: the flat place of its first token."""
+    flat = jnp.arange(segment_ids.size).reshape(segment_ids.shape)
+    return flat - positions_of(segment_ids)

@@ -1,0 +1,128 @@
+"""Supervised training to a chosen pass rate, cached, so that several runs share exactly the same start."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm import scoring, sharding, tasks
+from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
+from jaxrl_llm.checkpointing import load_tree, save_tree
+from jaxrl_llm.masking import masked_mean
+from jaxrl_llm.models.transformer import Model
+
+__all__ = ["WarmStartConfig", "warm_start"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    steps: int
+    target_pass_rate: float
+    evaluate_every: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    cache_dir: str
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.learning_rate < 0:
+            raise ValueError("warm_start.steps and warm_start.learning_rate must not be negative")
+        for name in ("batch_size", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"warm_start.{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.target_pass_rate < 1:
+            raise ValueError(f"warm_start.target_pass_rate={self.target_pass_rate} must lie in [0, 1); 0 takes all steps")
+
+    def folder(self, depends_on: Mapping[str, Any]) -> Path:
+        """Where the parameters lie: named by a hash of everything they depend on, this config included."""
+        root = Path(self.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm")
+        own = {k: v for k, v in dataclasses.asdict(self).items() if k != "cache_dir"}
+        text = json.dumps({**depends_on, **own, "jax": jax.__version__}, sort_keys=True, default=str)
+        return root / "warm_start" / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def warm_start(
+    model: Model,
+    task: tasks.Task,
+    config: WarmStartConfig,
+    *,
+    data_dir: str | None = None,
+    evaluate: Callable[[Any], float] | None = None,
+    log: Callable[[str], None] = logging.getLogger(__name__).info,
+) -> Any:
+    """Parameters after supervised training on the task's own answers; from the cache if they are there.
+
+    Adam, gradient norm clipped at 1, -mean log p of the answer's tokens (EOS included) over the batch.
+
+    Args:
+      evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
+    """
+    params = model.init_sharded(jax.random.key(config.seed))
+    if not config.steps:
+        return params
+    mesh = model.mesh.shape_tuple if model.mesh is not None else None
+    folder = config.folder(
+        {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
+        | {"cores": os.cpu_count() if mesh is None else str(mesh)}
+    )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"{folder.parent} cannot be written ({error}); set warm_start.cache_dir") from error
+    with filelock.FileLock(f"{folder}.lock"):
+        if folder.exists():
+            log(f"warm start: from {folder}")
+            return load_tree(folder, params)
+        params = _train(model, task, config, params, data_dir, evaluate, log)
+        save_tree(folder, params)
+    return params
+
+
+def _train(
+    model: Model,
+    task: tasks.Task,
+    config: WarmStartConfig,
+    params: Any,
+    data_dir: str | None,
+    evaluate: Callable[[Any], float] | None,
+    log: Callable[[str], None],
+) -> Any:
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(config.learning_rate, b2=0.95))
+    state = (params, jax.jit(optimizer.init)(params))
+    stream = tasks.supervised(task, "train", seed=config.seed, batch_size=config.batch_size, data_dir=data_dir)
+    loss = jnp.zeros(())
+    for step in range(1, config.steps + 1):
+        batch = next(stream)
+        arrays = sharding.put_rows((batch["tokens"], batch["segment_ids"], batch["loss_mask"]), model.mesh)
+        state, loss = _step(model, optimizer, state, *arrays)
+        if config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0:
+            rate = evaluate(state[0])
+            log(f"warm start: step {step}/{config.steps}  loss {float(loss):.3f}  pass rate {rate:.3f}")
+            if rate >= config.target_pass_rate:
+                break
+    log(f"warm start: done, loss {float(loss):.3f}")
+    return state[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _step(
+    model: Model, optimizer: Any, state: Any, tokens: Tokens, segment_ids: SegmentIds, mask: Mask
+) -> tuple[Any, Float[Array, ""]]:
+    params, opt_state = state
+
+    def loss_of(params: Any) -> Array:
+        return -masked_mean(scoring.score(model, params, tokens, segment_ids).logprobs, mask)
+
+    loss, gradient = jax.value_and_grad(loss_of)(params)
+    changes, opt_state = optimizer.update(gradient, opt_state, params)
+    return (optax.apply_updates(params, changes), opt_state), loss
