@@ -12,7 +12,7 @@ FLOORS = (
     {"array_typing", "masking", "metrics", "sharding"},
     {"objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log"},
-    {"training", "evaluation", "reporting"},
+    {"training", "evaluation", "provenance", "reporting", "sweeping"},
     {"settings", "trainer", "sweep", "report"},
     {"main"},
 )
