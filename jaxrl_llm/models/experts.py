@@ -85,8 +85,7 @@ def apply_experts(
 
 def _row_shards(mesh: Mesh) -> int:
     """Into how many parts the mesh splits the rows of a batch."""
-    axes = sharding.rows(mesh).spec[0]
-    return math.prod(mesh.shape[a] for a in axes)
+    return math.prod(mesh.shape[axis] for axis in sharding.rows(mesh).spec[0])
 
 
 def _dense(x, experts, gates, w_gate, w_up, w_down):
