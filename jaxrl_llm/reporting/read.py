@@ -42,11 +42,14 @@ class Run:
     def samples(self) -> list[dict[str, Any]]:
         return read_rows(self.workdir / "samples.jsonl")
 
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        return read_json(self.workdir / "failed.json")
+
     @property
     def diverged(self) -> bool:
-        """Whether the run was stopped by a reward, loss or gradient that is not finite (null in its last row)."""
-        watched = ("reward/mean", "loss/total", "grad/norm")
-        return not self.finished and bool(self.rows) and any(self.rows[-1].get(key, 0) is None for key in watched)
+        """Whether the run was stopped by a loss or gradient that is not finite; a sweep keeps its last words."""
+        return not self.finished and "not finite" in (self.failure or {}).get("last_line", "")
 
     @property
     def ended(self) -> bool:
@@ -60,9 +63,8 @@ class Run:
         where = f"after step {self.rows[-1]['step']}" if self.rows else "before the first step"
         if self.diverged:
             return f"diverged {where}: a number was not finite; it counts with reward 0"
-        failure = read_json(self.workdir / "failed.json")
-        if failure is not None:
-            return f"crashed {where} with exit code {failure['exit_code']}: {failure['last_line']}"
+        if self.failure is not None:
+            return f"crashed {where} with exit code {self.failure['exit_code']}: {self.failure['last_line']}"
         return f"stopped {where}" if self.rows else "not started"
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +96,8 @@ class Run:
         index = collapse_index(reward)
         if index is not None:
             return float(steps[index]), True
-        return (float(steps[-1]) if len(steps) else 0.0), False
+        last = float(steps[-1]) if len(steps) else 0.0
+        return (last + 1, True) if self.diverged else (last, False)
 
 
 @dataclass(frozen=True)

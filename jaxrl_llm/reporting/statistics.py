@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 __all__ = ["MINIMUM_SEEDS", "PairedDifference", "collapse_index", "paired_difference", "survival"]
 
@@ -61,7 +61,7 @@ def paired_difference(
     mean = float(d.mean()) if n else nan
     if n < 2:
         return PairedDifference(n, mean, nan, nan, nan, nan, _verdict(n, nan, nan))
-    half = float(stats.t.ppf((1 + level) / 2, n - 1) * d.std(ddof=1) / np.sqrt(n))
+    half = float(stdtrit(n - 1, (1 + level) / 2) * d.std(ddof=1) / np.sqrt(n))
     means = np.random.default_rng(0).choice(d, (resamples, n)).mean(1)
     tails = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return PairedDifference(

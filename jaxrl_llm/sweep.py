@@ -1,0 +1,187 @@
+"""Run a sweep: print what it costs, run what is not finished, say what failed.
+
+    python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
+
+A sweep file defines get_sweep(variant) -> Sweep. The same command on the same DIR goes on where it stopped: a run is
+finished when its DIR holds result.json and every planned step (or when it diverged), and it is the planned run when its
+config.json holds the planned config hash. DIR/sweep.json records the plan for the report, DIR/commands.txt one command
+line a run.
+"""
+
+import argparse
+import fcntl
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxrl_llm.reporting.read import Run
+from jaxrl_llm.run_log import read_json, read_rows, write_json
+from jaxrl_llm.sweeping import cluster, local
+from jaxrl_llm.sweeping.plan import PlannedRun, Sweep, chain, command, each, product, zipped
+
+__all__ = ["MAIN", "Identity", "Program", "Sweep", "chain", "each", "load_sweep", "main", "product", "zipped"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run's DIR must show to be the planned run, whole."""
+
+    config_hash: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run executes, `python -m module`, and the identity it will have for a config file and overrides."""
+
+    module: str
+    identify: Callable[[str, Sequence[str]], Identity]
+
+
+def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
+    from jaxrl_llm import settings  # here, because it imports JAX: refusing a bad command line should not take seconds
+
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", flag_values=values)
+    values(["sweep", f"--config={config_file}", *overrides])
+    config: Any = values[holder.name].value
+    settings.validate(config)
+    return Identity(settings.config_hash(config), config.steps)
+
+
+MAIN = Program("jaxrl_llm.main", _identify)
+
+
+def load_sweep(name: str) -> Sweep:
+    """The sweep of FILE or FILE:variant.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        AttributeError: it has no get_sweep.
+    """
+    path, _, variant = name.partition(":")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"sweep={path} does not exist; name a file that defines get_sweep(variant)")
+    spec = importlib.util.spec_from_file_location("sweep_file", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_sweep"):
+        raise AttributeError(f"sweep={path} defines no get_sweep(variant) -> Sweep")
+    return module.get_sweep(variant) if variant else module.get_sweep()
+
+
+def main(arguments: Sequence[str] | None = None, program: Program = MAIN) -> int:
+    """The command line; returns the exit code: 0 all finished, 1 a run failed, 2 refused, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.sweep", description="Run a sweep, or go on with it.")
+    parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
+    parser.add_argument("--workdir", required=True, help="DIR of the sweep; runs lie in DIR/[condition/]arm/seed")
+    parser.add_argument("--launcher", choices=("local", "submitit", "none"), default="local")
+    parser.add_argument("--cores", type=int, help="cores to use in all; default: every usable one")
+    parser.add_argument("--cores_per_run", type=int, default=1, help="the same for every run")
+    parser.add_argument("--cluster", help="submitit's executor (slurm, local, debug); default: what submitit finds")
+    given = parser.parse_args(arguments)
+    try:
+        return _run(load_sweep(given.sweep), program, given)
+    except (OSError, ValueError, AttributeError, ModuleNotFoundError) as error:
+        print(f"sweep refused: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
+    workdir = Path(given.workdir)
+    slots = local.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
+    runs = sweep.planned()
+    identities = {run.folder: _checked(program, run) for run in runs}
+    workdir.mkdir(parents=True, exist_ok=True)
+    with open(workdir / ".sweep.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OSError(
+                f"workdir={workdir} is in use by another sweep or by runs it left; wait or stop them"
+            ) from error
+        todo = [run for run in runs if not _finished(workdir / run.folder, identities[run.folder])]
+        _write_plan(workdir, sweep, runs, identities, program)
+        print(f"{sweep.question}\n{len(runs)} runs, {len(runs) - len(todo)} finished, {len(todo)} to do")
+        lines = [command(run, given.workdir, program.module) for run in todo]
+        if given.launcher == "none":
+            print(f"wrote {workdir / 'commands.txt'}: one line a run")
+            return 0
+        if given.launcher == "submitit":
+            jobs = cluster.submit(
+                lines, workdir, cluster=given.cluster, cores_per_run=given.cores_per_run, minutes=sweep.minutes
+            )
+            print(f"submitted {len(jobs)} jobs: {', '.join(str(job.job_id) for job in jobs)}")
+            return 0
+        about = -(-len(todo) // len(slots)) * sweep.minutes
+        print(
+            f"{len(slots)} at a time on {given.cores_per_run} cores each, {sweep.minutes:g} min a run: {about:.0f} min"
+        )
+        failed = local.run_locally(todo, workdir, slots=slots, module=program.module, lock=lock.fileno(), say=_say)
+    diverged = [run for run in failed if Run(workdir / run.folder, run.arm).diverged]
+    failed = [run for run in failed if run not in diverged]
+    for run in failed:
+        print(f"\n{run} failed; the end of {workdir / run.folder / 'process.log'}:")
+        print("\n".join(f"  {line}" for line in local.tail(workdir / run.folder / "process.log")))
+    done = len(todo) - len(diverged) - len(failed)
+    print(f"{done} runs finished, {len(diverged)} diverged, {len(failed)} failed")
+    print(f"for the page: python -m jaxrl_llm.report {given.workdir}")
+    return 1 if failed else 0
+
+
+def _checked(program: Program, run: PlannedRun) -> Identity:
+    try:
+        return program.identify(run.config, run.overrides)
+    except (ValueError, AttributeError, KeyError, flags.Error) as error:
+        raise ValueError(f"the configuration of {run} is refused: {error}") from error
+
+
+def _finished(folder: Path, identity: Identity) -> bool:
+    record = read_json(folder / "config.json")
+    if record is not None and record["config_hash"] != identity.config_hash:
+        raise ValueError(
+            f"{folder} holds a run of another configuration (config_hash {record['config_hash']}, "
+            f"planned {identity.config_hash}); give another --workdir, or remove that folder"
+        )
+    rows = read_rows(folder / "metrics.jsonl")
+    whole = (folder / "result.json").exists() and bool(rows) and rows[-1]["step"] >= identity.steps
+    return whole or Run(folder, "").diverged  # the same command would diverge again
+
+
+def _write_plan(
+    workdir: Path, sweep: Sweep, runs: Sequence[PlannedRun], identities: dict[str, Identity], program: Program
+) -> None:
+    rows = [
+        {
+            "folder": run.folder,
+            "arm": run.arm,
+            "condition": run.condition,
+            "seed": run.seed,
+            "config": run.config,
+            "fields": dict(run.fields),
+            "config_hash": identities[run.folder].config_hash,
+        }
+        for run in runs
+    ]
+    plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
+    write_json(workdir / "sweep.json", plan | {"runs": rows})
+    lines = [command(run, str(workdir), program.module) for run in runs]
+    (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Sweeps as data, and the ways to run them."""

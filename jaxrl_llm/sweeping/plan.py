@@ -1,0 +1,138 @@
+"""A sweep is data: a question and a list of flat dicts, one a run, made with four combinators.
+
+    arms = chain([{"arm": "GRPO", "objective.name": "grpo"}], [{"arm": "GSPO", "objective.name": "gspo"}])
+    runs = product(arms, each("update.minibatches", [4, 8]), each("seed", range(5)))        # seeds last
+
+A run holds its labels (`arm`, `seed`, and where the sweep has several settings `condition`) and dotted fields of the
+configuration. Two runs of one condition and seed are a pair: they must differ in what their arms say and nothing else.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain as chained
+from itertools import product as cartesian
+from typing import Any
+
+__all__ = ["PlannedRun", "Sweep", "chain", "command", "each", "product", "zipped"]
+
+_LABELS = ("arm", "condition", "seed", "config")
+
+
+def each(field: str, values: Iterable[Any]) -> list[dict[str, Any]]:
+    """One dict a value: each("seed", range(3))."""
+    return [{field: value} for value in values]
+
+
+def chain(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All dicts of all parts, one part after the other."""
+    return [dict(one) for one in chained(*parts)]
+
+
+def product(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every combination of one dict from each part, the last part fastest.
+
+    Raises:
+        ValueError: two parts set one field.
+    """
+    return [_merged(combination) for combination in cartesian(*parts)]
+
+
+def zipped(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The first dicts of all parts merged, then the second ones, and so on.
+
+    Raises:
+        ValueError: the parts have different lengths, or two parts set one field.
+    """
+    lists = [list(part) for part in parts]
+    if len({len(one) for one in lists}) > 1:
+        raise ValueError(f"zipped parts have lengths {[len(one) for one in lists]}; give parts of one length")
+    return [_merged(row) for row in zip(*lists, strict=True)]
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for part in parts:
+        twice = sorted(merged.keys() & part.keys())
+        if twice:
+            raise ValueError(f"field {twice[0]!r} is set by two parts of a sweep; set it in one of them")
+        merged |= part
+    return merged
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields."""
+
+    arm: str
+    condition: str
+    seed: int
+    folder: str
+    config: str
+    fields: tuple[tuple[str, Any], ...]
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(f"--config.{field}={value}" for field, value in self.fields)
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in (self.arm, self.condition, f"seed {self.seed}") if part)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A question and the runs that answer it.
+
+    Attributes:
+        question: one sentence, the title of the report.
+        runs: flat dicts with `arm`, `seed`, optionally `condition` and `config` (another configuration file), and
+            dotted fields.
+        baseline: the arm that every other arm is compared with.
+        config: configuration file of the runs, with an optional :variant.
+        minutes: rough minutes of one run, for the estimate that is printed before the start.
+        keep_checkpoints: at most so many checkpoints stay in each run's DIR.
+    """
+
+    question: str
+    runs: Sequence[Mapping[str, Any]]
+    baseline: str
+    config: str = "configs/base.py"
+    minutes: float = 1.0
+    keep_checkpoints: int = 1
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            for label in ("arm", "seed"):
+                if label not in run:
+                    raise ValueError(f"run {dict(run)} has no {label!r}; every run of a sweep needs one")
+        arms = list(dict.fromkeys(run["arm"] for run in self.runs))
+        if self.baseline not in arms:
+            raise ValueError(f"baseline={self.baseline!r} is none of the arms {arms}; name one of them")
+        folders = [run.folder for run in self.planned()]
+        twice = sorted({folder for folder in folders if folders.count(folder) > 1})
+        if twice:
+            raise ValueError(f"several runs share the labels of {twice[0]!r}; give them different arms or conditions")
+
+    def planned(self) -> list[PlannedRun]:
+        """The runs in the order in which they start: all arms of the first seed, then of the second, and so on.
+
+        So an interrupted sweep holds whole pairs.
+        """
+        found = []
+        for run in self.runs:
+            condition = str(run.get("condition", ""))
+            parts = [part for part in (condition, str(run["arm"]), str(run["seed"])) if part]
+            folder = "/".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts)
+            fields = {field: value for field, value in run.items() if field not in _LABELS}
+            fields |= {"seed": run["seed"], "checkpoint.keep": self.keep_checkpoints}
+            config = str(run.get("config", self.config))
+            found.append(PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items())))
+        order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in found))}
+        return sorted(found, key=lambda run: order[run.seed])
+
+
+def command(run: PlannedRun, workdir: str, module: str = "jaxrl_llm.main") -> str:
+    """The run as one shell line; the same line resumes it, and returns at once when it is finished."""
+    parts = ["python", "-m", module, f"--config={run.config}", f"--workdir={workdir}/{run.folder}", *run.overrides]
+    return shlex.join(parts)
