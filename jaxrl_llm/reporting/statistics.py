@@ -12,6 +12,7 @@ from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 __all__ = ["MINIMUM_SEEDS", "PairedDifference", "collapse_index", "paired_difference", "survival"]
 
+Numbers = Sequence[float | int] | np.ndarray
 MINIMUM_SEEDS = 5  # below it there are estimates and no verdict
 
 
@@ -29,8 +30,8 @@ class PairedDifference:
 
 
 def paired_difference(
-    treatment: Sequence[float] | np.ndarray,
-    baseline: Sequence[float] | np.ndarray,
+    treatment: Numbers,
+    baseline: Numbers,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -81,7 +82,7 @@ def _verdict(n: int, low: float, high: float) -> str:
     return "undecided"
 
 
-def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
+def collapse_index(reward: Numbers, *, share: float = 0.5, patience: int = 5) -> int | None:
     """Index of the rollout at which a run has collapsed, None if it never does.
 
     A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
@@ -101,7 +102,7 @@ def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, 
     return None
 
 
-def survival(times: Sequence[float], collapsed: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
+def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
     """Kaplan-Meier estimate of the share of runs that have not collapsed: S(t) = prod_{t_i <= t} (1 - d_i / n_i).
 
     d_i runs collapse at time t_i, n_i are still observed just before it. A run that ended without collapse counts as

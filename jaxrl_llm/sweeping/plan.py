@@ -98,7 +98,7 @@ class Sweep:
     runs: Sequence[Mapping[str, Any]]
     baseline: str
     config: str = "configs/base.py"
-    minutes: float = 1.0
+    minutes: float | int = 1.0
     keep_checkpoints: int = 1
 
     def __post_init__(self) -> None:

@@ -1,0 +1,231 @@
+"""The page of a run, of two runs, of a whole sweep and of half a sweep, from logs with known numbers."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.report import main, write_report
+from jaxrl_llm.reporting import figures
+from jaxrl_llm.reporting.page import Page, text_table
+from jaxrl_llm.reporting.read import CLIPPED, Run, load
+from jaxrl_llm.reporting.style import colour, label_ends, panels
+from jaxrl_llm.reporting.tables import arm_table, config_table, difference_table, differences, verdicts
+
+sys.path.append(str(Path(__file__).parent / "reference"))
+from synthetic_runs import ARMS, write_run, write_sweep
+
+
+def write_rows(folder, rows, **files):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(sweep):
+    return write_report(sweep), (sweep / "report.md").read_text(), (sweep / "report.html").read_text()
+
+
+def test_series_reads_null_as_nan_and_lists_as_axes(tmp_path):
+    rows = [
+        {"step": 0, "eval/greedy": 0.5},
+        {"step": 1, "a": 1.0, "layers": [1.0, None], "clip/low": 0.25},
+        {"step": 2, "a": None, "layers": [3.0, 4.0], "clip/low": 0.5, "clip/high": 0.125},
+    ]
+    write_rows(tmp_path / "run", rows)
+    run = Run(tmp_path / "run", "A")
+    np.testing.assert_array_equal(run.series("a"), [[1, 2], [1, np.nan]])
+    np.testing.assert_array_equal(run.series("layers")[1], [[1, np.nan], [3, 4]])
+    assert run.series("none")[0].size == 0
+    assert run.value("a") == 1.0
+    assert run.average("a", 1) != run.average("a", 1)  # the last row is not finite
+    np.testing.assert_array_equal(run.series(CLIPPED)[1], [np.nan, 0.625])
+
+
+def test_clipped_is_one_side_where_only_one_is_logged(tmp_path):
+    write_rows(tmp_path / "run", [{"step": 1, "clip/low": 0.25}])
+    assert Run(tmp_path / "run", "A").value(CLIPPED) == 0.25
+
+
+def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
+    write_run(tmp_path / "demo" / "grpo")
+    write_run(tmp_path / "demo" / "gspo", arm="GSPO")
+    assert main([str(tmp_path / "demo" / "grpo")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"grpo +1/1 +0\.200 -> 0\.\d{3} +0\.180 -> 0\.\d{3} .* 1\.\d\d% +4\.50% +\d{3} +0/1", out)
+    assert "difference" not in out
+    assert main([str(tmp_path / "demo")]) == 0
+    out = capsys.readouterr().out
+    assert "grpo   1/1" in out
+    assert "estimate only: 1 of 5 pairs" in out
+    assert (tmp_path / "demo" / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # The page of the folder is not taken for a run of it, and neither are the pages of its runs.
+    assert [run.arm for run in load(tmp_path / "demo").runs] == ["grpo", "gspo"]
+
+
+def test_a_folder_without_runs_is_named(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert "holds no run: no sweep.json and no metrics.jsonl" in capsys.readouterr().err
+
+
+def test_numbered_folders_are_seeds(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / "GRPO" / str(seed), seed=seed)
+    study = load(tmp_path)
+    assert [(run.arm, run.seed) for run in study.runs] == [("GRPO", "0"), ("GRPO", "1")]
+
+
+def test_the_page_of_a_sweep(page, sweep):
+    printed, markdown, html = page
+    assert markdown.startswith("# Does routing swing the ratio?")
+    assert "20 of 20 runs finished" in markdown
+    assert "Missing from" not in markdown
+    for plot in figures.PLOTS:
+        assert f"### {plot.heading}" in markdown
+        assert (sweep / "figures" / f"{plot.stem}.png").exists()
+    for word in (*ARMS, "commit", "0123abc", "config", "3142=", "1234", "objective.name", "95 % paired t"):
+        assert word in markdown
+        assert word in html
+    assert "held-out greedy, end: GSPO against GRPO" in markdown
+    assert "GSPO is higher." in markdown
+    assert "SAPO" in printed
+
+
+def test_the_html_needs_no_other_file(page):
+    html = page[2]
+    assert html.count("data:image/png;base64,") == len(figures.PLOTS)
+    assert not re.findall(r'(?:src|href)="(?!data:)', html)
+    assert "<script" not in html
+
+
+def test_the_same_logs_give_the_same_page(page, sweep):
+    write_report(sweep)
+    assert (sweep / "report.html").read_text() == page[2]
+
+
+def test_half_a_sweep_says_what_is_missing(tmp_path):
+    write_sweep(tmp_path, seeds=2, conditions=("N = 8", "N = 32"), unfinished=[("GSPO", 1)], absent=[("SAPO", 1)])
+    printed = write_report(tmp_path)
+    assert "12 of 16 runs finished" in printed
+    assert "GSPO, N = 8, seed 1: stopped after step 12" in printed
+    assert "SAPO, N = 32, seed 1: not started" in printed
+    pairs = {(arm, d.n) for arm, outcome, d in differences(load(tmp_path), "N = 32")}
+    assert pairs == {("GRPO+R2", 2), ("GSPO", 1), ("SAPO", 1)}  # runs that have not ended are in no pair
+    markdown = (tmp_path / "report.md").read_text()
+    assert markdown.count("### Learning curves") == 2
+    assert "## Across conditions" in markdown
+    assert (tmp_path / "figures" / "curves_1.png").exists()
+
+
+def test_a_sweep_in_which_nothing_ran_yet_has_a_page(tmp_path):
+    write_sweep(tmp_path, seeds=1, absent=[(arm, 0) for arm in ARMS])
+    assert "0 of 4 runs finished" in write_report(tmp_path)
+    assert "Left out, because no run logged their metrics" in (tmp_path / "report.md").read_text()
+
+
+def test_panels_without_metrics_are_left_out_and_named(tmp_path):
+    write_rows(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.6}], result={})
+    write_report(tmp_path / "run")
+    markdown = (tmp_path / "run" / "report.md").read_text()
+    assert "Experts changed by layer and update (needs routing/flips_old_current_by_update)" in markdown
+    assert "### Experts changed" not in markdown
+    header, _ = arm_table(load(tmp_path / "run"), "")
+    assert header == ["arm", "runs", "reward, last 5", "collapsed"]
+
+
+def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
+    rows = [{"step": step, "reward/mean": 0.5, "eval/greedy": 0.5} for step in range(1, 4)]
+    words = "error: step 4, update 0: the loss or gradient is not finite"
+    runs = []
+    for arm, files in (("A", {"result": {}}), ("B", {"failed": {"exit_code": 1, "last_line": words}})):
+        write_rows(tmp_path / arm, rows, **files)
+        runs.append({"folder": arm, "arm": arm, "condition": "", "seed": 0})
+    (tmp_path / "sweep.json").write_text(json.dumps({"question": "?", "baseline": "A", "runs": runs}))
+    study = load(tmp_path)
+    assert study.runs[1].collapse() == (4.0, True)
+    means = {outcome.name: d.mean for _, outcome, d in differences(study, "")}
+    assert means["held-out greedy, end"] == -0.5
+    assert means["training reward, last 5"] == -0.5
+    assert "diverged after step 3" in write_report(tmp_path)
+
+
+def test_a_crashed_run_is_in_no_pair(tmp_path):
+    write_rows(tmp_path / "A", [{"step": 1, "reward/mean": 0.5}], result={})
+    write_rows(tmp_path / "B", [{"step": 1, "reward/mean": 0.5}], failed={"exit_code": -9, "last_line": "Killed"})
+    study = load(tmp_path)
+    assert list(differences(study, "")) == []
+    assert study.runs[1].status == "crashed after step 1 with exit code -9: Killed"
+
+
+def test_differences_have_the_sign_and_size_of_the_logs(tmp_path):
+    for arm, level in (("A", 0.25), ("B", 0.5)):
+        for seed in range(5):
+            reward = level + 0.125 * seed
+            write_rows(tmp_path / arm / str(seed), [{"step": s, "reward/mean": reward} for s in range(1, 7)], result={})
+    study = load(tmp_path)
+    header, rows = difference_table(study, "")
+    assert header == ["outcome", "arm", "difference", "95 % paired t", "bootstrap", "pairs", "verdict"]
+    expected = ["training reward, last 5", "B", "+0.250", "[+0.250, +0.250]", "[+0.250, +0.250]", "5", "higher"]
+    assert rows[0] == expected
+    assert verdicts(study, "")[0] == (
+        "training reward, last 5: B against A +0.250 [+0.250, +0.250] over 5 pairs: B is higher."
+    )
+
+
+def test_config_table_holds_only_what_arms_differ_in(sweep):
+    header, rows = config_table(load(sweep))
+    assert header == ["field", *(f"{arm} N = 8" for arm in ARMS)]
+    assert rows == [["objective.name", "grpo", "grpo", "gspo", "sapo"]]
+
+
+def test_the_flip_map_shows_layers_and_updates(sweep):
+    figure = figures.flip_map(load(sweep), "N = 8")
+    image = figure.axes[0].images[0].get_array()
+    assert image.shape == (3, 8)
+    # GRPO in the synthetic logs: 9 % times update 0..1 times layer 0.5..1.5.
+    np.testing.assert_allclose(image[:, -1], [4.5, 9, 13.5], rtol=1e-6)
+    np.testing.assert_allclose(image[:, 0], 0)
+
+
+def test_labels_never_overlap():
+    _, (ax,) = panels(["t"], columns=1)
+    ax.set_ylim(0, 1)
+    label_ends(ax, [(1.0, 0.5, name, "k") for name in "abcd"] + [(1.0, float("nan"), "e", "k")])
+    heights = sorted(text.xy[1] for text in ax.texts)
+    assert len(heights) == 4
+    assert min(np.diff(heights)) > 0.08
+    assert np.mean(heights) == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_baseline_is_grey_and_colours_differ():
+    arms = list("abcdefg")
+    colours = [colour(arms, arm) for arm in arms]
+    assert len(set(colours)) == len(arms)
+    assert colours[0] != colour(["a"], "a")
+
+
+def test_the_page_escapes_what_a_model_wrote(tmp_path):
+    page = Page(tmp_path)
+    page.heading("<b>", level=1)
+    page.code("```<script>alert(1)</script>")
+    page.table(["a", "b"], [["x|y", "<i>"]])
+    markdown, html = page.write()
+    assert "<script>" not in html.read_text()
+    assert "~~~~\n```<script>" in markdown.read_text()
+    assert "x\\|y" in markdown.read_text()
+
+
+def test_text_tables_line_up():
+    assert text_table(["a", "bb"], [["long", "1"], ["s", "22"]]) == "a     bb\n----  --\nlong   1\ns     22"
