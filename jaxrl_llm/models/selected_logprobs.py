@@ -1,0 +1,150 @@
+"""Log-probs of given tokens, and entropies, from hidden states without the full logits.
+
+The logits of a chunk of tokens exist only while that chunk is worked on: the forward keeps one number a token (the log
+of the partition sum) and the entropy, the backward recomputes the chunk's logits. Memory is chunk x vocabulary however
+many tokens there are. Where all logits together are smaller than a fixed bound, one chunk holds everything and the
+probabilities are kept for the backward, which is what a plain softmax would do.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jaxrl_llm.array_typing import Array, Float, Integer
+
+__all__ = ["selected_logprobs"]
+
+_KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
+
+
+def selected_logprobs(
+    hidden: Float[Array, "n d"],
+    head: Float[Array, "d v"],
+    targets: Integer[Array, "n"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+    """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
+
+    Args:
+      hidden: final states; head: output matrix. Products accumulate in float32 and all that follows is float32.
+      targets: the tokens whose log-probs are asked for.
+      temperature: > 0.
+      chunk: tokens whose logits exist at one time.
+
+    Returns:
+      (log-probs, entropies), float32 [n]. The gradient of an entropy that is not used costs nothing.
+
+    Raises:
+      ValueError: temperature or chunk not positive.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1 token")
+    return _selected(hidden, head, targets.astype(jnp.int32), float(temperature), chunk)
+
+
+class _Residuals(NamedTuple):
+    hidden: Array
+    head: Array
+    targets: Array
+    log_partition: Array
+    entropy: Array
+    probs: Array | None
+
+
+def _logits(hidden: Array, head: Array, temperature: float) -> Array:
+    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32) / temperature
+
+
+def _is_small(hidden: Array, head: Array) -> bool:
+    return hidden.shape[0] * head.shape[1] <= _KEEP
+
+
+def _cut(x: Array, chunk: int) -> Array:
+    """[n ...] -> [steps, size, ...], padded with zeros. Strided, so that rows sharded over devices stay there."""
+    steps = -(-x.shape[0] // chunk)
+    size = -(-x.shape[0] // steps)
+    padded = jnp.pad(x, [(0, steps * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
+    return padded.reshape(size, steps, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _join(x: Array, n: int) -> Array:
+    """The inverse of `_cut`."""
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:n]
+
+
+def _chunk_forward(hidden, head, targets, temperature):
+    logits = _logits(hidden, head, temperature)
+    top = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.exp(logits - top)
+    total = jnp.sum(weights, axis=-1)
+    mean = jnp.sum(weights * logits, axis=-1) / total
+    log_partition = jnp.log(total) + top[:, 0]
+    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return chosen - log_partition, log_partition - mean, log_partition, weights / total[:, None]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _selected(hidden, head, targets, temperature, chunk):
+    return _forward(hidden, head, targets, temperature, chunk)[0]
+
+
+def _forward(hidden, head, targets, temperature, chunk):
+    if _is_small(hidden, head):
+        logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, temperature)
+    else:
+        one = lambda x: _chunk_forward(x[0], head, x[1], temperature)[:3]  # noqa: E731
+        parts = lax.map(one, (_cut(hidden, chunk), _cut(targets, chunk)))
+        logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
+        probs = None
+    return (logprob, entropy), _Residuals(hidden, head, targets, log_partition, entropy, probs)
+
+
+def _selected_fwd(hidden, head, targets, temperature, chunk):
+    return _forward(hidden.value, head.value, targets.value, temperature, chunk)
+
+
+def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logprob, d_entropy, temperature):
+    """d logits = d_logprob (1[target] - p) - d_entropy p (log p + H)."""
+    if probs is None or d_entropy is not None:
+        log_probs = _logits(hidden, head, temperature) - log_partition[:, None]
+        probs = jnp.exp(log_probs)
+    chosen = lax.broadcasted_iota(jnp.int32, probs.shape, 1) == targets[:, None]
+    d_logits = d_logprob[:, None] * (chosen.astype(jnp.float32) - probs)
+    if d_entropy is not None:
+        d_logits -= d_entropy[:, None] * probs * (log_probs + entropy[:, None])
+    d_logits = (d_logits / temperature).astype(hidden.dtype)
+    d_hidden = jnp.matmul(d_logits, head.T, preferred_element_type=jnp.float32).astype(hidden.dtype)
+    return d_hidden, jnp.matmul(hidden.T, d_logits, preferred_element_type=jnp.float32)
+
+
+def _selected_bwd(temperature, chunk, residuals, cotangents):
+    hidden, head, targets, log_partition, entropy, probs = residuals
+    d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
+    if d_logprob is None:
+        d_logprob = jnp.zeros_like(log_partition)
+    if _is_small(hidden, head):
+        d_hidden, d_head = _chunk_backward(
+            hidden, head, targets, probs, log_partition, entropy, d_logprob, d_entropy, temperature
+        )
+        return d_hidden, d_head.astype(head.dtype), None
+    per_token = (hidden, targets, log_partition, entropy, d_logprob, d_entropy)
+    pieces = jax.tree.map(lambda x: _cut(x, chunk), per_token)
+
+    def step(d_head, piece):
+        x, target, log_z, h, d_lp, d_h = piece
+        d_x, d_w = _chunk_backward(x, head, target, None, log_z, h, d_lp, d_h, temperature)
+        return d_head + d_w, d_x
+
+    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), pieces)
+    return _join(d_hidden, targets.size), d_head.astype(head.dtype), None
+
+
+_selected.defvjp(_selected_fwd, _selected_bwd, symbolic_zeros=True)
