@@ -7,8 +7,11 @@ import numpy as np
 ARMS = {"GRPO": (0.30, 0.09, 0.012), "GRPO+R2": (0.42, 0.09, 0.012), "GSPO": (0.55, 0.07, 0.22), "SAPO": (0.38, 0.1, 0)}
 
 
-def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, finished=True, collapse_at=None):
-    """One DIR whose reward ends near the arm's level; the seed moves all arms alike."""
+def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, finished=True, collapse_at=None, keys=""):
+    """One DIR whose reward ends near the arm's level; the seed moves all arms alike.
+
+    `keys` keeps only the metrics whose name starts so: fewer panels are drawn faster.
+    """
     level, flips, clipped = ARMS[arm]
     rng = np.random.default_rng([seed, list(ARMS).index(arm)])
     shift = np.random.default_rng(seed).normal(0, 0.08)
@@ -43,6 +46,7 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
         if step % 10 == 0:
             row |= {"eval/greedy": reward + 0.05, "eval/pass_at_1": reward, "eval/pass_at_k": min(reward + 0.3, 1)}
         rows.append(row)
+    rows = [{key: value for key, value in row.items() if key == "step" or key.startswith(keys)} for row in rows]
     dump = "".join(json.dumps(row) + "\n" for row in rows)
     (workdir / "metrics.jsonl").write_text(dump)
     samples = [
@@ -56,7 +60,7 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
         (workdir / "result.json").write_text("{}")
 
 
-def write_sweep(folder, *, seeds=5, conditions=("N = 8",), unfinished=(), absent=()):
+def write_sweep(folder, *, seeds=5, conditions=("N = 8",), unfinished=(), absent=(), keys=""):
     """A sweep of all arms; `unfinished` and `absent` name (arm, seed) cells."""
     runs = []
     for condition in conditions:
@@ -75,6 +79,7 @@ def write_sweep(folder, *, seeds=5, conditions=("N = 8",), unfinished=(), absent
                     steps=30 if finished else 12,
                     finished=finished,
                     collapse_at=collapse_at,
+                    keys=keys,
                 )
     plan = {"question": "Does routing swing the ratio?", "baseline": "GRPO", "runs": runs}
     (folder / "sweep.json").write_text(json.dumps(plan))
