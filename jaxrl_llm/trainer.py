@@ -47,12 +47,21 @@ class Run:
         params = warm_start(
             self.model, s.task, s.warm_start, data_dir=s.data_dir, evaluate=self.evaluator.pass_rate, log=log
         )
-        critic = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
+        return self._state(params)
+
+    def blank(self) -> TrainState:
+        """A state of the structure that checkpoints have, with fresh parameters."""
+        s = self.settings
+        return self._state(self.model.init_sharded(jax.random.key(s.warm_start.seed)))
+
+    def _state(self, params: Any) -> TrainState:
+        s, learner = self.settings, self.learner
+        if s.critic.kind == "none":
+            return make_state(self.model, params, learner.optimizer)
+        valued = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
         if s.critic.kind == "head":
-            return make_state(self.model, critic, self.learner.optimizer)
-        if s.critic.kind == "separate":
-            return make_state(self.model, params, self.learner.optimizer, critic, self.learner.critic_optimizer)
-        return make_state(self.model, params, self.learner.optimizer)
+            return make_state(self.model, valued, learner.optimizer)
+        return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer)
 
     def prompts(self) -> tasks.PromptStream:
         s = self.settings

@@ -12,9 +12,9 @@ FLOORS = (
     {"array_typing", "masking", "metrics", "sharding"},
     {"objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log"},
-    {"training", "evaluation", "provenance", "reporting", "sweeping"},
+    {"training", "provenance", "reporting", "sweeping"},
     {"settings", "trainer", "sweep", "report"},
-    {"main"},
+    {"main", "evaluation"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

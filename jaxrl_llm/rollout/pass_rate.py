@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,7 +45,7 @@ def verify(trajectory: Trajectory, task: Task, prompts: list[str], group_size: i
     return rewards, texts
 
 
-def pass_at_k(correct: np.ndarray, samples: int, k: int) -> float:
+def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> float:
     """Mean over prompts of 1 - C(n - c, k) / C(n, k): the unbiased estimator of Chen et al., arXiv 2107.03374, eq. 1."""
     return float(np.mean([1 - math.comb(samples - int(c), k) / math.comb(samples, k) for c in correct]))
 
