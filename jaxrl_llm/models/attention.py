@@ -9,7 +9,7 @@ from jaxrl_llm.models import kv_cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.rope import rotate
 
-__all__ = ["Attention", "RMSNorm", "attend", "flash_available"]
+__all__ = ["Attention", "RMSNorm", "attend", "attend_cached", "flash_available"]
 
 _MASKED = -1e30  # finite: a fully masked row (padding) gives a uniform, not a NaN, softmax
 
@@ -47,15 +47,29 @@ def attend(
     implementation: str = "plain",
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v over the visible columns; scores and softmax in float32."""
-    b, t, h, d = queries.shape
-    kv = keys.shape[1]
     if implementation == "flash":
         return jax.nn.dot_product_attention(
             queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), mask=visible[:, None], implementation="cudnn"
         )
+    return _plain(queries, keys, values, visible, "bkqd,bksd->bkqs")
+
+
+def attend_cached(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv d s"],
+    values: Float[Array, "b kv s d"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t h d"]:
+    """The same over a cache, whose keys are transposed."""
+    return _plain(queries, keys, values, visible, "bkqd,bkds->bkqs")
+
+
+def _plain(queries: Array, keys: Array, values: Array, visible: Array, product: str) -> Array:
     # Head-major, the queries of one key head side by side: both products are plain batched matmuls.
+    b, t, h, d = queries.shape
+    kv = keys.shape[1]
     q = queries.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
-    scores = jnp.einsum("bkqd,bksd->bkqs", q * d**-0.5, keys, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(product, q * d**-0.5, keys, preferred_element_type=jnp.float32)
     scores = scores.reshape(b, kv, h // kv, t, -1)
     scores = jnp.where(visible[:, None, None], scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype).reshape(b, kv, (h // kv) * t, -1)
@@ -95,6 +109,6 @@ class Attention(nnx.Module):
             k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
         else:
             keys, values, column = cache
-            k, v = kv_cache.write(keys, k, column), kv_cache.write(values, v, column)
-        y = attend(q, k, v, visible, self.implementation if cache is None else "plain")
+            k, v = kv_cache.write(keys, values, k, v, column)
+        y = attend(q, k, v, visible, self.implementation) if cache is None else attend_cached(q, k, v, visible)
         return y.reshape(b, t, -1) @ self.o[...].astype(x.dtype), (k, v)

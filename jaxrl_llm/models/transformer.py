@@ -131,10 +131,11 @@ class Model:
         return jax.jit(self.init, out_shardings=sharding.shardings(self.axes(), shapes, self.mesh))(key)
 
     def unstack(self, params: Params, dtype: Any = None) -> dict[str, Any]:
-        """Per-layer parameters for the decode loop, cast once to `dtype`; the router stays float32."""
+        """Per-layer parameters for the decode loop, cast once to `dtype`; the router and the norms stay as they are."""
 
         def cast(path: Any, x: Array) -> Array:
-            return x if dtype is None or "router" in jax.tree_util.keystr(path) else x.astype(dtype)
+            name = jax.tree_util.keystr(path)
+            return x if dtype is None or "router" in name or "norm" in name else x.astype(dtype)
 
         params = jax.tree_util.tree_map_with_path(cast, dict(params))
         for kind in dict.fromkeys(self.config.kinds):
@@ -185,7 +186,7 @@ class Model:
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
             visible = same & causal[None]
         else:
-            visible = jnp.arange(cache.keys[0].shape[2])[None, None, :] <= positions[:, :, None]
+            visible = jnp.arange(cache.values[0].shape[2])[None, None, :] <= positions[:, :, None]
         x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
         x = sharding.constrain(x, _ROW, self.mesh)
         rope = rotation(positions, config.head_dim, config.rope_theta)
@@ -243,9 +244,13 @@ def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) 
         return
     if not config.num_moe_layers:
         raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
-    expected = (config.num_moe_layers, *tokens.shape, config.num_experts_per_tok)
-    if routing.experts.shape != expected:
-        raise ValueError(
-            f"routing.experts has shape {routing.experts.shape}, this forward needs {expected} "
-            "[MoE layers, rows, time, experts per token]; record it with the same model and the same tokens"
-        )
+    for name, found, width in (
+        ("experts", routing.experts, config.num_experts_per_tok),
+        ("logits", routing.logits, config.num_experts),
+    ):
+        expected = (config.num_moe_layers, *tokens.shape, width)
+        if found is not None and found.shape != expected:
+            raise ValueError(
+                f"routing.{name} has shape {found.shape}, this forward needs {expected} [MoE layers, rows, time, "
+                "experts per token or experts]; record it with the same model and the same tokens"
+            )
