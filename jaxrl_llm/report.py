@@ -36,6 +36,10 @@ def write_report(folder: str | Path) -> str:
     name = folder.resolve().name
     page.heading(study.question or (f"Run {name}" if len(study.runs) == 1 else f"Runs of {name}"), level=1)
     _completeness(page, study, printed)
+    header, rows = config_table(study)
+    if rows:
+        page.text("What the arms differ in:")
+        page.table(header, rows)
     for condition in study.conditions:
         if condition:
             page.heading(condition)
@@ -124,10 +128,6 @@ def _short(row: dict[str, object]) -> dict[str, object]:
 
 def _origin(page: Page, study: Study) -> None:
     page.heading("Where this comes from")
-    header, rows = config_table(study)
-    if rows:
-        page.text("Fields of the configuration in which the arms differ:")
-        page.table(header, rows)
     for key in ("commit", "versions", "device", "cores"):
         found = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
         if found:

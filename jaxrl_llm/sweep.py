@@ -48,8 +48,9 @@ def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
     from jaxrl_llm import settings  # here, because it imports JAX: refusing a bad command line should not take seconds
 
     values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", flag_values=values)
-    values(["sweep", f"--config={config_file}", *overrides])
+    arguments = ["sweep", f"--config={config_file}", *overrides]
+    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    values(arguments)
     config: Any = values[holder.name].value
     settings.validate(config)
     return Identity(settings.config_hash(config), config.steps)
@@ -143,7 +144,8 @@ def _checked(program: Program, run: PlannedRun) -> Identity:
     try:
         return program.identify(run.config, run.overrides)
     except (ValueError, AttributeError, KeyError, flags.Error) as error:
-        raise ValueError(f"the configuration of {run} is refused: {error}") from error
+        reason = " ".join(str(error.args[0] if error.args else error).split())
+        raise ValueError(f"the configuration of {run} is refused: {reason}") from error
 
 
 def _finished(folder: Path, identity: Identity) -> bool:

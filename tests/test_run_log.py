@@ -112,6 +112,17 @@ def test_terminal_progress_rewrites_one_line(tmp_path):
     assert "|██████████··········| step 5/10" in stream.getvalue()
 
 
+def test_a_note_ends_the_progress_line_and_stays_out_of_the_files(tmp_path):
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    with RunLog(tmp_path, total_steps=2, stream=stream) as log:
+        log.metrics(1, {"reward/mean": 0.5})
+        log.note("resumed from step 1")
+        log.note("and more")
+    assert stream.getvalue().endswith("reward 0.500\nresumed from step 1\nand more\n")
+    assert "resumed" not in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_an_interrupt_leaves_whole_rows_and_a_closed_log(tmp_path):
     def interrupted():
         with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:

@@ -73,6 +73,15 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
     return figure
 
 
+def other_routing(study: Study, condition: str) -> Figure:
+    """Every number under routing/ that no other figure shows, one panel each."""
+    rows = [row for run in study.runs if run.condition == condition for row in run.rows]
+    keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
+    shown = {curve.key for curve in (*_LEARNING, *_DECOMPOSITION)}
+    titles = [Curve(key, key.removeprefix("routing/").replace("_", " ")) for key in sorted(keys - shown)]
+    return curves(study, condition, titles)
+
+
 def survival_plot(study: Study, condition: str) -> Figure:
     """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""
     figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0)
@@ -240,6 +249,14 @@ PLOTS: Sequence[Plot] = (
         "Share of the variance of the log-ratio that comes from the changed selection of experts alone: "
         "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does.",
         _DECOMPOSITION,
+    ),
+    Plot(
+        "routing",
+        "Routing, further numbers",
+        "Between sampler and old policy experts differ by the engine alone (another shape, another dtype), between old "
+        "and current policy by what training did.",
+        ["routing/flips_sampler_old", "routing/flips_numeric"],
+        other_routing,
     ),
     _plot(
         "ratios",

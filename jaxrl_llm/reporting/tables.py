@@ -26,11 +26,12 @@ def _policy(key: str, **kwargs: int) -> Callable[[Run], float]:
     return lambda run: 0.0 if run.diverged and run.series(key)[0].size else run.average(key, **kwargs)
 
 
+_TIME = Outcome("rollouts without collapse", lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
 OUTCOMES: Sequence[Outcome] = (
     Outcome("held-out greedy, end", _policy("eval/greedy", last=1)),
     Outcome("held-out sampled, end", _policy("eval/pass_at_1", last=1)),
     Outcome("training reward, last 5", _policy("reward/mean", last=5)),
-    Outcome("rollouts without collapse", lambda run: run.collapse()[0], digits=1),
+    _TIME,
 )
 
 
@@ -61,7 +62,8 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
 def differences(study: Study, condition: str) -> Iterator[tuple[str, Outcome, PairedDifference]]:
     """Every arm against the baseline, in every outcome that some run has, over the pairs whose two runs have ended."""
     ended = {arm: {run.seed: run for run in study.select(arm, condition) if run.ended} for arm in study.arms}
-    for outcome in OUTCOMES:
+    fell = any(run.collapse()[1] for runs in ended.values() for run in runs.values())
+    for outcome in OUTCOMES if fell else [one for one in OUTCOMES if one is not _TIME]:
         for arm in study.arms[1:]:
             seeds = [seed for seed in ended[study.baseline] if seed in ended[arm]]
             ours, theirs = (
@@ -98,7 +100,7 @@ def verdicts(study: Study, condition: str) -> list[str]:
 
 
 def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
-    """The configuration fields in which the arms (or conditions) differ; one row a field."""
+    """The configuration fields in which arms or conditions differ: one row an arm and condition, one column a field."""
     cells = [(arm, condition) for condition in study.conditions for arm in study.arms]
     flat = {}
     for cell in cells:
@@ -107,8 +109,8 @@ def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
             flat[cell] = dict(_flatten(recorded[0]))
     fields = sorted({field for one in flat.values() for field in one})
     varying = [f for f in fields if f.split(".")[-1] != "seed" and len({one.get(f) for one in flat.values()}) > 1]
-    header = ["field", *(" ".join(part for part in cell if part) for cell in flat)]
-    return header, [[field, *(one.get(field, "") for one in flat.values())] for field in varying]
+    rows = [[", ".join(filter(None, cell)), *(one.get(field, "") for field in varying)] for cell, one in flat.items()]
+    return ["arm", *varying], rows if varying else []
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -39,6 +39,7 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
             "ratio/token_p99": 1.4,
             "routing/flips_old_current": float(drift.mean()),
             "routing/flips_old_current_by_update": drift.tolist(),
+            "routing/flips_sampler_old": 0.001 * rng.uniform(),
             "routing/share_of_variance": 0.3 + rng.normal(0, 0.05),
             "gradient_weight/positive": 1 - clipped,
             "gradient_weight/negative": 1 - clipped / 2,
