@@ -23,6 +23,7 @@ from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import lay_out, minibatches
 from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.routing_diagnostics import diagnose
 from jaxrl_llm.training.state import TrainState, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
@@ -203,17 +204,23 @@ def _step(run: Run, state: TrainState, reference: Any, stream: tasks.PromptStrea
         for epoch in range(s.updates.epochs)
     ]
     experience = run.scorer(state, reference, got.trajectory, epochs[0])
-    found = []
+    every = s.log.diagnostics_every
+    heavy = bool(every) and step % every == 0 and experience.batch.recorded is not None
+    old_params = jax.tree.map(lambda x: x.copy(), state.params) if heavy else None
+    found, layout = [], epochs[0][0]
     for layout in (layout for epoch in epochs for layout in epoch):
         state, metrics = run.learner.update(state, experience.batch, layout)
         found.append(metrics)
+    scored = experience.metrics
+    if heavy:
+        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, layout)
     jax.block_until_ready(state.updates)
     host = got.metrics | {
         "rollout/tokens_per_s": got.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,
     }
-    return state, _Late(step, host, experience.metrics, found, got.samples)
+    return state, _Late(step, host, scored, found, got.samples)
 
 
 def _evaluate(run: Run, state: TrainState, log: RunLog, step: int) -> dict[str, Any]:

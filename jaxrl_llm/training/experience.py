@@ -14,6 +14,7 @@ from jaxrl_llm.array_typing import Array, Float, PerToken
 from jaxrl_llm.objectives import Gae, Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.layout import Layout
+from jaxrl_llm.training.routing_diagnostics import expert_load
 from jaxrl_llm.training.routing_replay import ReplayConfig, blank, check_recorded, flips, in_scoring, in_training
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
@@ -94,7 +95,7 @@ class Scorer:
             routing=in_training(self.replay, t.routing, recorded),
             recorded=recorded,
         )
-        return Experience(batch, {} if self.first_forward else _gaps(t, batch))
+        return Experience(batch, {} if self.first_forward else _gaps(model.config.num_experts, t, batch))
 
     def _score(self, params: Any, batch: TrainBatch, layouts: Sequence[Layout], into: Scored) -> Scored:
         for layout in layouts:
@@ -131,9 +132,9 @@ def _advantages(
     return advantages, values, returns
 
 
-@jax.jit
-def _gaps(t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
-    """Sampler against old policy: |delta log p| for the run-time check, and the experts that differ."""
+@functools.partial(jax.jit, static_argnums=0)
+def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
+    """Sampler against old policy: |delta log p| for the run-time check, the experts that differ, and their load."""
     size = jnp.abs(batch.old_logprobs - t.sampler_logprobs)
     found: dict[str, M.Metric] = {
         "check/old_sampler_mean": M.Mean.of(size, t.loss_mask),
@@ -141,4 +142,5 @@ def _gaps(t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
     }
     if t.routing is not None and batch.recorded is not None:
         found |= flips("routing/flips_sampler_old", t.routing, batch.recorded, t.segment_ids)
+        found |= expert_load(batch.recorded, num_experts)
     return found
