@@ -1,0 +1,130 @@
+"""Times a rollout and a training step of jaxrl_llm and of its peers on the same work.
+
+python -m experiments.performance.bench --workload S --json OUT.json [--peers trl,tunix|none] [--repeats 3]
+
+Every system is a process of its own, all on one core, and they take turns step by step; a figure is the CPU seconds of
+the best step after the first. The floor is 6 x active parameters x tokens at this core's own float32 matrix rate.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from experiments.performance import workload as workloads
+from experiments.performance.environments import PEERS, python_of
+from experiments.performance.turns import ROOT, Runner, summary
+from experiments.performance.workload import Workload
+
+__all__ = ["compare", "measure", "table"]
+
+_FIGURES = ("rollout_cpu_s", "rollout_tokens_per_cpu_s", "train_cpu_s", "peak_rss_mb", "compile_s")
+
+
+def measure(
+    workload: Workload, systems: Mapping[str, Sequence[str]], repeats: int, core: int | None
+) -> dict[str, dict[str, Any]]:
+    """Run each command (its name is the key) for 1 + repeats steps, turn by turn; returns the figures of each."""
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a start from nothing, every time
+        "XLA_FLAGS": "",
+    }
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        logs = Path(folder)
+        path = logs / "workload.json"
+        path.write_text(json.dumps(vars(workload)))
+        runners = {
+            name: stack.enter_context(
+                Runner([*command, "--workload", str(path)], core, environment, logs / f"{name}.log")
+            )
+            for name, command in systems.items()
+        }
+        steps: dict[str, list[dict[str, Any]]] = {name: [] for name in runners}
+        for turn in range(1 + repeats):
+            for name, runner in runners.items():
+                steps[name].append(runner.step())
+                print(f"{name} {turn}: {_short(steps[name][-1])}", file=sys.stderr, flush=True)
+    return {name: summary(found, workload.answer_tokens()) for name, found in steps.items()}
+
+
+def _short(step: Mapping[str, float]) -> str:
+    return f"rollout {step['rollout_cpu_s']:.2f} s, train {step['train_cpu_s']:.2f} s"
+
+
+def compare(workload: Workload, peers: Sequence[str], repeats: int, core: int | None) -> dict[str, Any]:
+    """Everything that goes into the JSON: ours at the top, the peers, how much faster we are, and the floor."""
+    systems = {"ours": [sys.executable, "-m", "experiments.performance.ours"]}
+    systems |= {peer: [python_of(peer), "-m", f"experiments.performance.peer_{peer}"] for peer in peers}
+    rate = workloads.gemm_gflops()
+    found = measure(workload, systems, repeats, core)
+    ours = found.pop("ours")
+    floor = workload.train_flops() / rate / 1e9
+    return {
+        "workload": vars(workload),
+        "parameters": workload.parameters,
+        "active_parameters": workload.active_parameters,
+        **ours,
+        "peers": found,
+        "ratios": {
+            peer: {
+                "rollout": theirs["rollout_cpu_s"] / ours["rollout_cpu_s"],
+                "train": theirs["train_cpu_s"] / ours["train_cpu_s"],
+                "memory": theirs["peak_rss_mb"] / ours["peak_rss_mb"],
+            }
+            for peer, theirs in found.items()
+        },
+        "floor": {"train_cpu_s": floor, "gemm_gflops": rate, "train_times_floor": ours["train_cpu_s"] / floor},
+        "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Markdown: one row a system, how much slower than ours in brackets, and the floor."""
+    head = "| system | rollout CPU s | tokens / CPU s | train CPU s | peak MB | compile s |\n|---|---|---|---|---|---|"
+    rows = [head, _row("jaxrl_llm", result, None)]
+    rows += [_row(peer, found, result["ratios"][peer]) for peer, found in result["peers"].items()]
+    floor = result["floor"]
+    rows.append(f"| floor ({floor['gemm_gflops']:.0f} GFLOP/s) | | | {floor['train_cpu_s']:.3f} | | |")
+    return "\n".join(rows)
+
+
+def _row(name: str, found: Mapping[str, float], ratio: Mapping[str, float] | None) -> str:
+    rollout, train, memory = (f" ({ratio[k]:.2f}x)" if ratio else "" for k in ("rollout", "train", "memory"))
+    return (
+        f"| {name} | {found['rollout_cpu_s']:.3f}{rollout} | {found['rollout_tokens_per_cpu_s']:.0f} "
+        f"| {found['train_cpu_s']:.3f}{train} | {found['peak_rss_mb']:.0f}{memory} | {found['compile_s']:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="S", help="S, M or a JSON file with the fields of a workload")
+    parser.add_argument("--json", help="where the figures go")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, or none")
+    parser.add_argument("--repeats", type=int, default=3, help="steps after the first")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the core that all share")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats={arguments.repeats} must be at least 1: the first step compiles")
+    peers = [] if arguments.peers == "none" else arguments.peers.split(",")
+    os.sched_setaffinity(0, {arguments.core})
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        result = compare(workloads.load(arguments.workload), peers, arguments.repeats, arguments.core)
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=1))
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()
