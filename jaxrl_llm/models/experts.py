@@ -20,6 +20,8 @@ from jaxrl_llm.models.expert_blocks import block_experts, group_by_expert
 
 __all__ = ["IMPLEMENTATIONS", "apply_experts", "choose_implementation"]
 
+_TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
+
 IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")
 
 
@@ -69,6 +71,8 @@ def apply_experts(
     Source: Qwen3-MoE's sparse block (arXiv 2505.09388) with SwiGLU experts (arXiv 2002.05202, eq. 5).
     """
     chosen = choose_implementation(implementation, mesh)
+    if implementation == "auto" and chosen == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
+        chosen = "dense"
     args = (x, experts, gates, w_gate, w_up, w_down)
     if chosen == "dense":
         return _dense(*args)
