@@ -98,13 +98,13 @@ def test_mistakes_are_named(make, message):
 
 def test_plan_runs_whole_pairs_first_and_names_folders():
     arms = [{"arm": "GRPO + R2", "replay.mode": "R2"}, {"arm": "GSPO", "config": "configs/gspo.py:smoke"}]
-    runs = product(arms, [{"condition": "N = 8", "update.minibatches": 8}], each("seed", [3, 1]))
+    runs = product(arms, [{"condition": "N = 8", "updates.minibatches": 8}], each("seed", [3, 1]))
     planned = Sweep("?", runs, baseline="GSPO", keep_checkpoints=2).planned()
     assert [run.folder for run in planned] == ["N_=_8/GRPO_+_R2/3", "N_=_8/GSPO/3", "N_=_8/GRPO_+_R2/1", "N_=_8/GSPO/1"]
     line = command(planned[0], "my runs")
     assert shlex.split(line) == [
         *("python", "-m", "jaxrl_llm.main", "--config=configs/base.py", "--workdir=my runs/N_=_8/GRPO_+_R2/3"),
-        *("--config.replay.mode=R2", "--config.update.minibatches=8", "--config.seed=3", "--config.checkpoint.keep=2"),
+        *("--config.replay.mode=R2", "--config.updates.minibatches=8", "--config.seed=3", "--config.checkpoint.keep=2"),
     ]
     assert "--config=configs/gspo.py:smoke" in command(planned[1], "d")
 

@@ -1,7 +1,7 @@
 """A sweep is data: a question and a list of flat dicts, one a run, made with four combinators.
 
     arms = chain([{"arm": "GRPO", "objective.name": "grpo"}], [{"arm": "GSPO", "objective.name": "gspo"}])
-    runs = product(arms, each("update.minibatches", [4, 8]), each("seed", range(5)))        # seeds last
+    runs = product(arms, each("updates.minibatches", [4, 8]), each("seed", range(5)))        # seeds last
 
 A run holds its labels (`arm`, `seed`, and where the sweep has several settings `condition`) and dotted fields of the
 configuration. Two runs of one condition and seed are a pair: they must differ in what their arms say and nothing else.

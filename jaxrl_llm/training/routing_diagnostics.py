@@ -88,8 +88,8 @@ def decompose(
         "routing/share_of_variance": share(routing),
         "routing/share_of_variance_shapley": share(shapley),
         "routing/log_ratio_var": spread(ratio),
-        "routing/parameter_part_var": spread(held - old),
-        "routing/routing_part_var": spread(routing),
+        "routing/parameter_var": spread(held - old),
+        "routing/routing_var": spread(routing),
     }
 
 

@@ -1,0 +1,95 @@
+"""Does the ratio swing because experts change, and what helps? GRPO against routing replay, GSPO, SAPO and DAPO, in pairs.
+
+    python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/routing_replay/quick
+    python -m jaxrl_llm.report runs/routing_replay/quick
+
+quick    GRPO, GRPO+R2, GSPO, SAPO at N = 32, 3 seeds: estimates, no verdict; at most 10 minutes on two cores
+full     all arms at N = 1, 2, 4, 8, 16, 32, 5 seeds, the learning rates of `tuned.json`; resumable, hours
+tune     the same arms and N, three learning rates each, 2 seeds that `full` does not use: the budget of `tuned.json`
+seeds    the arms of quick and GRPO+R3, 5 seeds at N = 32: enough for a verdict, about half an hour
+mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction
+regime   where do expert changes drive the ratio? layers, experts, k, router learning rate
+what     indices against logits under R2
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.sweep import Sweep, chain, each, product, zipped
+
+CONFIG = "configs/routing_replay.py"
+QUESTION = "Does the ratio swing because experts change, and which remedy helps?"
+ARMS: dict[str, dict[str, Any]] = {
+    "GRPO": {"objective.name": "grpo"},
+    "GRPO+R2": {"objective.name": "grpo", "replay.mode": "R2"},
+    "GRPO+R3": {"objective.name": "grpo", "replay.mode": "R3"},
+    "GSPO": {"objective.name": "gspo", "objective.clip_low": 8e-3, "objective.clip_high": 1e-2},
+    "GSPO+R2": {
+        "objective.name": "gspo",
+        "objective.clip_low": 8e-3,
+        "objective.clip_high": 1e-2,
+        "replay.mode": "R2",
+    },
+    "SAPO": {"objective.name": "sapo"},
+    "DAPO": {"objective.name": "dapo", "dynamic_sampling.max_draws": 3},
+}
+UPDATES = (1, 2, 4, 8, 16, 32)
+RATES = (1e-4, 2e-4, 4e-4)
+
+
+def arms(*names: str) -> list[dict[str, Any]]:
+    return [{"arm": name, **ARMS[name]} for name in names or ARMS]
+
+
+def seeds(first: int, count: int) -> list[dict[str, Any]]:
+    """A seed changes the warm start too: another seed is another policy, prompts and keys."""
+    numbers = range(first, first + count)
+    return zipped(each("seed", numbers), each("warm_start.seed", numbers))
+
+
+def updates(*numbers: int) -> list[dict[str, Any]]:
+    return zipped(each("condition", [f"N = {n}" for n in numbers]), each("updates.minibatches", numbers))
+
+
+def tuned() -> list[dict[str, Any]]:
+    """Every (arm, N) with the learning rate that `tune` found; 4e-4 where nothing was tuned."""
+    path = Path(__file__).with_name("tuned.json")
+    rates = json.loads(path.read_text()) if path.exists() else {}
+    runs = product(arms(), updates(*UPDATES))
+    return [run | {"optimizer.learning_rate": rates.get(run["condition"], {}).get(run["arm"], 4e-4)} for run in runs]
+
+
+def get_sweep(variant: str = "quick") -> Sweep:
+    if variant == "quick":
+        runs = product(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
+    elif variant == "seeds":
+        runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 5))
+    elif variant == "full":
+        runs = product(tuned(), seeds(0, 5))
+    elif variant == "tune":
+        named = zipped(each("condition", [f"lr {rate:g}" for rate in RATES]), each("optimizer.learning_rate", RATES))
+        pairs = [
+            {**n, **rate, "condition": f"{n['condition']}, {rate['condition']}"} for n in updates(*UPDATES) for rate in named
+        ]
+        runs = product(arms(), pairs, seeds(100, 2))
+    elif variant == "mismatch":
+        corrected = {"arm": "GRPO+TIS", **ARMS["GRPO"], "objective.correction": "tis"}
+        part = chain(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO"), [corrected])
+        runs = product(part, [{"rollout.dtype": "bfloat16"}], seeds(0, 3))
+    elif variant == "what":
+        logits = {"arm": "GRPO+R2 logits", **ARMS["GRPO+R2"], "replay.what": "logits"}
+        runs = product(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 3))
+    elif variant == "regime":
+        shapes = chain(
+            [{"condition": "4 layers, 16 experts, top-4"}],
+            [{"condition": "8 layers", "model.num_hidden_layers": 8}],
+            [{"condition": "64 experts, top-8", "model.num_experts": 64, "model.num_experts_per_tok": 8}],
+            [{"condition": "8 experts, top-2", "model.num_experts": 8, "model.num_experts_per_tok": 2}],
+            [{"condition": "router lr x 10", "optimizer.router_factor": 10.0}],
+            [{"condition": "router frozen", "optimizer.router_factor": 0.0}],
+        )
+        runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
+    else:
+        raise ValueError(f"unknown variant {variant!r}; it has quick, seeds, full, tune, mismatch, regime and what")
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)
