@@ -4,7 +4,6 @@ Group advantages compare the answers to one prompt; GAE compares with a learned 
 """
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,15 @@ __all__ = [
     "whiten",
 ]
 
-Std = Literal["sample", "population", "batch", "none"]
-Baseline = Literal["mean", "leave_one_out", "none"]
+_STD = ("sample", "population", "batch", "none")
+_BASELINE = ("mean", "leave_one_out", "none")
+
+
+def _check_convention(std: str, baseline: str) -> None:
+    one_of("std", std, _STD)
+    one_of("baseline", baseline, _BASELINE)
+    if baseline == "none" and std != "none":
+        raise ValueError(f'baseline="none" with std={std!r} has no centre to scale around; set std="none"')
 
 
 def _in_groups(rewards: PerAnswer, group_size: int) -> Float[Array, "g n"]:
@@ -50,7 +56,7 @@ def degenerate_groups(rewards: PerAnswer, *, group_size: int) -> Bool[Array, "g"
 
 
 def group_advantages(
-    rewards: PerAnswer, *, group_size: int, std: Std = "sample", baseline: Baseline = "mean", eps: float = 1e-6
+    rewards: PerAnswer, *, group_size: int, std: str = "sample", baseline: str = "mean", eps: float = 1e-6
 ) -> PerAnswer:
     """A_i = (R_i - b_i) / (sigma + eps) within groups of `group_size` contiguous answers.
 
@@ -71,10 +77,7 @@ def group_advantages(
 
     Source: GRPO, arXiv 2402.03300 section 4.1.2; Dr. GRPO, arXiv 2503.20783 (std "none"); RLOO, arXiv 2402.14740 eq. 7.
     """
-    one_of("std", std, ("sample", "population", "batch", "none"))
-    one_of("baseline", baseline, ("mean", "leave_one_out", "none"))
-    if baseline == "none" and std != "none":
-        raise ValueError(f'baseline="none" with std={std!r} has no centre to scale around; set std="none"')
+    _check_convention(std, baseline)
     groups = _in_groups(rewards, group_size)
     if baseline == "none":
         return groups.ravel()
@@ -193,16 +196,13 @@ def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
 class GroupAdvantage:
     """`group_advantages` as a choice: std, baseline and the constant added to the deviation."""
 
-    std: Std = "sample"
-    baseline: Baseline = "mean"
+    std: str = "sample"
+    baseline: str = "mean"
     std_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        one_of("std", self.std, ("sample", "population", "batch", "none"))
-        one_of("baseline", self.baseline, ("mean", "leave_one_out", "none"))
+        _check_convention(self.std, self.baseline)
         at_least_zero("std_eps", self.std_eps)
-        if self.baseline == "none" and self.std != "none":
-            raise ValueError(f'baseline="none" with std={self.std!r} has no centre to scale around; set std="none"')
 
     def __call__(self, rewards: PerAnswer, *, group_size: int) -> PerAnswer:
         return group_advantages(rewards, group_size=group_size, std=self.std, baseline=self.baseline, eps=self.std_eps)

@@ -22,9 +22,9 @@ def k3(log_q: Float[Array, "*any"]) -> Float[Array, "*any"]:
 
     Source: Schulman, "Approximating KL divergence", 2020.
     """
-    near = jnp.abs(log_q) < 1e-2
+    near = jnp.abs(log_q) < 0.1
     small = jnp.where(near, log_q, 0)
-    series = small**2 / 2 * (1 + small / 3 * (1 + small / 4 * (1 + small / 5)))
+    series = small**2 / 2 * (1 + small / 3 * (1 + small / 4 * (1 + small / 5 * (1 + small / 6))))
     return jnp.where(near, series, jnp.expm1(log_q) - log_q)
 
 

@@ -1,0 +1,193 @@
+"""Group advantages, GAE, reward shaping and the overlong rules against loops, hand-made numbers and identities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm import objectives
+from tests.reference import advantage_loops
+
+
+@pytest.mark.parametrize(
+    ("std", "baseline", "expected"),
+    [
+        ("sample", "mean", [1.5, -0.5, -0.5, -0.5]),  # (1 - 1/4) / sqrt((9/16 + 3/16) / 3) = 0.75 / 0.5
+        ("population", "mean", [1.7320508, -0.57735027, -0.57735027, -0.57735027]),  # 0.75 / sqrt(0.1875)
+        ("none", "mean", [0.75, -0.25, -0.25, -0.25]),
+        ("none", "leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        ("none", "none", [1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_one_right_answer_of_four(std, baseline, expected):
+    got = objectives.group_advantages(jnp.asarray([1.0, 0, 0, 0]), group_size=4, std=std, baseline=baseline)
+    np.testing.assert_allclose(got, expected, atol=5e-6)  # eps 1e-6 moves 1.5 by 3e-6
+
+
+def test_batch_deviation_is_of_the_raw_rewards():
+    """Rewards 1 0 | 3 0: group means 0.5 and 1.5, mean 1, squares 0 + 1 + 4 + 1 = 6, sigma = sqrt(6 / 3)."""
+    got = objectives.group_advantages(jnp.asarray([1.0, 0, 3, 0]), group_size=2, std="batch", eps=0.0)
+    np.testing.assert_allclose(got, np.asarray([0.5, -0.5, 1.5, -1.5]) / np.sqrt(2), rtol=1e-6)
+
+
+@given(
+    st.lists(st.integers(-4, 4).map(float), min_size=12, max_size=12),
+    st.sampled_from([1, 3, 12]),
+    st.sampled_from([(s, b) for s in ("sample", "population", "batch", "none") for b in ("mean", "leave_one_out")]),
+)
+def test_group_advantages_equal_the_loop(rewards, size, convention):
+    std, baseline = convention
+    got = objectives.group_advantages(jnp.asarray(rewards), group_size=size, std=std, baseline=baseline)
+    np.testing.assert_allclose(got, advantage_loops.group(rewards, size, std, baseline), rtol=2e-4, atol=2e-5)
+
+
+@given(st.lists(st.integers(0, 3).map(float), min_size=8, max_size=8), st.permutations(range(4)))
+def test_group_identities(rewards, order):
+    """The sum is 0, a permutation of the group permutes the advantages, a constant added to all changes nothing."""
+    a = np.asarray(objectives.group_advantages(jnp.asarray(rewards), group_size=4))
+    np.testing.assert_allclose(a.reshape(2, 4).sum(1), 0, atol=1e-5)
+    permuted = np.asarray(rewards).reshape(2, 4)[:, order].ravel()
+    np.testing.assert_allclose(
+        objectives.group_advantages(jnp.asarray(permuted), group_size=4), a.reshape(2, 4)[:, order].ravel(), atol=1e-6
+    )
+    shifted = objectives.group_advantages(jnp.asarray(rewards) + 7, group_size=4)
+    np.testing.assert_allclose(shifted, a, atol=2e-5)
+
+
+@pytest.mark.parametrize("std", ["sample", "population", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_alike_answers_give_exactly_zero(std, baseline):
+    """Eight rewards of 0.9 have a float32 mean that is not 0.9: dividing by eps would give |A| = 0.056."""
+    rewards = jnp.concatenate([jnp.full(8, 0.9), jnp.arange(8.0)])
+    got = objectives.group_advantages(rewards, group_size=8, std=std, baseline=baseline)
+    assert not np.asarray(got[:8]).any()
+    assert np.asarray(got[8:]).any()
+    assert not np.asarray(objectives.group_advantages(rewards[8:], group_size=1, std=std, baseline=baseline)).any()
+    np.testing.assert_array_equal(objectives.degenerate_groups(rewards, group_size=8), [True, False])
+
+
+def test_bad_rewards_are_refused():
+    with pytest.raises(ValueError, match=r"group_size=3 must divide batch=4; set rollout.group_size"):
+        objectives.group_advantages(jnp.zeros(4), group_size=3)
+    with pytest.raises(ValueError, match=r"rewards of answers \[1, 3\] are not finite"):
+        objectives.group_advantages(jnp.asarray([0.0, np.nan, 1.0, np.inf]), group_size=2)
+    with pytest.raises(ValueError, match="did you mean 'sample'"):
+        objectives.group_advantages(jnp.zeros(4), group_size=2, std="samples")
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_gae_equals_the_definition(gamma, lam):
+    """Ragged answers between padding, one of them cut off (it bootstraps) and one with no token at all."""
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(2, 4, 7))
+    bootstrap = np.asarray([0.0, 0.7, 0.0, 0.0])
+    mask = np.zeros((4, 7), bool)
+    mask[0, 1:4], mask[1, 2:7], mask[2, :] = True, True, True
+    advantages, returns = objectives.gae(
+        *(jnp.asarray(x, jnp.float32) for x in (rewards, values)),
+        jnp.asarray(mask),
+        gamma=gamma,
+        lam=lam,
+        bootstrap=jnp.asarray(bootstrap, jnp.float32),
+    )
+    for i, valid in enumerate(mask):
+        expected = advantage_loops.gae(
+            rewards[i, valid].tolist(), values[i, valid].tolist(), gamma, lam, float(bootstrap[i])
+        )
+        np.testing.assert_allclose(advantages[i, valid], expected[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(returns[i, valid], expected[1], rtol=1e-5, atol=1e-6)
+        assert not np.asarray(advantages)[i, ~valid].any()
+        assert not np.asarray(returns)[i, ~valid].any()
+
+
+def test_gae_carries_through_a_hole_in_the_mask():
+    """Tool output inside an answer: the tokens around it are neighbours."""
+    rewards, values = jnp.asarray([[0.0, 9.0, 1.0]]), jnp.asarray([[0.3, 9.0, 0.6]])
+    holed, _ = objectives.gae(rewards, values, jnp.asarray([[True, False, True]]), gamma=0.9, lam=0.8)
+    dense, _ = objectives.gae(rewards[:, ::2], values[:, ::2], jnp.ones((1, 2), bool), gamma=0.9, lam=0.8)
+    np.testing.assert_array_equal(holed[:, ::2], dense)
+    assert holed[0, 1] == 0
+
+
+def test_lambda_zero_is_td_and_lambda_one_is_monte_carlo():
+    rewards, values = jnp.asarray([[0.0, 0.0, 1.0]]), jnp.asarray([[0.2, 0.5, 0.6]])
+    mask = jnp.ones((1, 3), bool)
+    td, _ = objectives.gae(rewards, values, mask, lam=0.0)
+    np.testing.assert_allclose(td, [[0.3, 0.1, 0.4]], rtol=1e-5)  # V_{t+1} - V_t, then R - V_T
+    monte_carlo, returns = objectives.gae(rewards, values, mask, lam=1.0)
+    np.testing.assert_allclose(monte_carlo, [[0.8, 0.5, 0.4]], rtol=1e-5)  # R - V_t
+    np.testing.assert_allclose(returns, [[1.0, 1.0, 1.0]], rtol=1e-6)
+
+
+def test_nan_where_masked_changes_nothing():
+    clean = jnp.asarray([[1.0, 2.0, 0.0]])
+    dirty = clean.at[0, 2].set(jnp.nan)
+    mask = jnp.asarray([[True, True, False]])
+    for f in (objectives.whiten, lambda x, m: objectives.gae(x, x, m)[0], lambda x, m: objectives.gae(x, x, m)[1]):
+        np.testing.assert_array_equal(f(dirty, mask), f(clean, mask))
+
+
+def test_whitening():
+    mask = jnp.asarray([[True, True, True, False]])
+    got = objectives.whiten(jnp.asarray([[1.0, 2.0, 3.0, 99.0]]), mask)
+    np.testing.assert_allclose(got, [[-1.0, 0.0, 1.0, 0.0]], atol=1e-6)  # sample deviation of 1 2 3 is 1
+    assert not np.asarray(objectives.whiten(jnp.full((2, 3), 0.1), jnp.ones((2, 3), bool))).any()
+    assert not np.asarray(objectives.whiten(jnp.ones((2, 3)), jnp.zeros((2, 3), bool))).any()
+
+
+def test_rewards_sit_on_the_last_response_token():
+    mask = jnp.asarray([[False, True, True, False], [False, True, True, True], [False] * 4])
+    got = objectives.token_rewards(jnp.asarray([1.0, -2.0, 5.0]), mask)
+    np.testing.assert_array_equal(got, [[0, 0, 1, 0], [0, 0, 0, -2], [0, 0, 0, 0]])
+
+
+def test_kl_inside_the_reward():
+    """rho_t = R 1[t = T] - beta (log pi_old - log pi_ref)_t, and nothing on padding, whatever stands there."""
+    mask = jnp.asarray([[True, True, False]])
+    old, ref = jnp.asarray([[-1.0, -2.0, jnp.inf]]), jnp.asarray([[-1.5, -1.0, 0.0]])
+    got = objectives.token_rewards(jnp.asarray([1.0]), mask, old_logprobs=old, ref_logprobs=ref, kl_coef=0.1)
+    np.testing.assert_allclose(got, [[-0.05, 1.1, 0.0]], rtol=1e-6)
+    with pytest.raises(ValueError, match="needs old_logprobs and ref_logprobs"):
+        objectives.token_rewards(jnp.asarray([1.0]), mask, kl_coef=0.1)
+
+
+def test_gae_recipe_whitens_after_the_returns():
+    mask = jnp.asarray([[True, True], [True, False]])
+    values = jnp.asarray([[0.5, 0.25], [0.5, 0.0]])
+    advantage = objectives.make("ppo", lam=1.0).advantage
+    advantages, returns = advantage(jnp.asarray([1.0, 0.0]), values=values, mask=mask)
+    np.testing.assert_allclose(returns, [[1, 1], [0, 0]], atol=1e-6)  # R everywhere on the answer
+    raw = np.asarray([0.5, 0.75, -0.5])  # R - V
+    np.testing.assert_allclose(
+        np.asarray(advantages)[np.asarray(mask)], (raw - raw.mean()) / raw.std(ddof=1), rtol=1e-5
+    )
+
+
+def test_a_truncated_answer_bootstraps_and_an_ended_one_does_not():
+    mask, values = jnp.ones((2, 2), bool), jnp.asarray([[0.5, 0.5], [0.5, 0.5]])
+    _, returns = objectives.gae(jnp.zeros((2, 2)), values, mask, bootstrap=jnp.asarray([0.8, 0.0]))
+    np.testing.assert_allclose(returns, [[0.8, 0.8], [0.0, 0.0]], atol=1e-6)
+
+
+def test_overlong_penalty():
+    """L 20, C 4: the ramp begins at 16."""
+    got = objectives.overlong_penalty(jnp.asarray([1, 16, 17, 18, 20, 21]), max_length=20, cache=4)
+    np.testing.assert_allclose(got, [0, 0, -0.25, -0.5, -1, -1])
+    with pytest.raises(ValueError, match=r"cache=0 must be above 0 and at most max_length=20"):
+        objectives.overlong_penalty(jnp.asarray([1]), max_length=20, cache=0)
+
+
+def test_overlong_filter_takes_truncated_answers_out_of_the_count():
+    mask = jnp.ones((3, 4), bool)
+    kept = objectives.overlong_filter(mask, jnp.asarray([False, True, False]))
+    assert float(objectives.make("dapo").counts(kept)["policy"]) == 8
+    assert float(objectives.make("grpo").counts(kept)["policy"]) == 2
+
+
+def test_advantages_under_jit():
+    f = jax.jit(lambda r: objectives.GroupAdvantage()(r, group_size=4))
+    rewards = jnp.asarray([1.0, 0, 0, 0, 1, 1, 1, 1])
+    np.testing.assert_allclose(f(rewards), objectives.GroupAdvantage()(rewards, group_size=4), rtol=1e-6)

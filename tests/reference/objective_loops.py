@@ -1,0 +1,141 @@
+"""Every recipe as slow loops over answers and tokens, written from the papers: no jax, no masks, no shared code.
+
+An answer is a dict of lists: `new`, `old` (log-probabilities of its tokens), `advantage` (one per token) and, where a
+recipe reads it, `gamma` (RSPO's router weight). `frozen` repeats `new` for every factor that the paper detaches, so
+that a finite difference in `new` alone gives the gradient the paper means. All functions return what is maximised.
+"""
+
+import math
+
+
+def clipped(ratio, advantage, low, high):
+    return min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+
+
+def mean(xs):
+    return sum(xs) / len(xs)
+
+
+def mean_of_means(answers, per_answer):
+    """1/n sum_i 1/|y_i| sum_t: GRPO eq. 3."""
+    return mean([mean(per_answer(a)) for a in answers])
+
+
+def mean_of_sums(answers, per_answer, length=1.0):
+    return mean([sum(per_answer(a)) / length for a in answers])
+
+
+def mean_of_tokens(answers, per_answer):
+    """1/(sum_i |y_i|) sum_i sum_t: DAPO eq. 8."""
+    return sum(sum(per_answer(a)) for a in answers) / sum(len(a["new"]) for a in answers)
+
+
+def token_clip(low, high):
+    def per_answer(a):
+        return [
+            clipped(math.exp(n - o), adv, low, high)
+            for n, o, adv in zip(a["new"], a["old"], a["advantage"], strict=True)
+        ]
+
+    return per_answer
+
+
+def reinforce(answers):
+    return mean_of_sums(answers, lambda a: [adv * n for n, adv in zip(a["new"], a["advantage"], strict=True)])
+
+
+def rloo(answers):
+    return mean_of_means(answers, token_clip(0.2, 0.2))
+
+
+def ppo(answers):
+    return mean_of_tokens(answers, token_clip(0.2, 0.2))
+
+
+def grpo(answers):
+    return mean_of_means(answers, token_clip(0.2, 0.2))
+
+
+def dr_grpo(answers, max_length=8):
+    return mean_of_sums(answers, token_clip(0.2, 0.2), max_length)
+
+
+def dapo(answers):
+    return mean_of_tokens(answers, token_clip(0.2, 0.28))
+
+
+def gspo(answers):
+    """The paper's sequence-level form: one clipped term an answer."""
+    total = 0.0
+    for a in answers:
+        s = math.exp(sum(n - o for n, o in zip(a["new"], a["old"], strict=True)) / len(a["new"]))
+        total += mean([clipped(s, adv, 3e-4, 4e-4) for adv in a["advantage"]])
+    return total / len(answers)
+
+
+def gspo_token(answers):
+    total = 0.0
+    for a in answers:
+        s = math.exp(sum(f - o for f, o in zip(a["frozen"], a["old"], strict=True)) / len(a["new"]))
+        terms = [
+            clipped(s * math.exp(n) / math.exp(f), adv, 3e-4, 4e-4)
+            for n, f, adv in zip(a["new"], a["frozen"], a["advantage"], strict=True)
+        ]
+        total += mean(terms)
+    return total / len(answers)
+
+
+def sapo(answers):
+    def per_answer(a):
+        out = []
+        for n, o, adv in zip(a["new"], a["old"], a["advantage"], strict=True):
+            tau = 1.0 if adv > 0 else 1.05
+            out.append(4 / tau / (1 + math.exp(-tau * (math.exp(n - o) - 1))) * adv)
+        return out
+
+    return mean_of_means(answers, per_answer)
+
+
+def cispo(answers):
+    def per_answer(a):
+        rows = zip(a["new"], a["frozen"], a["old"], a["advantage"], strict=True)
+        return [min(math.exp(f - o), 5.0) * adv * n for n, f, o, adv in rows]
+
+    return mean_of_tokens(answers, per_answer)
+
+
+def gmpo(answers):
+    """(prod_t of one-sidedly bounded ratios)^(1/|y|) A; the advantage is constant along an answer."""
+    total = 0.0
+    for a in answers:
+        product = 1.0
+        for n, o, adv in zip(a["new"], a["old"], a["advantage"], strict=True):
+            ratio = math.exp(n - o)
+            product *= min(ratio, math.exp(0.4)) if adv > 0 else max(ratio, math.exp(-0.4))
+        total += product ** (1 / len(a["new"])) * mean(a["advantage"])
+    return total / len(answers)
+
+
+def vespo(answers):
+    def per_answer(a):
+        weight = math.prod(math.exp(f - o) for f, o in zip(a["frozen"], a["old"], strict=True))
+        out = []
+        for n, adv in zip(a["new"], a["advantage"], strict=True):
+            c1, c2 = (2.0, 3.0) if adv > 0 else (3.0, 2.0)
+            out.append(weight**c1 * math.exp(c2 * (1 - weight)) * adv * n)
+        return out
+
+    return mean_of_tokens(answers, per_answer)
+
+
+def rspo(answers):
+    def per_answer(a):
+        rows = zip(a["new"], a["old"], a["gamma"], a["advantage"], strict=True)
+        return [clipped(math.exp(n - o) * g, adv, 0.2, 0.2) for n, o, g, adv in rows]
+
+    return mean_of_means(answers, per_answer)
+
+
+RECIPES = {f.__name__: f for f in (
+    reinforce, rloo, ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, cispo, gmpo, vespo, rspo,
+)}  # fmt: skip

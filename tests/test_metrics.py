@@ -1,0 +1,83 @@
+"""Metrics merge exactly and finalize to the documented keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Moments, finalize, merge, merge_stacked
+
+
+def everything(x, where):
+    return {
+        "mean": Mean.of(x, where),
+        "max": Maximum.of(x, where),
+        "r": Moments.of(x, where),
+        "ess": EffectiveSize.of(x, where),
+        "p99": Histogram.of(x, where),
+    }
+
+
+def test_by_hand():
+    """w = 1 + x = 1, 2, 3; the fourth is masked."""
+    got = finalize(everything(jnp.asarray([0.0, 1.0, 2.0, np.nan]), jnp.asarray([True, True, True, False])))
+    assert got.keys() == {"mean", "max", "r_mean", "r_var", "ess", "p99"}
+    assert got["mean"] == 1
+    assert got["max"] == 2
+    assert got["r_mean"] == 2
+    assert got["r_var"] == pytest.approx(2 / 3)
+    assert got["ess"] == pytest.approx(36 / (3 * 14))
+    assert got["p99"] == pytest.approx(np.exp(2.0), rel=0.15)
+
+
+def test_nothing_is_not_a_number():
+    got = finalize(everything(jnp.zeros(3), jnp.zeros(3, bool)))
+    assert {key for key, value in got.items() if np.isnan(value)} == {"mean", "max", "ess", "p99"}
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=12, max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
+    st.integers(1, 11),
+)
+def test_any_split_gives_the_same(values, where, cut):
+    x, m = np.asarray(values, np.float32), np.asarray(where)
+    whole = finalize(everything(jnp.asarray(x), jnp.asarray(m)))
+    parts = [everything(jnp.asarray(x[s]), jnp.asarray(m[s])) for s in (slice(0, cut), slice(cut, 12))]
+    for key, value in finalize(merge(parts)).items():
+        np.testing.assert_allclose(value, whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def test_stacked_metrics_merge_like_a_list():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
+    where = x > -0.5
+    stacked = jax.jit(lambda a, b: merge_stacked(jax.vmap(everything)(a, b)))(x, where)
+    listed = merge([everything(a, b) for a, b in zip(x, where, strict=True)])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), stacked, listed)
+
+
+def test_a_key_may_be_missing_in_a_minibatch():
+    one = {"a": Mean.of(jnp.ones(2), jnp.ones(2, bool))}
+    two = {"a": Mean.of(jnp.zeros(2), jnp.ones(2, bool)), "b": Maximum.of(jnp.ones(2), jnp.ones(2, bool))}
+    assert finalize(merge([one, two])) == {"a": 0.5, "b": 1.0}
+
+
+def test_small_variances_survive_float32():
+    """Ratios 1 +- 1e-5: storing x and x^2 of the ratio itself would give a variance of 0 or of 1e-7."""
+    x = jnp.asarray([1e-5, -1e-5] * 500)
+    assert finalize({"r": Moments.of(x, jnp.ones(1000, bool))})["r_var"] == pytest.approx(1e-10, rel=1e-4)
+
+
+@given(st.floats(-19, 19))
+def test_histogram_resolution(log_ratio):
+    """A quantile is off by half a bin at most: 5 % of the log-ratio, or 1e-5 near 0."""
+    got = Histogram.of(jnp.full(3, log_ratio), jnp.ones(3, bool)).quantile(0.99)
+    assert abs(np.log(got) - log_ratio) <= 0.06 * abs(log_ratio) + 1e-5
+
+
+def test_p99_is_the_ninety_ninth_of_a_hundred():
+    x = jnp.linspace(-1.0, 1.0, 1001)
+    got = np.log(Histogram.of(x, jnp.ones(1001, bool)).quantile(0.99))
+    assert got == pytest.approx(0.98, abs=0.06)
