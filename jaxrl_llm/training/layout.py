@@ -35,9 +35,10 @@ class UpdateConfig:
     def __post_init__(self) -> None:
         for name in ("minibatches", "epochs", "length_buckets"):
             if getattr(self, name) < 1:
-                raise ValueError(f"update.{name}={getattr(self, name)} must be at least 1")
-        if self.micro_batch_rows < 0 or self.aux_coef < 0:
-            raise ValueError("updates.micro_batch_rows and updates.aux_coef must not be negative; 0 turns them off")
+                raise ValueError(f"updates.{name}={getattr(self, name)} must be at least 1")
+        for name in ("micro_batch_rows", "aux_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"updates.{name}={getattr(self, name)} must not be negative; 0 turns it off")
         if self.layout not in _LAYOUTS:
             raise ValueError(f"updates.layout={self.layout!r} is not one of {', '.join(_LAYOUTS)}")
         if self.shuffle not in _SHUFFLES:
@@ -51,9 +52,9 @@ class UpdateConfig:
 class Layout(flax.struct.PyTreeNode):
     """index: row * time + column of the rollout's token at each place, -1 = padding; used: micro-batches in use."""
 
-    index: Int[Array, "m r t"]
-    segment_ids: Int[Array, "m r t"]
-    used: Int[Array, ""]
+    index: Int[Array | np.ndarray, "m r t"]
+    segment_ids: Int[Array | np.ndarray, "m r t"]
+    used: Int[Array | np.ndarray, ""]
 
 
 def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
@@ -102,7 +103,7 @@ def _first_fit(rows: np.ndarray, lengths: np.ndarray, width: int) -> list[list[i
     """First-fit decreasing bin packing: at most 11/9 of the fewest rows (Johnson 1973)."""
     bins: list[list[int]] = []
     free: list[int] = []
-    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
+    for row in sorted(rows.tolist(), key=lambda r: (-lengths[r], r)):
         place = next((i for i, room in enumerate(free) if room >= lengths[row]), None)
         if place is None:
             bins.append([row])

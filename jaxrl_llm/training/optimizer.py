@@ -1,6 +1,7 @@
 """AdamW with a schedule, global-norm clipping, a weight-decay mask and a learning-rate factor for the router."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -49,8 +50,12 @@ def decayed(params: Any) -> Any:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout."""
+    """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout.
+
+    Equal arguments give the very same object, so that steps compiled for it are shared.
+    """
     peak, after = config.learning_rate, max(total_steps - config.warmup_steps, 1)
     decay = {
         "constant": optax.constant_schedule(peak),

@@ -8,24 +8,25 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Float, Int, Key, Mask, PerToken, SegmentIds, Tokens
+from jaxrl_llm.array_typing import Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["TrainBatch", "TrainState", "make_state", "with_value_head"]
+__all__ = ["TrainBatch", "TrainState", "make_state", "parameter_axes", "with_value_head"]
 
 
 class TrainState(flax.struct.PyTreeNode):
     """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
 
-    updates counts optimizer steps; a minibatch without a single unmasked token does not count.
+    updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. Untyped, as all
+    fields are: trees of states also carry host arrays, abstract shapes and shardings.
     """
 
     params: Any
     opt_state: Any
     critic: Any
     critic_opt_state: Any
-    updates: Int[Array, ""]
+    updates: Any
 
 
 class TrainBatch(flax.struct.PyTreeNode):
@@ -46,7 +47,6 @@ class TrainBatch(flax.struct.PyTreeNode):
     returns: PerToken | None = None
     routing: Routing | None = None
     recorded: Routing | None = None
-    old_router_logprobs: Float[Array, "l b t k"] | None = None
 
 
 def with_value_head(params: Any, hidden_size: int) -> Any:
@@ -84,10 +84,3 @@ def make_state(
     if model.mesh is not None:
         updates = jax.device_put(updates, sharding.replicated(model.mesh))
     return TrainState(params, born(optimizer, params), critic, critic_opt_state, updates)
-
-
-def fold(key: Key, *numbers: int) -> Key:
-    """key folded with each number in turn."""
-    for number in numbers:
-        key = jax.random.fold_in(key, number)
-    return key

@@ -15,7 +15,7 @@ import optax
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring, sharding
-from jaxrl_llm.array_typing import Array, Float, Mask, PerToken
+from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken
 from jaxrl_llm.models.moe import load_balance_loss
 from jaxrl_llm.models.routing import Routing, no_record
 from jaxrl_llm.models.transformer import Model
@@ -135,7 +135,7 @@ class Learner:
         loss = sum(total / jnp.maximum(counts[name], 1) for name, total in totals.items())
         return self._apply(state, gradients, loss, counts["policy"] > 0, metrics)
 
-    def _counts(self, masks: Mask, layout: Layout) -> dict[str, Float[Array, ""]]:
+    def _counts(self, masks: Bool[Array, "m r t"], layout: Layout) -> dict[str, Float[Array, ""]]:
         """What every total is divided by: over the whole minibatch, all micro-batches and all devices."""
 
         def of(mask: Mask, segments: Array) -> dict[str, Array]:
@@ -203,8 +203,8 @@ class Learner:
         self, state: TrainState, gradients: Any, loss: Array, occupied: Array, metrics: dict[str, M.Metric]
     ) -> tuple[TrainState, dict[str, M.Metric]]:
         policy_gradient, critic_gradient = gradients
-        norm = optax.global_norm(policy_gradient)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(gradients))
+        norm = optax.tree.norm(policy_gradient)
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
         changes, opt_state = self.optimizer.update(policy_gradient, state.opt_state, state.params)
         new = state.replace(params=optax.apply_updates(state.params, changes), opt_state=opt_state)
         if self.critic_optimizer is not None:

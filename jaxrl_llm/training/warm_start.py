@@ -35,8 +35,9 @@ class WarmStartConfig:
     cache_dir: str
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.learning_rate < 0:
-            raise ValueError("warm_start.steps and warm_start.learning_rate must not be negative")
+        for name in ("steps", "learning_rate"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"warm_start.{name}={getattr(self, name)} must not be negative")
         for name in ("batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"warm_start.{name}={getattr(self, name)} must be at least 1")

@@ -1,0 +1,129 @@
+"""The optimizer against AdamW written out in numpy, and the two masks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm.training.optimizer import decayed, make_optimizer
+from tests.reference import tiny_training as tiny
+
+TWOS = np.full((2, 2), 2, np.float32)
+PARAMS = {
+    "ends": {"embedding": TWOS, "head": TWOS, "norm": {"scale": TWOS[0]}},
+    "moe": {"mlp": {"router": TWOS}},
+    "value_head": {"kernel": TWOS[0], "bias": TWOS[0, 0]},
+}
+
+
+def config(**changes):
+    return dataclasses.replace(tiny.OPTIMIZER, **({"clip_norm": 0.0} | changes))
+
+
+def changes_of(gradients, config, total=10):
+    """The parameter changes of consecutive steps, as flat dicts of numpy arrays; each gradient is a constant."""
+    optimizer = make_optimizer(config, total)
+
+    def step(carry, gradient):
+        params, state = carry
+        change, state = optimizer.update(jax.tree.map(lambda p: jnp.full(p.shape, gradient), params), state, params)
+        return (optax.apply_updates(params, change), state), change
+
+    run = jax.jit(lambda params, gradients: jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1])
+    change = jax.tree_util.tree_leaves_with_path(jax.device_get(run(PARAMS, np.array(gradients, np.float32))))
+    return [{jax.tree_util.keystr(k): v[i] for k, v in change} for i in range(len(gradients))]
+
+
+def test_adamw_by_hand():
+    """m and v with bias correction, weight decay 0.1 on the head only of these two leaves."""
+    found = changes_of([0.5, -1.0], config(weight_decay=0.1))
+    m, v, p = 0.0, 0.0, {"head": 2.0, "embedding": 2.0}
+    for t, g in enumerate([0.5, -1.0], start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        adam = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-3)
+        for name, decay in (("head", 0.1), ("embedding", 0.0)):
+            change = -0.01 * (adam + decay * p[name])
+            np.testing.assert_allclose(found[t - 1][f"['ends']['{name}']"], change, rtol=1e-5)
+            p[name] += change
+
+
+def test_decay_spares_norms_embeddings_biases_and_the_value_head():
+    spared = {jax.tree_util.keystr(k) for k, v in jax.tree_util.tree_leaves_with_path(decayed(PARAMS)) if not v}
+    assert spared == {
+        "['ends']['embedding']",
+        "['ends']['norm']['scale']",
+        "['value_head']['bias']",
+        "['value_head']['kernel']",
+    }
+
+
+def test_the_masks_find_the_leaves_of_a_real_model():
+    params = jax.eval_shape(tiny.make_model().init, jax.random.key(0))
+    on = {jax.tree_util.keystr(k) for k, v in jax.tree_util.tree_leaves_with_path(decayed(params)) if v}
+    assert not any("norm" in name or "embedding" in name for name in on)
+    matrices = {k for k, v in jax.tree_util.tree_leaves_with_path(params) if v.ndim >= 2 and "norm" not in str(k)}
+    assert len(on) == len(matrices) - 1  # all but the embedding
+    assert sum("router" in name for name in on) == 1
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.25])
+def test_the_router_has_a_rate_of_its_own(factor):
+    """0 freezes it exactly, weight decay and momentum included; the others do not notice."""
+    plain = changes_of([0.5, -1.0], config(weight_decay=0.1))
+    slowed = changes_of([0.5, -1.0], config(weight_decay=0.1, router_factor=factor))
+    name = "['moe']['mlp']['router']"
+    np.testing.assert_allclose(slowed[0][name], factor * plain[0][name], rtol=1e-6)
+    if factor == 0:
+        assert not slowed[0][name].any()
+        assert not slowed[1][name].any()
+    for other in plain[0].keys() - {name}:
+        np.testing.assert_array_equal(slowed[1][other], plain[1][other])
+
+
+def test_the_global_norm_is_clipped():
+    """One step of Adam forgets the scale of its gradient, the second moment of two steps does not."""
+    count = sum(np.size(p) for p in jax.tree.leaves(PARAMS))
+    found = changes_of([10.0, 0.1], config(clip_norm=1.0))
+    clipped = [1 / np.sqrt(count), 0.1 if 0.1 * np.sqrt(count) <= 1 else 1 / np.sqrt(count)]
+    expected = changes_of(clipped, config())
+    np.testing.assert_allclose(found[1]["['ends']['head']"], expected[1]["['ends']['head']"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 0, [1, 1, 1, 1, 1]),
+        ("constant", 2, [0, 0.5, 1, 1, 1]),
+        ("linear", 0, [1, 0.775, 0.55, 0.325, 0.1]),
+        ("cosine", 0, [1, 0.868198, 0.55, 0.231802, 0.1]),
+        ("linear", 1, [0, 1, 0.7, 0.4, 0.1]),
+    ],
+)
+def test_schedules(schedule, warmup, rates):
+    """Rate of steps 0..4 of 4, in peaks; eps 0 and b1 = b2 = 0 make a step of Adam the sign of its gradient."""
+    found = changes_of([1.0] * 5, config(schedule=schedule, warmup_steps=warmup, b1=0.0, b2=0.0, eps=1e-12), total=4)
+    np.testing.assert_allclose([-step["['ends']['head']"][0, 0] / 0.01 for step in found], rates, atol=1e-6)
+
+
+def test_equal_configs_share_one_optimizer():
+    """It is a static argument of the compiled step: another object would compile it again."""
+    assert make_optimizer(config(), 10) is make_optimizer(config(), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "step"}, "optimizer.schedule='step' is not one of constant, linear, cosine"),
+        ({"learning_rate": -1e-3}, r"optimizer\.learning_rate=-0\.001"),
+        ({"clip_norm": -1.0}, r"optimizer\.clip_norm=-1\.0"),
+        ({"router_factor": -1.0}, r"optimizer\.router_factor"),
+        ({"b2": 1.0}, r"optimizer\.b2=1\.0 must lie in \[0, 1\)"),
+        ({"eps": 0.0}, r"optimizer\.eps=0\.0 must be positive"),
+    ],
+)
+def test_bad_values_name_their_field(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
