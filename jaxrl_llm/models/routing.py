@@ -4,21 +4,21 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Bool, Experts, Float, Integer
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer
 
 __all__ = ["Routing", "choose", "is_recorded", "no_record", "routing_dtype"]
 
 
 class Routing(flax.struct.PyTreeNode):
-    """The routing of every MoE layer (dense layers have no row).
+    """The routing of every MoE layer, [l b t k] and [l b t e] (dense layers have no row); inside a layer without l.
 
     experts: indices used when the token at t was FED; the dtype's maximum means "no record, route freshly".
     logits:  the router's own (fresh) logits when returned by a forward; when given to a forward they are replayed in
       place of the current ones, so that indices and gate weights are both frozen.
     """
 
-    experts: Experts
-    logits: Float[Array, "l b t e"] | None = None
+    experts: Integer[Array, "*batch k"]
+    logits: Float[Array, "*batch e"] | None = None
 
     def __getitem__(self, index: object) -> "Routing":
         return jax.tree.map(lambda x: x[index], self)
