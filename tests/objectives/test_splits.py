@@ -12,7 +12,7 @@ from jaxrl_llm.metrics import finalize, merge
 from tests.reference.answers import make, random_batch
 
 AGGREGATIONS = ["sequence_mean_token_mean", "token_mean", "sequence_mean_token_sum", "constant"]
-# Every aggregation with a surrogate of tokens and with one that needs its own sequence; the rest of the product is slow.
+# Every aggregation with a surrogate of tokens and with one that needs its sequence; the rest of the product is slow.
 PAIRS = [
     ("ppo", "token_mean"),
     ("sapo", "sequence_mean_token_mean"),

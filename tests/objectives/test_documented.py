@@ -1,0 +1,86 @@
+"""docs/objectives.md: its code runs, its table is the code's, its own objective is one like the others."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import objectives
+from jaxrl_llm.metrics import finalize
+from tests.reference.answers import random_batch
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "objectives.md").read_text()
+
+
+def block(containing):
+    """The code block with this text, executed."""
+    source = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if containing in code)
+    names: dict = {"__name__": "documented"}
+    exec(source, names)
+    return names
+
+
+def test_first_block_runs():
+    assert np.isfinite(block("objectives.make")["loss"])
+
+
+def test_own_objective():
+    """Value by hand at one token, gradient weight 1 - (r - 1) sign(A) / width, and everything that comes with it."""
+    mine = block("class Quadratic")["mine"]
+    assert mine.needs == {"entropy"}
+    one = jnp.ones((1, 1))
+    arrays = {"old_logprobs": 0 * one, "mask": one > 0, "entropy": 0 * one}
+    evaluate = jax.jit(lambda x, a: mine(logprobs=jnp.log(x), advantages=a, **arrays))
+    loss, metrics = evaluate(1.1 * one, jnp.asarray([2.0]))
+    np.testing.assert_allclose(loss, -(1.1 * 2 - 0.01 / 0.2 * 2), rtol=1e-5)
+    assert finalize(metrics)["gradient_weight/positive"] == pytest.approx(1.1 * (1 - 1), abs=1e-5)
+    _, metrics = evaluate(1.1 * one, jnp.asarray([-2.0]))
+    assert finalize(metrics)["gradient_weight/negative"] == pytest.approx(1.1 * (1 + 1), rel=1e-5)
+    batch = {key: x for key, x in random_batch().items() if "router" not in key}
+    assert np.isfinite(jax.jit(lambda x: mine(**x)[0])({**batch, "entropy": jnp.zeros((4, 6))}))
+
+
+def rows(heading):
+    """The cells of the first table below a heading."""
+    section = TEXT.split(heading, 1)[1]
+    lines = [line for line in section.split("\n#", 1)[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_table_lists_every_recipe_with_its_aggregation():
+    table = {row[0].strip("`"): row for row in rows("## Recipes")}
+    assert list(table) == objectives.names()
+    for name, row in table.items():
+        assert f"`{objectives.hyperparameters(name)['aggregation']}`" in row[4], name
+
+
+def test_every_hyperparameter_is_documented():
+    documented = {name for row in rows("### Hyper-parameters") for name in re.findall(r"`(\w+)`", row[0])}
+    known = {key for name in objectives.names() for key in objectives.hyperparameters(name)}
+    assert known == documented
+
+
+def test_every_metric_of_an_objective_is_documented():
+    text = (DOCS / "metrics.md").read_text()
+    zeros = jnp.zeros((2, 3))
+    names = [
+        "logprobs",
+        "old_logprobs",
+        "ref_logprobs",
+        "sampler_logprobs",
+        "values",
+        "old_values",
+        "returns",
+        "entropy",
+    ]
+    arrays = {**dict.fromkeys(names, zeros), "advantages": jnp.ones(2), "mask": jnp.ones((2, 3), bool)}
+    found = set()
+    for name, extra in (("ppo", {"kl_coef": 0.1, "correction": "tis"}), ("sapo", {})):
+        objective = objectives.make(name, **extra)
+        found |= finalize(jax.jit(lambda x, f=objective: f(**x)[1])(arrays)).keys()
+    short = {key for key in found if f"`{key}`" not in text}
+    assert short <= {"ratio/sequence_var", "ratio/sequence_max"}  # written `_var`, `_max` beside the first
