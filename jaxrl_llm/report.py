@@ -49,7 +49,8 @@ def write_report(folder: str | Path) -> str:
         page.heading("Across conditions")
         for number, outcome in enumerate(OUTCOMES):
             figure = outcome_by_condition(study, outcome.measure, outcome.name)
-            page.picture(figure, f"conditions_{number}", f"{outcome.name}: a dot a seed, a line through the means.")
+            caption = f"{outcome.name}: a dot a seed, a line through the means."
+            page.picture(figure, f"conditions_{number}", outcome.name, caption)
     _samples(page, study)
     _origin(page, study)
     markdown, html = page.write()
@@ -100,7 +101,7 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str]) -> 
     for plot in PLOTS:
         if any(study.has(key, condition) for key in plot.needs):
             page.heading(plot.heading, level=3)
-            page.picture(plot.draw(study, condition), plot.stem + suffix, plot.caption)
+            page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
         else:
             absent.append(f"{plot.heading} (needs {' or '.join(plot.needs)})")
     if absent:

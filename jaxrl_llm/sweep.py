@@ -124,6 +124,8 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
             )
             print(f"submitted {len(jobs)} jobs: {', '.join(str(job.job_id) for job in jobs)}")
             return 0
+        if not todo:
+            return 0
         about = -(-len(todo) // len(slots)) * sweep.minutes
         print(
             f"{len(slots)} at a time on {given.cores_per_run} cores each, {sweep.minutes:g} min a run: {about:.0f} min"

@@ -252,6 +252,9 @@ def test_submitit_gets_one_job_a_run(tmp_path, environment, monkeypatch):
     arguments = ["--sweep", str(sweep_file(tmp_path, seeds=1)), "--workdir", str(tmp_path / "out")]
     assert main([*arguments, "--launcher", "submitit", "--cluster", "local"], PROGRAM) == 0
     assert len([job.result() for job in jobs]) == 2
+    until(
+        lambda: all(job._process.poll() is not None for job in jobs)
+    )  # a result is there before its process has ended
     assert whole(tmp_path / "out", "A/0")
     assert whole(tmp_path / "out", "B/0")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study
 from jaxrl_llm.reporting.statistics import survival
@@ -67,6 +67,7 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
             ax.yaxis.set_minor_locator(NullLocator())
         if curve.percent:
             ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.set_xlabel("rollout", fontsize=8.5, color=INK)
         if len(study.arms) > 1:
             label_ends(ax, ends)

@@ -74,15 +74,15 @@ class Page:
         fence = "```" if "```" not in text else "~~~~"
         self._add(f"{fence}\n{text}\n{fence}", f"<pre>{html.escape(text)}</pre>")
 
-    def picture(self, figure: Figure, stem: str, caption: str) -> Path:
+    def picture(self, figure: Figure, stem: str, alt: str, caption: str) -> Path:
         path = self._folder / "figures" / f"{stem}.png"
         # No creation date and no software version: the same numbers give the same file.
         figure.savefig(path, metadata={"Software": None})
         inline = base64.b64encode(path.read_bytes()).decode()
-        alt = html.escape(caption, quote=True)
+        image = f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{inline}">'
         self._add(
-            f"![{caption}](figures/{path.name})\n\n*{caption}*",
-            f'<figure><img alt="{alt}" src="data:image/png;base64,{inline}"><figcaption>{alt}</figcaption></figure>',
+            f"![{alt}](figures/{path.name})\n\n*{caption}*",
+            f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>",
         )
         return path
 

@@ -44,7 +44,7 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
         "reward, last 5": lambda runs: _number([run.average("reward/mean", 5) for run in runs], "{:.3f}"),
         "clipped": lambda runs: _number([run.average(CLIPPED) for run in runs], "{:.2%}"),
         "experts changed": lambda runs: _number([run.average("routing/flips_old_current") for run in runs], "{:.2%}"),
-        "tokens/s": lambda runs: _number([run.average("rollout/tokens_per_s") for run in runs], "{:,.0f}"),
+        "tokens/s": lambda runs: _number([_median(run, "rollout/tokens_per_s") for run in runs], "{:,.0f}"),
         "collapsed": lambda runs: f"{sum(run.collapse()[1] for run in runs)}/{len(runs)}" if runs else "",
     }
     rows = []
@@ -128,6 +128,11 @@ def _change(key: str) -> Callable[[Sequence[Run]], str]:
         return f"{before} -> {after}" if before else ""
 
     return column
+
+
+def _median(run: Run, key: str) -> float:
+    values = run.series(key)[1]  # the first rollout compiles: a mean would tell of that
+    return float(np.median(values)) if len(values) else float("nan")
 
 
 def _number(values: Sequence[float], form: str) -> str:

@@ -9,7 +9,12 @@ __all__ = ["submit"]
 
 
 def submit(
-    lines: Sequence[str], workdir: str | os.PathLike[str], *, cluster: str | None, cores_per_run: int, minutes: float | int
+    lines: Sequence[str],
+    workdir: str | os.PathLike[str],
+    *,
+    cluster: str | None,
+    cores_per_run: int,
+    minutes: float | int,
 ) -> list[Any]:
     """Submit one job a command line as an array and return the submitit jobs.
 

@@ -15,7 +15,7 @@ from jaxrl_llm.sweeping.plan import PlannedRun
 
 __all__ = ["core_slots", "run_locally"]
 
-_GRACE = 60.0  # seconds that a run has to save itself after an interrupt, before it is killed
+_GRACE = 120.0  # seconds that a run has to save itself after an interrupt, before it is killed
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
