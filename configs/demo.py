@@ -19,5 +19,5 @@ def get_config(variant: str = "gspo") -> ConfigDict:
         raise ValueError(f"unknown variant {variant!r}; this config has grpo, gspo, grpo_smoke and gspo_smoke")
     config = importlib.import_module(f"configs.{name}").get_config(size)
     if not size:
-        config.steps = 40
+        config.steps = 60
     return config

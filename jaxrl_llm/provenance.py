@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 
 from jaxrl_llm.run_log import read_json
@@ -24,6 +25,7 @@ def start_jax() -> None:
     if not jax.config.jax_compilation_cache_dir:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(root / "jaxrl_llm" / "xla"))
+    _repair(Path(jax.config.jax_compilation_cache_dir))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Entries are written under a lock only when there is a bound; parallel runs share the folder.
@@ -34,6 +36,15 @@ def start_jax() -> None:
             int(os.environ["JAX_NUM_PROCESSES"]),
             int(os.environ["JAX_PROCESS_ID"]),
         )
+
+
+def _repair(cache: Path) -> None:
+    """Remove entries without their time of access, of a killed writer: one of them would stop all later writes."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(cache / ".lockfile"):
+        for entry in cache.glob("*-cache"):
+            if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+                entry.unlink(missing_ok=True)
 
 
 def is_first_host() -> bool:

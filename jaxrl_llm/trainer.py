@@ -142,15 +142,15 @@ def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
             if late is not None:
                 late.write(log, settings)
             late = current
-            last = step == settings.steps or interrupted()
+            last = step == settings.steps
             if last or step % settings.evaluation.every == 0:
                 found = _evaluate(run, state, log, step)
                 late.host |= found
-            if last or step % settings.checkpoint.every == 0:
+            if last or interrupted() or step % settings.checkpoint.every == 0:
                 late.write(log, settings)
                 late = None
                 save(step)
-            if interrupted():
+            if interrupted() and not last:
                 checkpoints.close()
                 raise KeyboardInterrupt(f"stopped after step {step}")
     checkpoints.close()
@@ -169,8 +169,14 @@ class _Late:
 
     def write(self, log: RunLog, settings: Settings) -> None:
         scored, updates = jax.device_get((self.scored, self.updates))
-        values = M.finalize(M.merge([scored, *updates]))
         each = [M.finalize(update) for update in updates]
+        values = M.finalize(M.merge([scored, *updates])) | {
+            key: value for key, value in each[0].items() if key.startswith("check/")  # of the first update alone
+        }
+        name = "routing/flips_old_current_by_layer"
+        if name in values:
+            values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
+        log.metrics(self.step, {**values, **self.host})
         check_updates(
             self.step,
             M.finalize(scored),
@@ -179,10 +185,6 @@ class _Late:
             sampler_dtype=settings.rollout.dtype,
             truncated=settings.rollout.allow_truncated,
         )
-        name = "routing/flips_old_current_by_layer"
-        if name in values:
-            values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
-        log.metrics(self.step, {**values, **self.host})
         log.samples(self.step, self.samples)
 
 
