@@ -115,7 +115,8 @@ class Learner:
         def one(i: Array) -> Any:
             micro = sharding.constrain_rows(take(batch.replace(**_NO_ROUTING), layout, i), self.model.mesh)
             routes = {name: take(getattr(batch, name), layout, i) for name in _NO_ROUTING}
-            return jax.value_and_grad(self._loss, has_aux=True)(learnt, micro.replace(**routes), counts)
+            micro = micro.replace(segment_ids=layout.segment_ids[i], **routes)  # the rollout's would join packed answers
+            return jax.value_and_grad(self._loss, has_aux=True)(learnt, micro, counts)
 
         shapes = jax.eval_shape(one, 0)
         (_, found), gradients = shapes
