@@ -176,6 +176,8 @@ class _Late:
         name = "routing/flips_old_current_by_layer"
         if name in values:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
+            # The first update has the very parameters of the scoring pass: what differs there is rounding.
+            values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
         log.metrics(self.step, {**values, **self.host})
         check_updates(
             self.step,
