@@ -99,10 +99,8 @@ class Decoder:
 
     def _pin(self, state: State) -> State:
         """Slots, like all rows, live on the data axes of the mesh; the answers and the queue are everywhere."""
-        if self.model.mesh is None:
-            return state
-        pinned = sharding.constrain_rows(state.replace(answers=None, queue=None), self.model.mesh)
-        return pinned.replace(answers=state.answers, queue=state.queue)
+        names = ("cache", "answer", "tokens", "index", "position")
+        return state.replace(**{n: sharding.constrain_rows(getattr(state, n), self.model.mesh) for n in names})
 
     def _step(self, state: State) -> State:
         state, hidden = self._feed(state)

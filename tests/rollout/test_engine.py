@@ -1,0 +1,201 @@
+"""What leaves a rollout: decode equals teacher forcing, and an answer is its own whatever it was sampled beside."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import sharding
+from jaxrl_llm.models import Model
+from jaxrl_llm.rollout import engine as engine_module
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.sampling import Sampling
+from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS, VOCABULARY, tiny
+from tests.reference.truncated_sampling import truncated
+
+GROUP, BOUND = 3, 9
+ROWS = len(LENGTHS) * GROUP
+START = np.repeat(LENGTHS, GROUP)
+NEVER = VOCABULARY  # an EOS outside the vocabulary
+NONE = 255
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER)
+
+
+@pytest.fixture(scope="module")
+def free(engine, sample):
+    """Answers that never see an EOS."""
+    return sample(engine)
+
+
+@pytest.fixture(scope="module")
+def eos(free):
+    """A token that is first in one answer, later in others and absent from some."""
+    answers = [row[s : s + BOUND] for row, s in zip(free.tokens, START, strict=True)]
+    for token in range(VOCABULARY):
+        found = [np.flatnonzero(a == token) for a in answers]
+        first = [f[0] if len(f) else None for f in found]
+        if {0, None} < set(first):
+            return token
+    raise AssertionError("no token fits: choose another key")
+
+
+@pytest.fixture(scope="module")
+def ended(engine, eos, sample):
+    return sample(dataclasses.replace(engine, eos_id=eos))
+
+
+def forward(model, params, trajectory):
+    out = jax.jit(lambda p, t, s: model.apply(p, t, segment_ids=s))(params, trajectory.tokens, trajectory.segment_ids)
+    logits = np.asarray(model.logits(params, out.hidden))
+    return logits, np.asarray(out.routing.experts)
+
+
+def assert_same(a, b, rows_of_b=slice(None), atol=1e-5):
+    """Equal answers: tokens, masks and routing exactly, log-probs to rounding."""
+    for name in ("tokens", "segment_ids", "loss_mask", "truncated"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name)[rows_of_b], err_msg=name)
+    np.testing.assert_allclose(a.sampler_logprobs, b.sampler_logprobs[rows_of_b], atol=atol)
+    np.testing.assert_array_equal(a.experts, b.experts[:, rows_of_b])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, top_k=6, top_p=0.8), Sampling(0.0)], ids=str)
+def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
+    trajectory = sample(dataclasses.replace(engine, sampling=sampling))
+    logits, experts = forward(model, params, trajectory)
+    for row, start in enumerate(START):
+        for t in range(start, start + BOUND):
+            scores, token = logits[row, t - 1], trajectory.tokens[row, t]
+            if sampling.greedy:
+                assert token == scores.argmax()
+                assert trajectory.sampler_logprobs[row, t] == 0
+            else:
+                expected = np.log(truncated(scores, sampling.temperature, sampling.top_k, sampling.top_p)[token])
+                np.testing.assert_allclose(trajectory.sampler_logprobs[row, t], expected, atol=2e-5)
+        fed = slice(0, start + BOUND - 1)
+        np.testing.assert_array_equal(trajectory.experts[:, row, fed], experts[:, row, fed])
+
+
+def test_rows_are_left_aligned_and_masked(free):
+    assert free.tokens.shape == (ROWS, PROMPTS.shape[1] + BOUND)
+    column = np.arange(free.tokens.shape[1])[None]
+    start, end = START[:, None], START[:, None] + BOUND
+    prompt = np.pad(np.repeat(PROMPTS, GROUP, axis=0), ((0, 0), (0, BOUND)))
+    np.testing.assert_array_equal(free.tokens[column < start], prompt[column < start])
+    np.testing.assert_array_equal(free.segment_ids, column < end)
+    np.testing.assert_array_equal(free.loss_mask, (column >= start) & (column < end))
+    assert (free.sampler_logprobs[free.loss_mask] < 0).all()
+    assert free.truncated.all()
+    # The last token was never fed; padding neither.
+    np.testing.assert_array_equal((free.experts != NONE).all((0, 3)), column < end - 1)
+    np.testing.assert_array_equal((free.experts == NONE).all((0, 3)), column >= end - 1)
+
+
+def test_an_answer_ends_with_its_eos(free, ended, eos):
+    seen = set()
+    for row, start in enumerate(START):
+        answer = free.tokens[row, start : start + BOUND]
+        hit = np.flatnonzero(answer == eos)
+        count = hit[0] + 1 if len(hit) else BOUND
+        seen.add((count == 1, len(hit) == 0))
+        np.testing.assert_array_equal(ended.tokens[row, : start + count], free.tokens[row, : start + count])
+        assert (ended.tokens[row, start + count :] == 0).all()
+        assert ended.segment_ids[row].sum() == start + count
+        assert ended.loss_mask[row].sum() == count
+        assert ended.loss_mask[row, start : start + count].all()
+        assert (ended.sampler_logprobs[row, start + count :] == 0).all()
+        assert ended.truncated[row] == (len(hit) == 0)
+        fed = slice(0, start + count - 1)
+        np.testing.assert_array_equal(ended.experts[:, row, fed], free.experts[:, row, fed])
+        assert (ended.experts[:, row, start + count - 1 :] == NONE).all()
+    assert {(True, False), (False, True), (False, False)} <= seen
+
+
+@pytest.mark.parametrize("slots", [1, 5, ROWS + 4])
+def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
+    assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
+
+
+def test_an_answer_has_its_own_bound(engine, free, sample):
+    limits = np.array([1, 9, 2, 5, 1, 9, 3, 3, 4, 8, 9, 1], np.int32)
+    for slots in (0, 5):
+        cut = sample(dataclasses.replace(engine, slots=slots), limits=limits)
+        np.testing.assert_array_equal(cut.loss_mask.sum(1), limits)
+        np.testing.assert_array_equal(cut.tokens[cut.loss_mask], free.tokens[cut.loss_mask])
+        assert cut.truncated.all()
+
+
+def test_the_order_of_prompts_does_not_matter(engine, free, sample):
+    order = [2, 0, 3, 1]
+    rows = (np.array(order)[:, None] * GROUP + np.arange(GROUP)).ravel()
+    assert_same(sample(engine, rows=order), free, rows)
+
+
+def test_the_size_of_the_group_does_not_matter(engine, free, sample):
+    rows = (np.arange(len(LENGTHS))[:, None] * GROUP + np.arange(2)).ravel()
+    assert_same(sample(dataclasses.replace(engine, group_size=2)), free, rows)
+
+
+def test_keys_uids_and_samples_differ(engine, free, sample):
+    assert not np.array_equal(sample(engine, key=2).tokens, free.tokens)
+    assert not np.array_equal(sample(engine, uids=UIDS + 1).tokens, free.tokens)
+    groups = free.tokens.reshape(len(LENGTHS), GROUP, -1)
+    assert all(len({tuple(row) for row in group}) == GROUP for group in groups)
+
+
+def test_one_trace_a_shape(engine, model, sample):
+    sample(engine)
+    traces = engine_module._generate._cache_size()
+    sample(Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER), rows=[3, 1, 0, 2], key=5)
+    sample(engine, limits=np.full(ROWS, 2, np.int32))
+    assert engine_module._generate._cache_size() == traces
+
+
+@pytest.mark.parametrize("slots", [0, 4])
+def test_a_mesh_changes_no_answer(engine, params, free, sample, slots):
+    mesh = sharding.make_mesh((2, 2, 1, 1))
+    model = Model(tiny(), mesh)
+    placed = jax.device_put(params, sharding.shardings(model.axes(), params, mesh))
+    assert_same(sample(dataclasses.replace(engine, model=model, slots=slots), params=placed), free)
+
+
+def test_bfloat16_samples_near_the_float32_distribution(engine, model, params, sample):
+    trajectory = sample(dataclasses.replace(engine, dtype="bfloat16"))
+    logits, _ = forward(model, params, trajectory)
+    expected = np.zeros_like(trajectory.sampler_logprobs)
+    expected[:, 1:] = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits[:, :-1] / 0.7)), trajectory.tokens[:, 1:, None], axis=-1
+    )[..., 0]
+    assert trajectory.sampler_logprobs.dtype == np.float32
+    gap = np.abs(trajectory.sampler_logprobs - expected)[trajectory.loss_mask]
+    # Eight bits of mantissa: a relative step of 2^-8 on logits of size 5, and now and then another expert.
+    assert 1e-4 < gap.mean() < 0.1
+
+
+def test_routing_is_recorded_on_request_and_where_there_are_experts(engine, free, sample):
+    silent = sample(dataclasses.replace(engine, record_routing=False))
+    assert silent.experts is None
+    np.testing.assert_array_equal(silent.tokens, free.tokens)
+    dense = Model(tiny(num_experts=0))
+    assert sample(dataclasses.replace(engine, model=dense), params=dense.init(jax.random.key(0))).experts is None
+
+
+@pytest.mark.parametrize(("field", "value"), [("group_size", 0), ("max_new_tokens", 0), ("slots", -1)])
+def test_out_of_range_is_refused(engine, field, value):
+    with pytest.raises(ValueError, match=rf"rollout\.{field}={value} must be at least"):
+        dataclasses.replace(engine, **{field: value})
+
+
+def test_bad_prompts_are_refused(engine, params):
+    key = jax.random.key(0)
+    for lengths in ([4, 2, 5, 0], [4, 2, 6, 1]):
+        with pytest.raises(ValueError, match=r"lengths from \d to \d must lie in 1\.\.5"):
+            engine.generate(params, PROMPTS, np.array(lengths, np.int32), UIDS, key)
+    with pytest.raises(ValueError, match=r"limits from 1 to 10 must lie in 1\.\.9"):
+        engine.generate(params, PROMPTS, LENGTHS, UIDS, key, np.r_[np.ones(ROWS - 1, np.int32), 10])
+    with pytest.raises(ValueError, match="one for each of 12 answers"):
+        engine.generate(params, PROMPTS, LENGTHS, UIDS, key, np.ones(3, np.int32))
