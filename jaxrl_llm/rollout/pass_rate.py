@@ -21,7 +21,9 @@ def answers(trajectory: Trajectory, task: Task) -> tuple[list[str], np.ndarray]:
     """The text of every answer (without EOS) and its length in tokens (with it)."""
     tokens, mask = jax.device_get((trajectory.tokens, trajectory.loss_mask))
     eos = task.tokenizer.eos_id
-    return [task.tokenizer.decode([t for t in row[m] if t != eos]) for row, m in zip(tokens, mask, strict=True)], mask.sum(1)
+    return [
+        task.tokenizer.decode([t for t in row[m] if t != eos]) for row, m in zip(tokens, mask, strict=True)
+    ], mask.sum(1)
 
 
 def verify(trajectory: Trajectory, task: Task, prompts: list[str], group_size: int) -> tuple[np.ndarray, list[str]]:
