@@ -76,25 +76,21 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
     return lax.fori_loop(0, groups.starts.size, expert, carry)
 
 
-def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
-    """Rows [p + block, d] in expert order and, with `keep`, the two pre-activations [p + block, f]."""
-    pairs, (d, f) = groups.order.size, weights[0].shape[1:]
+def _forward(x, groups: Groups, k: int, weights, block: int) -> Float[Array, "p d"]:
+    """The experts' results in expert order; `block` rows at the end are scratch."""
+    pairs, d = groups.order.size, x.shape[1]
     token = jnp.pad(groups.order, (0, block)) // k
 
     def step(w, row, live, out):
         del live  # rows past the group's end are overwritten by the next group
         gate, up, down = w
         rows = x[lax.dynamic_slice(token, (row,), (block,))].astype(jnp.float32)
-        a, b = rows @ gate, rows @ up
-        new = ((jax.nn.silu(a) * b) @ down, a, b) if keep else ((jax.nn.silu(a) * b) @ down,)
-        return tuple(lax.dynamic_update_slice(o, n, (row, 0)) for o, n in zip(out, new, strict=True))
+        return lax.dynamic_update_slice(out, (jax.nn.silu(rows @ gate) * (rows @ up)) @ down, (row, 0))
 
     def per_expert(e, out, walk):
         return walk([w[e].astype(jnp.float32) for w in weights], out)
 
-    widths = (d, f, f) if keep else (d,)
-    out = tuple(jnp.zeros((pairs + block, w), jnp.float32) for w in widths)
-    return _walk(groups, block, step, per_expert, out)
+    return _walk(groups, block, step, per_expert, jnp.zeros((pairs + block, d), jnp.float32))
 
 
 def _batched(x, groups: Groups, k: int, pair_expert, gates, weights, slots: int):
@@ -122,8 +118,7 @@ def _small(x, experts, gates, weights, groups: Groups):
     load = jnp.max(groups.counts)
 
     def blocks():
-        (rows,) = _forward(x, groups, k, weights, _block_size(pairs, e), keep=False)
-        return _combine(rows, groups.rank, gates)
+        return _combine(_forward(x, groups, k, weights, _block_size(pairs, e)), groups.rank, gates)
 
     branches = [functools.partial(_batched, x, groups, k, flat, gates, weights, s) for s in slots]
     which = sum((load > s).astype(jnp.int32) for s in slots)
@@ -147,14 +142,16 @@ def _apply(x, experts, gates, weights):
     num_experts, k = weights[0].shape[0], experts.shape[1]
     groups = group_by_expert(experts, num_experts)
     if _is_small(experts.size, num_experts):
-        return _small(x, experts, gates, weights, groups).astype(x.dtype), (groups, None)
-    rows, *kept = _forward(x, groups, k, weights, _block_size(experts.size, num_experts), keep=True)
-    return _combine(rows, groups.rank, gates).astype(x.dtype), (groups, tuple(kept))
+        y = _small(x, experts, gates, weights, groups)
+    else:
+        y = _combine(_forward(x, groups, k, weights, _block_size(experts.size, num_experts)), groups.rank, gates)
+    return y.astype(x.dtype), groups
 
 
 def _block_experts_fwd(x, experts, gates, w_gate, w_up, w_down):
-    y, (groups, kept) = _apply(x, experts, gates, (w_gate, w_up, w_down))
-    return y, (x, gates, (w_gate, w_up, w_down), groups, kept)
+    weights = (w_gate, w_up, w_down)
+    y, groups = _apply(x, experts, gates, weights)
+    return y, (x, gates, weights, groups)
 
 
 def _block_experts_bwd(residuals, dy):
@@ -163,9 +160,12 @@ def _block_experts_bwd(residuals, dy):
     dg = <dy W_down^T, h>    dh = g dy W_down^T    db = dh silu(a)    da = dh b silu'(a)
     dW_down = (g h)^T dy     dW_gate = x^T da      dW_up = x^T db     dx = da W_gate^T + db W_up^T
     with silu(a) = a s, silu'(a) = s + silu(a) (1 - s), s = sigmoid(a).
+
+    a and b are computed again: two of eleven matmuls, as fast as writing them out in the forward, stacking them over
+    the layers of a scan and reading them back, and 2 f floats a pair of memory less.
     """
-    x, gates, weights, groups, kept = residuals
-    k, (num_experts, d, f) = gates.shape[1], weights[0].shape
+    x, gates, weights, groups = residuals
+    k, (num_experts, d, _) = gates.shape[1], weights[0].shape
     pairs = groups.order.size
     block = _block_size(pairs, num_experts)
     order = jnp.pad(groups.order, (0, block))
@@ -179,10 +179,7 @@ def _block_experts_bwd(residuals, dy):
         rows = x[token].astype(jnp.float32)
         cotangent = jnp.where(valid[:, None], dy[token].astype(jnp.float32), 0.0)
         g = flat_gates[pair][:, None]
-        if kept is None:
-            a, b = rows @ gate, rows @ up
-        else:
-            a, b = (lax.dynamic_slice(z, (row, 0), (block, f)) for z in kept)
+        a, b = rows @ gate, rows @ up
         s = jax.nn.sigmoid(a)
         act = a * s
         h = act * b
