@@ -8,8 +8,9 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from ml_collections import ConfigDict
 
@@ -137,10 +138,6 @@ class Settings:
     mesh: MeshConfig
 
     @property
-    def prompt_length(self) -> int:
-        return self.rollout.max_prompt_length or self.task.prompt_length
-
-    @property
     def answer_length(self) -> int:
         return self.rollout.max_new_tokens or self.task.answer_length
 
@@ -175,12 +172,12 @@ def validate(config: ConfigDict) -> Settings:
     """
     raw = config.to_dict()
     _same_keys("config", set(raw), {*_BLOCKS, "seed", "steps", "model", "objective"})
-    for name in ("seed", "steps"):
-        if isinstance(raw[name], bool) or not isinstance(raw[name], int) or raw[name] < 0:
-            raise ValueError(f"{name}={raw[name]!r} must be a whole number >= 0")
+    for name, most in (("seed", 2**32 - 1), ("steps", 2**31 - 1)):
+        if isinstance(raw[name], bool) or not isinstance(raw[name], int) or not 0 <= raw[name] <= most:
+            raise ValueError(f"{name}={raw[name]!r} must be a whole number in 0..{most}")
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
-    task = tasks.make(task_config.name, **task_config.options)
+    task = _task(task_config, blocks["rollout"].max_prompt_length)
     model = _block("model", ModelConfig, {**raw["model"], "vocab_size": task.tokenizer.vocab_size})
     name, objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
     settings = Settings(
@@ -201,10 +198,12 @@ def validate(config: ConfigDict) -> Settings:
 def config_hash(config: ConfigDict) -> str:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
 
-    The number of steps stays in when a learning-rate schedule depends on it.
+    The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
     """
     raw = config.to_dict()
-    free = {"evaluation", "checkpoint", "log"} | ({"steps"} if raw["optimizer"]["schedule"] == "constant" else set())
+    free = {"checkpoint", "log"}
+    free |= {"steps"} if raw["optimizer"]["schedule"] == "constant" else set()
+    free |= set() if raw["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in raw.items() if key not in free}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -233,13 +232,29 @@ def _block(name: str, cls: Callable[..., T], values: Any) -> T:
 def _typed(where: str, value: Any, kind: Any) -> Any:
     """The value as the field's type: an int may stand for a float and a list for a tuple, nothing else is converted."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
     if isinstance(value, list):
         value = tuple(value)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, tuple) or not all(type(n) is int for n in value):
+            raise ValueError(f"{where}={value!r} must be a tuple of whole numbers, for example (1, 2)")
+        return value
     expected = {bool: bool, int: int, float: float, str: str}.get(kind, object)
     if not isinstance(value, expected) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{where}={value!r} must be of type {kind.__name__}, not {type(value).__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{where}={value} must be finite")
     return value
+
+
+def _task(config: TaskConfig, max_prompt_length: int) -> tasks.Task:
+    """The task with the run's own bound on prompts, if there is one: a longer prompt raises when it is drawn."""
+    task = tasks.make(config.name, **config.options)
+    if max_prompt_length > task.prompt_length:
+        raise ValueError(
+            f"rollout.max_prompt_length={max_prompt_length} exceeds the task's {task.prompt_length}; set it to 0"
+        )
+    return dataclasses.replace(task, prompt_length=max_prompt_length or task.prompt_length)
 
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objective]:
@@ -279,7 +294,7 @@ def _check_batch(s: Settings) -> None:
 
 def _check_mesh(s: Settings) -> None:
     shape = s.mesh.shape
-    if len(shape) != len(AXES) or not all(isinstance(n, int) for n in shape):
+    if len(shape) != len(AXES):
         raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
     lanes = shape[0] * shape[1]
     micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
@@ -301,12 +316,23 @@ def _check_critic(s: Settings) -> None:
 def _check_routing(s: Settings) -> None:
     if not s.model.num_moe_layers:
         if s.replay.mode != "off":
-            raise ValueError(f"replay.mode={s.replay.mode!r} needs an MoE model; set model.num_experts or replay.mode=off")
+            raise ValueError(
+                f"replay.mode={s.replay.mode!r} needs an MoE model; set model.num_experts or replay.mode=off"
+            )
         if "router_logprobs" in s.objective.needs:
             raise ValueError(f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0")
         if s.updates.aux_coef:
             raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
-    elif s.model.num_experts_per_tok == 1 and s.model.norm_topk_prob and s.optimizer.router_factor and not s.updates.aux_coef:
+    elif s.replay.mode == "R3" and s.replay.what == "logits":
+        raise ValueError(
+            "replay.what='logits' with replay.mode='R3': a rollout records experts only; use replay.mode=R2"
+        )
+    elif (
+        s.model.num_experts_per_tok == 1
+        and s.model.norm_topk_prob
+        and s.optimizer.router_factor
+        and not s.updates.aux_coef
+    ):
         raise ValueError(
             "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient at all; "
             "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
@@ -317,7 +343,3 @@ def _check_lengths(s: Settings) -> None:
     cache = s.rewards.overlong_cache
     if cache > s.answer_length:
         raise ValueError(f"rewards.overlong_cache={cache} must be at most rollout.max_new_tokens={s.answer_length}")
-    if s.rollout.max_prompt_length > s.task.prompt_length:
-        raise ValueError(
-            f"rollout.max_prompt_length={s.rollout.max_prompt_length} exceeds the task's {s.task.prompt_length}; set it to 0"
-        )

@@ -115,7 +115,9 @@ class Learner:
         def one(i: Array) -> Any:
             micro = sharding.constrain_rows(take(batch.replace(**_NO_ROUTING), layout, i), self.model.mesh)
             routes = {name: take(getattr(batch, name), layout, i) for name in _NO_ROUTING}
-            micro = micro.replace(segment_ids=layout.segment_ids[i], **routes)  # the rollout's would join packed answers
+            micro = micro.replace(
+                segment_ids=layout.segment_ids[i], **routes
+            )  # the rollout's would join packed answers
             return jax.value_and_grad(self._loss, has_aux=True)(learnt, micro, counts)
 
         shapes = jax.eval_shape(one, 0)
@@ -143,7 +145,9 @@ class Learner:
             ids = sequence_ids(segments)
             counts = self.objective.counts(mask, ids, mask.size)
             if self.aux_coef:
-                counts["aux"] = jnp.sum(jnp.zeros(mask.size, bool).at[ids.ravel()].max(mask.ravel())).astype(jnp.float32)
+                counts["aux"] = jnp.sum(jnp.zeros(mask.size, bool).at[ids.ravel()].max(mask.ravel())).astype(
+                    jnp.float32
+                )
             return counts
 
         return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, layout.segment_ids))

@@ -42,7 +42,9 @@ class WarmStartConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"warm_start.{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.target_pass_rate < 1:
-            raise ValueError(f"warm_start.target_pass_rate={self.target_pass_rate} must lie in [0, 1); 0 takes all steps")
+            raise ValueError(
+                f"warm_start.target_pass_rate={self.target_pass_rate} must lie in [0, 1); 0 takes all steps"
+            )
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
         """Where the parameters lie: named by a hash of everything they depend on, this config included."""

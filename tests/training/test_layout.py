@@ -29,7 +29,9 @@ def config(**changes):
 )
 def test_every_token_stands_in_exactly_one_place(lengths, chosen, layout, micro, buckets):
     lengths = np.array(lengths)
-    cut = lay_out(np.array(chosen), lengths, TIME, config(layout=layout, micro_batch_rows=micro, length_buckets=buckets))
+    cut = lay_out(
+        np.array(chosen), lengths, TIME, config(layout=layout, micro_batch_rows=micro, length_buckets=buckets)
+    )
     index, segments = np.asarray(cut.index), np.asarray(cut.segment_ids)
     expected = [row * TIME + column for row in sorted(chosen) for column in range(lengths[row])]
     assert sorted(index[index >= 0]) == expected

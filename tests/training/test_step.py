@@ -136,9 +136,7 @@ def test_a_row_without_a_loss_is_as_if_it_were_not_there():
     second = tiny.in_one_shape(tiny.layout_of([4, 5, 6, 7]))
     for aggregation in ("token_mean", "sequence_mean_token_mean"):
         with_group, without_group = (step(learner(aggregation), masked, layout) for layout in (WHOLE, second))
-        assert_same_update(
-            (with_group[0], comparable(with_group[1])), (without_group[0], comparable(without_group[1]))
-        )
+        assert_same_update((with_group[0], comparable(with_group[1])), (without_group[0], comparable(without_group[1])))
 
 
 def comparable(metrics):
@@ -185,9 +183,7 @@ def test_ratios_that_should_be_one_are_checked(name):
     def check(mean, share, dtype="float32", **options):
         values = {f"check/{name}_mean": mean, f"check/{name}_share": share}
         scored, update = (values, FIRST) if name == "old_sampler" else ({}, values)
-        check_updates(
-            5, scored, [update], **({"dtype": dtype, "sampler_dtype": dtype, "truncated": False} | options)
-        )
+        check_updates(5, scored, [update], **({"dtype": dtype, "sampler_dtype": dtype, "truncated": False} | options))
 
     check(9e-5, 0.0)
     check(float("nan"), float("nan"))  # no token at all

@@ -1,0 +1,235 @@
+"""Configs: what is refused and with which words, what identifies a run, and every config on record."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import ml_collections
+import pytest
+
+from configs import base
+from jaxrl_llm.run_log import plain
+from jaxrl_llm.settings import config_hash, validate
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "configs"
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
+VARIANTS = {"demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"]}
+RUNS = [(name, variant) for name in NAMES for variant in VARIANTS.get(name, ["", "smoke"])]
+
+
+def get(name, variant):
+    return importlib.import_module(f"configs.{name}").get_config(variant)
+
+
+def changed(changes, variant="smoke"):
+    """The base config with fields set through the raw dict, as a file on disk or a sweep might have them."""
+    raw = base.get_config(variant).to_dict()
+    for path, value in changes.items():
+        *blocks, field = path.split(".")
+        at = raw
+        for block in blocks:
+            at = at[block]
+        at[field] = value
+    return ml_collections.ConfigDict(raw)
+
+
+@pytest.mark.parametrize(("name", "variant"), RUNS, ids=lambda x: x or "full")
+def test_every_config_is_valid_and_on_record(name, variant):
+    """A change of a default reaches every config that does not set it: the record makes that visible in review.
+
+    Regenerate it with `python -m tests.test_settings`, in the commit that means to change the configs it shows.
+    """
+    config = get(name, variant)
+    settings = validate(config)
+    assert settings.objective_name == config.objective.name
+    path = GOLDEN / f"{name}{'_' * bool(variant)}{variant}.json"
+    hint = f"config {name}:{variant} is not what {path.name} says; see test_every_config_is_valid_and_on_record"
+    assert path.exists(), hint
+    assert json.loads(path.read_text()) == record(config), hint
+
+
+def record(config):
+    """The full content of the base config; of the others what differs from it."""
+    full = flat(config.to_dict())
+    known = flat(base.get_config("").to_dict())
+    return {key: plain(value) for key, value in full.items() if full == known or known.get(key, key) != value}
+
+
+def flat(tree, prefix=""):
+    out = {}
+    for key, value in tree.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_variant_is_named(name):
+    with pytest.raises(ValueError, match="'nonsense'"):
+        get(name, "nonsense")
+
+
+BAD = {
+    # unknown and missing keys
+    "optimizer.learning_rat": (1e-3, "optimizer has no field 'learning_rat'; did you mean 'learning_rate'?"),
+    "objectiv": ({}, "config has no field 'objectiv'; did you mean 'objective'?"),
+    "task.options.digit": (3, "task 'sort' has no option 'digit', did you mean 'digits'?"),
+    "objective.tau": (1.0, "config.objective: .*'tau'"),
+    "objective.tau_pos": (1.0, "config.objective: grpo has no hyper-parameter 'tau_pos'; it belongs to sapo"),
+    # types
+    "rollout.group_size": (True, "rollout.group_size=True must be of type int, not bool"),
+    "updates.minibatches": (1e3, "updates.minibatches=1000.0 must be of type int, not float"),
+    "steps": (1e3, r"steps=1000.0 must be a whole number"),
+    "seed": (-1, r"seed=-1 must be a whole number in 0\.\.4294967295"),
+    "optimizer.learning_rate": ("fast", "optimizer.learning_rate='fast' must be of type float, not str"),
+    "optimizer.weight_decay": (float("nan"), "optimizer.weight_decay=nan must be finite"),
+    "rewards.overlong_filter": (1, "rewards.overlong_filter=1 must be of type bool, not int"),
+    "mesh.shape": (4, r"mesh.shape=4 must be a tuple of whole numbers"),
+    "model.mlp_only_layers": ((True,), r"model.mlp_only_layers=\(True,\) must be a tuple of whole numbers"),
+    # names
+    "task.name": ("sorting", "unknown task 'sorting', did you mean 'sort'?"),
+    "objective.name": ("grop", "grop.*grpo"),
+    "objective.aggregation": ("mean", "aggregation='mean'"),
+    "objective.kl_estimator": ("k1", "config.objective: .*k1"),
+    "replay.mode": ("R4", "replay.mode='R4' is not one of off, R2, R3"),
+    "replay.what": ("indices", "replay.what='indices' is not one of experts, logits"),
+    "critic.kind": ("tail", "critic.kind='tail' is not one of none, head, separate"),
+    "updates.layout": ("dense", "updates.layout='dense' is not one of padded, packed"),
+    "rollout.dtype": ("float16", "rollout.dtype='float16' is not one of float32, bfloat16"),
+    "model.dtype": ("float16", "model.dtype='float16' is not one of"),
+    # ranges
+    "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
+    "rollout.temperature": (0.0, "rollout.temperature=0.0, top_k=0, top_p=1.0 sample from a truncated distribution"),
+    "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
+    "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
+    "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
+    "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
+    "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
+    "rewards.overlong_cache": (9, "rewards.overlong_cache=9 must be at most rollout.max_new_tokens=4"),
+    "warm_start.steps": (-1, "warm_start.steps=-1 must not be negative"),
+    "warm_start.target_pass_rate": (1.0, r"warm_start.target_pass_rate=1.0 must lie in \[0, 1\)"),
+    "checkpoint.keep": (0, "checkpoint.keep=0 must be at least 1"),
+    "evaluation.every": (0, "evaluation.every=0 must be at least 1"),
+    "log.samples": (-1, "log.samples=-1 must be at least 0"),
+    "objective.clip_low": (-0.1, "config.objective: clip_low=-0.1"),
+    "model.num_experts_per_tok": (5, r"model.num_experts_per_tok=5 must lie in 1\.\.num_experts=4"),
+}
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_bad_field_is_named_with_its_value_and_a_remedy(path):
+    value, message = BAD[path]
+    with pytest.raises(ValueError, match=message):
+        validate(changed({path: value}))
+
+
+DISAGREE = {
+    "minibatches do not divide the rows": (
+        {"updates.minibatches": 3},
+        r"updates.minibatches=3 must divide rollout.prompts x rollout.group_size = 16",
+    ),
+    "groups do not divide": (
+        {"updates.minibatches": 8, "updates.shuffle": "groups"},
+        r"updates.minibatches=8 must divide rollout.prompts=4 with shuffle=groups",
+    ),
+    "micro-batches do not divide": (
+        {"updates.micro_batch_rows": 3},
+        r"updates.micro_batch_rows=3 must divide the 8 rows of a minibatch",
+    ),
+    "a group of one": ({"rollout.group_size": 1}, "rollout.group_size=1 gives grpo no group to compare with"),
+    "devices do not divide the rows": ({"mesh.shape": (3, 1, 1, 1)}, r"mesh.shape=\(3, 1, 1, 1\) spreads rows over 3"),
+    "three mesh axes": ({"mesh.shape": (1, 1, 1)}, r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),
+    "PPO without a critic": ({"objective.name": "ppo"}, "objective.name='ppo' needs values; set critic.kind"),
+    "a critic without PPO": ({"critic.kind": "head"}, "critic.kind='head' serves no grpo; set it to none"),
+    "replay of a dense model": (
+        {"model.num_experts": 0, "replay.mode": "R2"},
+        "replay.mode='R2' needs an MoE model",
+    ),
+    "router shift of a dense model": (
+        {"model.num_experts": 0, "objective.name": "rspo"},
+        "needs model.num_experts > 0",
+    ),
+    "balance of a dense model": ({"model.num_experts": 0, "updates.aux_coef": 0.1}, "updates.aux_coef=0.1 balances"),
+    "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient at all"),
+    "logits that no rollout records": (
+        {"replay.mode": "R3", "replay.what": "logits"},
+        "replay.what='logits' with replay.mode='R3'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREE)
+def test_blocks_that_disagree_are_named(case):
+    changes, message = DISAGREE[case]
+    with pytest.raises(ValueError, match=message):
+        validate(changed(changes))
+
+
+def test_a_missing_field_is_named():
+    raw = base.get_config("smoke").to_dict()
+    del raw["optimizer"]["b2"]
+    with pytest.raises(ValueError, match="optimizer lacks b2; start from configs/base.py"):
+        validate(ml_collections.ConfigDict(raw))
+
+
+def test_what_is_allowed_on_request():
+    truncated = {"rollout.top_k": 5, "rollout.allow_truncated": True}
+    assert validate(changed(truncated)).rollout.sampling.top_k == 5
+    top_one = {"model.num_experts_per_tok": 1, "optimizer.router_factor": 0.0}
+    assert validate(changed(top_one)).model.num_experts_per_tok == 1
+    assert validate(changed({"optimizer.learning_rate": 1})).optimizer.learning_rate == 1.0
+    assert validate(changed({"mesh.shape": [1, 1, 1, 1]})).mesh.shape == (1, 1, 1, 1)
+
+
+def test_a_config_read_back_from_json_is_the_same_run():
+    """config.json knows lists and null, no tuples and no placeholders."""
+    config = base.get_config("smoke")
+    again = ml_collections.ConfigDict(json.loads(json.dumps(plain(config.to_dict()))))
+    read, made = validate(again), validate(config)
+    for field in dataclasses.fields(made):
+        if field.name != "task":  # it holds functions
+            assert getattr(read, field.name) == getattr(made, field.name), field.name
+    assert read.task.options == made.task.options
+    assert config_hash(again) == config_hash(config)
+
+
+def test_the_bound_on_prompts_reaches_the_task(tmp_path):
+    from jaxrl_llm import tasks
+
+    settings = validate(changed({"rollout.max_prompt_length": 3}))  # a prompt of three digits and a sign has four
+    with pytest.raises(ValueError, match="prompt_length=3"):
+        tasks.all_prompts(settings.task, "test", limit=1, data_dir=tmp_path)
+
+
+def test_the_constant_aggregation_gets_the_longest_answer():
+    settings = validate(changed({"objective.aggregation": "constant"}))
+    assert settings.objective.aggregation.max_length == settings.answer_length == 4
+    assert validate(changed({"objective.aggregation": "constant", "objective.max_length": 7})) != settings
+
+
+FREE = ("steps", "log", "evaluation", "checkpoint")  # may change when a run resumes
+
+
+def test_the_hash_knows_every_other_field():
+    config = base.get_config("smoke")
+    own = config_hash(config)
+    for path, value in flat(config.to_dict()).items():
+        other = changed({path: "another" if not isinstance(value, str) else value + "?"})
+        assert (config_hash(other) == own) == (path.split(".")[0] in FREE), path
+
+
+def test_the_hash_knows_what_a_schedule_and_a_warm_start_read():
+    """A decaying rate depends on the number of steps, a warm start up to a pass rate on how that is measured."""
+    for path, value, read in (
+        ("optimizer.schedule", "linear", {"steps": 9}),
+        ("warm_start.target_pass_rate", 0.5, {"evaluation.samples": 9}),
+    ):
+        assert config_hash(changed({path: value} | read)) != config_hash(changed({path: value}))
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for run, kind in RUNS:
+        text = json.dumps(record(get(run, kind)), indent=1, sort_keys=True) + "\n"
+        (GOLDEN / f"{run}{'_' * bool(kind)}{kind}.json").write_text(text)
