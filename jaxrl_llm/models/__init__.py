@@ -2,7 +2,8 @@
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.pretrained import load_pretrained, save_pretrained
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model, ModelOutput
 
-__all__ = ["KVCache", "Model", "ModelConfig", "ModelOutput", "Routing"]
+__all__ = ["KVCache", "Model", "ModelConfig", "ModelOutput", "Routing", "load_pretrained", "save_pretrained"]

@@ -53,9 +53,13 @@ class ModelConfig:
                 raise ValueError(f"model.{name}={value!r} is not one of {', '.join(allowed)}")
 
     def _check_sizes(self) -> None:
-        for name in ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"):
+        sizes = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+        for name in (*sizes, "intermediate_size", "moe_intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
+        for name in ("rope_theta", "rms_norm_eps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be positive")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"model.num_key_value_heads={self.num_key_value_heads} must divide "
@@ -68,7 +72,15 @@ class ModelConfig:
                 f"model.num_experts_per_tok={self.num_experts_per_tok} must lie in 1..num_experts={self.num_experts}"
             )
         if self.num_experts < 0 or self.decoder_sparse_step < 1:
-            raise ValueError("model.num_experts must be >= 0 and model.decoder_sparse_step >= 1")
+            raise ValueError(
+                f"model.num_experts={self.num_experts} must be >= 0 and "
+                f"model.decoder_sparse_step={self.decoder_sparse_step} >= 1"
+            )
+        if not all(0 <= layer < self.num_hidden_layers for layer in self.mlp_only_layers):
+            raise ValueError(
+                f"model.mlp_only_layers={self.mlp_only_layers} must name layers below "
+                f"model.num_hidden_layers={self.num_hidden_layers}"
+            )
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -74,10 +74,10 @@ def load_balance_loss(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Load-balance loss of each sequence, summed over sequences and averaged over layers: (total, count).
 
-    E sum_e f_e p_e per sequence and layer, with f_e the share of the sequence's (token, slot) pairs sent to expert e and
-    p_e its mean router probability over the sequence's tokens; 1 when balanced. Per sequence, not per batch, so that it
-    does not depend on how the batch is cut. Source: Switch Transformer, arXiv 2101.03961, eq. 4; sequence-wise as in
-    DeepSeek-V3, arXiv 2412.19437, eq. 17.
+    E sum_e f_e p_e per sequence and layer, with f_e the share of the sequence's (token, slot) pairs sent to expert e
+    and p_e its mean router probability over the sequence's tokens; 1 when balanced. Per sequence, not per batch, so
+    that it does not depend on how the batch is cut. Source: Switch Transformer, arXiv 2101.03961, eq. 4;
+    sequence-wise as in DeepSeek-V3, arXiv 2412.19437, eq. 17.
     """
     num_experts, num_chosen = logits.shape[-1], experts.shape[-1]
     length = jnp.maximum(segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences), 1)

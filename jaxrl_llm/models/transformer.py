@@ -197,7 +197,7 @@ class Model:
             experts, logits = (jnp.concatenate(parts) for parts in zip(*routes, strict=True))
             experts = experts.astype(routing_dtype(config.num_experts))
             experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
-            out = Routing(experts=experts.astype(routing_dtype(config.num_experts)), logits=logits if router_logits else None)
+            out = Routing(experts=experts, logits=logits if router_logits else None)
         return ModelOutput(ends.norm(x), out, KVCache(*map(tuple, zip(*caches, strict=True))) if caches else None)
 
     def _layers(
@@ -219,7 +219,8 @@ class Model:
             stack = params[kind]
             if isinstance(stack, tuple) or cache is not None:
                 for i in range(count):
-                    one = stack[start + i] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=start + i: a[j], stack)
+                    j = start + i
+                    one = stack[j] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=j: a[j], stack)
                     kv = None if cache is None else (cache.keys[layer + i], cache.values[layer + i], column)
                     x, (kv, route) = block(x, (one, kv, None if replay is None else replay[i]))
                     caches += [] if kv is None else [kv]

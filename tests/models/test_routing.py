@@ -1,0 +1,125 @@
+"""Choosing experts and replaying them: one code path, exact gates, a gradient for the router."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm.models import Routing
+from jaxrl_llm.models.routing import choose, is_recorded, no_record, routing_dtype
+from tests.reference import transformer_numpy
+
+MOE = dict(num_experts=4, num_experts_per_tok=2)
+_choose = jax.jit(choose, static_argnames=("num_chosen", "normalise"))
+
+
+def test_golden_choice():
+    """Scores 0, ln 2, ln 5, ln 1: the softmax over all is (1, 2, 5, 1) / 9, over the chosen two (5, 2) / 7."""
+    logits = jnp.log(jnp.array([[1.0, 2.0, 5.0, 1.0]]))
+    experts, gates = choose(logits, 2, True)
+    np.testing.assert_array_equal(experts, [[2, 1]])
+    np.testing.assert_allclose(gates, [[5 / 7, 2 / 7]], rtol=1e-6)
+    np.testing.assert_allclose(choose(logits, 2, False)[1], [[5 / 9, 2 / 9]], rtol=1e-6)
+
+
+@given(seed=st.integers(0, 2**31 - 1), normalise=st.booleans())
+def test_replay_by_hand(seed, normalise):
+    """Recorded tokens keep their experts (and logits), the others route freshly; gates follow the logits in force."""
+    rng = np.random.default_rng(seed)
+    fresh, old = rng.standard_normal((2, 5, 6)).astype(np.float32)
+    recorded = rng.random(5) < 0.5
+    given_experts = np.array([rng.permutation(6)[:3] for _ in range(5)], np.uint8)
+    given_experts[~recorded] = 255
+    for logits in (None, old):
+        replay = Routing(experts=jnp.asarray(given_experts), logits=None if logits is None else jnp.asarray(logits))
+        experts, gates = _choose(fresh, num_chosen=3, normalise=normalise, replay=replay)
+        for n in range(5):
+            probs = transformer_numpy.softmax(
+                (old if recorded[n] and logits is not None else fresh)[n].astype(np.float64)
+            )
+            expected = given_experts[n] if recorded[n] else np.argsort(-probs)[:3]
+            np.testing.assert_array_equal(experts[n], expected)
+            share = probs[expected] / (probs[expected].sum() if normalise else 1)
+            np.testing.assert_allclose(gates[n], share, rtol=1e-5)
+
+
+def test_gates_survive_an_expert_without_probability():
+    """Recorded experts whose probabilities underflow to 0: renormalised probabilities would be 0 / 0."""
+    logits = jnp.array([[200.0, 0.0, 0.0, -1.0]])
+    replay = Routing(experts=jnp.array([[1, 3]], jnp.uint8))
+    gates, grad = jax.value_and_grad(lambda s: choose(s, 2, True, replay)[1][0, 0])(logits)
+    assert gates == pytest.approx(1 / (1 + np.exp(-1)))
+    np.testing.assert_allclose(grad, [[0, gates * (1 - gates), 0, -gates * (1 - gates)]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "dtype"),
+    [(2, "uint8"), (255, "uint8"), (256, "uint16"), (65535, "uint16"), (65536, "int32")],
+)
+def test_the_narrowest_type_keeps_its_maximum_free(num_experts, dtype):
+    assert routing_dtype(num_experts) == jnp.dtype(dtype)
+    largest = jnp.array([[num_experts - 1]], routing_dtype(num_experts))
+    assert is_recorded(largest)
+    assert not is_recorded(jnp.full_like(largest, no_record(largest)))
+
+
+def test_padding_has_no_record(tiny, params_of, forward, batch):
+    model = tiny(**MOE)
+    experts = forward(model, params_of(model), *batch)[1].experts
+    assert experts.dtype == jnp.uint8
+    np.testing.assert_array_equal(is_recorded(experts)[0], np.asarray(batch[1]) != 0)
+    assert np.all(np.asarray(experts)[:, np.asarray(batch[1]) == 0] == 255)
+
+
+def test_256_experts_need_a_wider_record(tiny, batch):
+    model = tiny(num_experts=256)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    routing = jax.eval_shape(lambda p: vars(model.apply(p, batch[0]).routing), shapes)
+    assert routing["experts"].dtype == jnp.uint16
+    assert routing["logits"] is None  # not asked for
+
+
+def test_replaying_its_own_record_changes_nothing(tiny, params_of, forward, batch):
+    model = tiny(**MOE)
+    params = params_of(model)
+    logits, routing = forward(model, params, *batch)
+    valid = np.asarray(batch[1]) != 0
+    for replay in (Routing(experts=routing.experts), routing):
+        again, returned = forward(model, params, *batch, replay)
+        np.testing.assert_allclose(again[valid], logits[valid], rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(returned.experts, routing.experts)
+
+
+def test_replaying_another_record_equals_the_reference(tiny, params_of, forward, batch):
+    model = tiny(**MOE)
+    params = params_of(model)
+    valid = np.asarray(batch[1]) != 0
+    other = np.random.default_rng(5).permuted(np.broadcast_to(np.arange(4), (2, 2, 8, 4)), axis=-1)[..., :2]
+    other = np.where(valid[None, :, :, None], other, 255).astype(np.uint8)
+    logits, routing = forward(model, params, *batch, Routing(experts=jnp.asarray(other)))
+    expected, _, router = transformer_numpy.transformer(params, model.config, *batch, given=other)
+    np.testing.assert_allclose(logits[valid], expected[valid], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(routing.experts, other)
+    np.testing.assert_allclose(
+        routing.logits[:, valid], router[:, valid], rtol=1e-5, atol=1e-5
+    )  # fresh ones all the same
+    assert np.max(np.abs(np.asarray(forward(model, params, *batch)[0] - logits)[valid])) > 0.01  # it was another one
+
+
+def test_the_router_learns_under_replayed_experts_not_under_replayed_logits(tiny, params_of, batch):
+    model = tiny(**MOE)
+    params = params_of(model)
+
+    @jax.jit
+    def router_gradient(params, routing):
+        loss = lambda p: jnp.sum(jnp.square(model.apply(p, batch[0], routing=routing).hidden[:, :, :3]))  # noqa: E731
+        return jax.grad(loss)(params)["moe"]["mlp"]["router"]
+
+    experts = jnp.broadcast_to(jnp.array([3, 0], jnp.uint8), (2, 2, 8, 2))
+    frozen = Routing(experts=experts, logits=jnp.ones((2, 2, 8, 4)))
+    by_layer = np.abs(router_gradient(params, Routing(experts=experts))).max(axis=1)
+    assert np.all(by_layer[:, [0, 3]] > 0)
+    assert np.all(by_layer[:, [1, 2]] == 0)  # experts outside the record are outside the gates
+    assert not np.any(router_gradient(params, frozen))
