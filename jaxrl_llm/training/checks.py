@@ -20,7 +20,8 @@ def check_updates(
     sampler_dtype: str,
     truncated: bool,
 ) -> None:
-    """Finite losses and gradients; current/old = 1 at the first update; old/sampler = 1 where both are float32.
+    """Finite losses and gradients; no route lost under replay; current/old = 1 at the first update; old/sampler = 1 where
+    both are float32.
 
     Never the maximum: one flipped near-tie may exceed any bound.
 
@@ -33,6 +34,12 @@ def check_updates(
                 f"step {step}, update {number}: the loss or gradient is not finite (loss {update['loss/total']}, "
                 f"gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set optimizer.clip_norm"
             )
+    lost = scored.get("check/unrecorded", 0)
+    if lost > 0:
+        raise ValueError(
+            f"step {step}: {lost:.0f} (layer, token) pairs have no recorded routing to replay; the record and the rollout "
+            "do not speak of the same tokens"
+        )
     if updates:
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
     if dtype == sampler_dtype == "float32" and not truncated:
@@ -45,6 +52,6 @@ def _check(what: str, values: Mapping[str, Any], name: str, dtype: str) -> None:
         return
     if mean > _MEAN[dtype] or share > _SHARE[dtype]:
         raise ValueError(
-            f"{what} is not 1: mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above 1e-2 "
-            f"(bound {_SHARE[dtype]:.1%}); two passes over the same tokens disagree, so every ratio would be wrong"
+            f"{what} is not 1: mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above "
+            f"1e-2 (bound {_SHARE[dtype]:.1%}); two passes over the same tokens disagree, so every ratio would be wrong"
         )

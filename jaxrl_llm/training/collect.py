@@ -78,7 +78,12 @@ def collect(
         lengths = np.asarray(jax.device_get(out.loss_mask)).sum(1)
         drawn.append((rewards, lengths, np.asarray(jax.device_get(out.truncated))))
         shown += [
-            {"prompt": batch["prompt"][i // g], "answer": texts[i], "reward": float(rewards[i]), "length": int(lengths[i])}
+            {
+                "prompt": batch["prompt"][i // g],
+                "answer": texts[i],
+                "reward": float(rewards[i]),
+                "length": int(lengths[i]),
+            }
             for i in range(0, max(0, samples - len(shown)))
         ]
         out = out.replace(rewards=jnp.asarray(_shaped(rewards, lengths, engine.max_new_tokens, shaping)))

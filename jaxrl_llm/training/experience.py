@@ -55,8 +55,9 @@ class Scorer:
           ValueError: replay asks for a routing that was not captured.
         """
         t, model, objective = trajectory, self.learner.model, self.learner.objective
+        lost = {}
         if self.replay.mode == "R3":
-            check_recorded(t.routing, t.segment_ids, "rollout")
+            lost = {"check/unrecorded": M.Maximum(check_recorded(t.routing, t.segment_ids, "rollout"))}
         batch = TrainBatch(
             tokens=t.tokens,
             segment_ids=t.segment_ids,
@@ -79,7 +80,7 @@ class Scorer:
             old = self._score(state.params, batch, layouts, into)
             recorded = old.routing
             if self.replay.mode == "R2":
-                check_recorded(recorded, t.segment_ids, "scoring pass")
+                lost = {"check/unrecorded": M.Maximum(check_recorded(recorded, t.segment_ids, "scoring pass"))}
         if separate:
             critic = self._score(state.critic, batch.replace(routing=None), layouts, Scored(state_values=_zeros(t)))
             old = old.replace(state_values=critic.state_values)
@@ -95,7 +96,7 @@ class Scorer:
             routing=in_training(self.replay, t.routing, recorded),
             recorded=recorded,
         )
-        return Experience(batch, {} if self.first_forward else _gaps(model.config.num_experts, t, batch))
+        return Experience(batch, {} if self.first_forward else lost | _gaps(model.config.num_experts, t, batch))
 
     def _score(self, params: Any, batch: TrainBatch, layouts: Sequence[Layout], into: Scored) -> Scored:
         for layout in layouts:

@@ -36,15 +36,14 @@ def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, 
     fresh = learner.score(params, given(None), layout, into=into)
     held = learner.score(params, given(batch.recorded), layout, into=Scored(logprobs=zeros()))
     swapped = learner.score(old_params, given(fresh.routing), layout, into=Scored(logprobs=zeros()))
-    inside = jnp.zeros(rows * time, bool).at[layout.index.ravel()].set(layout.index.ravel() >= 0, mode="drop")
+    place = jnp.where(layout.index >= 0, layout.index, rows * time).ravel()  # -1 would count from the end
+    inside = jnp.zeros(rows * time, bool).at[place].set(True, mode="drop")
     mask = batch.loss_mask & inside.reshape(rows, time)
     return _describe(batch, fresh, held.logprobs, swapped.logprobs, mask)
 
 
 @jax.jit
-def _describe(
-    batch: TrainBatch, fresh: Scored, held: PerToken, swapped: PerToken, mask: Mask
-) -> dict[str, M.Metric]:
+def _describe(batch: TrainBatch, fresh: Scored, held: PerToken, swapped: PerToken, mask: Mask) -> dict[str, M.Metric]:
     assert batch.recorded is not None and batch.old_logprobs is not None and fresh.routing is not None
     experts = jnp.where(mask.any(axis=1)[None, :, None, None], fresh.routing.experts, batch.recorded.experts)
     found = decompose(fresh.logprobs, held, swapped, batch.old_logprobs, mask)
@@ -62,9 +61,7 @@ def _describe(
     )
 
 
-def decompose(
-    fresh: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask
-) -> dict[str, M.Metric]:
+def decompose(fresh: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Shares of Var(log r) over unmasked tokens.
 
     Args:

@@ -49,6 +49,10 @@ def in_training(config: ReplayConfig, rollout: Routing | None, scored: Routing |
 
 def _kept(config: ReplayConfig, routing: Routing | None) -> Routing | None:
     if routing is None or config.what == "logits":
+        if routing is not None and routing.logits is None:
+            raise ValueError(
+                "replay.what='logits' and only experts were recorded; record logits or set replay.what=experts"
+            )
         return routing
     return routing.replace(logits=None)
 
@@ -68,7 +72,9 @@ def check_recorded(routing: Routing | None, segment_ids: SegmentIds, source: str
       ValueError: there is no record at all.
     """
     if routing is None:
-        raise ValueError(f"replay needs the routing of the {source} and none was captured; record it or set replay.mode=off")
+        raise ValueError(
+            f"replay needs the routing of the {source} and none was captured; record it or set replay.mode=off"
+        )
     fed = jnp.concatenate([segment_ids[:, 1:] != 0, jnp.zeros_like(segment_ids[:, :1], bool)], axis=1)
     return jnp.sum(fed[None] & ~is_recorded(routing.experts), dtype=jnp.float32)
 

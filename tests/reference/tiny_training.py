@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm import objectives, sharding
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.optimizer import OptimizerConfig
 from jaxrl_llm.training.state import TrainBatch, parameter_axes
@@ -98,6 +99,21 @@ def draw_batch(seed=0, **changes):
         "returns": returns,
     }
     return TrainBatch(**jax.tree.map(jnp.asarray, arrays | changes))
+
+
+def draw_trajectory(routing=None, seed=0):
+    """The same rollout before it is scored, with rewards; row 0 was cut off."""
+    batch = draw_batch(seed)
+    rewards = np.random.default_rng(seed).random(ROWS).astype(np.float32)
+    return Trajectory(
+        tokens=batch.tokens,
+        segment_ids=batch.segment_ids,
+        loss_mask=batch.loss_mask,
+        sampler_logprobs=batch.sampler_logprobs,
+        truncated=jnp.asarray(ANSWERS == ANSWER),
+        routing=routing,
+        rewards=jnp.asarray(rewards),
+    )
 
 
 def layout_of(rows=None, *, layout="padded", micro=0, updates=UPDATES):
