@@ -152,10 +152,6 @@ DISAGREE = {
     ),
     "balance of a dense model": ({"model.num_experts": 0, "updates.aux_coef": 0.1}, "updates.aux_coef=0.1 balances"),
     "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient at all"),
-    "logits that no rollout records": (
-        {"replay.mode": "R3", "replay.what": "logits"},
-        "replay.what='logits' with replay.mode='R3'",
-    ),
 }
 
 

@@ -22,7 +22,7 @@ def answers(trajectory: Trajectory, task: Task) -> tuple[list[str], np.ndarray]:
     tokens, mask = jax.device_get((trajectory.tokens, trajectory.loss_mask))
     eos = task.tokenizer.eos_id
     return [
-        task.tokenizer.decode([t for t in row[m] if t != eos]) for row, m in zip(tokens, mask, strict=True)
+        task.tokenizer.decode([t for t in row[m].tolist() if t != eos]) for row, m in zip(tokens, mask, strict=True)
     ], mask.sum(1)
 
 
@@ -48,7 +48,7 @@ def verify(trajectory: Trajectory, task: Task, prompts: list[str], group_size: i
 
 
 def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> float:
-    """Mean over prompts of 1 - C(n - c, k) / C(n, k): the unbiased estimator of Chen et al., arXiv 2107.03374, eq. 1."""
+    """Mean over prompts of 1 - C(n - c, k) / C(n, k), the unbiased estimator. Source: arXiv 2107.03374, eq. 1."""
     return float(np.mean([1 - math.comb(samples - int(c), k) / math.comb(samples, k) for c in correct]))
 
 

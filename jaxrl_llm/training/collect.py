@@ -84,7 +84,7 @@ def collect(
                 "reward": float(rewards[i]),
                 "length": int(lengths[i]),
             }
-            for i in range(0, max(0, samples - len(shown)))
+            for i in range(min(len(texts), samples - len(shown)))
         ]
         out = out.replace(rewards=jnp.asarray(_shaped(rewards, lengths, engine.max_new_tokens, shaping)))
         if sampling.max_draws == 1:

@@ -1,0 +1,202 @@
+"""Rewards, length shaping and dynamic sampling, on answers written by hand instead of sampled."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, collect
+from tests.reference import tiny_training as tiny
+
+GROUP, PROMPTS, BOUND = 2, 3, 4
+OFF, PLAIN = DynamicSampling(1), RewardShaping(0, False)
+TASK = tasks.Task(
+    name="ones",
+    prompt_length=2,
+    answer_length=BOUND,
+    tokenizer=tasks.CharTokenizer("0123456789="),
+    sample=lambda rng: ("0=", "1"),
+    verify=lambda prompt, answer: {"1": 1.0, "11": 0.5}.get(answer, 0.0),
+)
+
+
+class Prompts:
+    """Batches of three prompts; prompt number n of the stream reads "n="."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        draw = np.arange(self.batches * PROMPTS, (self.batches + 1) * PROMPTS)
+        self.batches += 1
+        text = [f"{n % 10}=" for n in draw]
+        tokens = np.array([TASK.tokenizer.encode(t) for t in text], np.int32)
+        lengths = np.full(PROMPTS, 2, np.int32)
+        return tasks.PromptBatch(
+            uid=draw, draw=draw, tokens=tokens, lengths=lengths, prompt=text, answer=["1"] * PROMPTS
+        )
+
+    def get_state(self):
+        return {"batches": self.batches}
+
+    def set_state(self, state):
+        self.batches = state["batches"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Script(Engine):
+    """Answers by prompt number; four characters are cut off before EOS. Routing and log-probs carry the number."""
+
+    answers: tuple[tuple[str, str], ...] = ()
+
+    def generate(self, params, prompts, lengths, uids, key, limits=None):
+        rows = [(int(uid), text) for uid in uids for text in self.answers[int(uid)]]
+        b, t = len(rows), 2 + BOUND
+        tokens, mask = np.zeros((b, t), np.int32), np.zeros((b, t), bool)
+        for i, (_, text) in enumerate(rows):
+            ids = (TASK.tokenizer.encode(text) + [TASK.tokenizer.eos_id])[:BOUND]
+            tokens[i, :2] = prompts[i // GROUP]
+            tokens[i, 2 : 2 + len(ids)], mask[i, 2 : 2 + len(ids)] = ids, True
+        number = np.array([uid for uid, _ in rows])
+        return Trajectory(
+            tokens=jnp.asarray(tokens),
+            segment_ids=jnp.asarray((mask | (np.arange(t) < 2)).astype(np.int32)),
+            loss_mask=jnp.asarray(mask),
+            sampler_logprobs=jnp.asarray(np.where(mask, -number[:, None] - 1.0, 0), jnp.float32),
+            truncated=jnp.asarray([len(text) >= BOUND for _, text in rows]),
+            routing=Routing(jnp.asarray(np.broadcast_to(number[None, :, None, None], (1, b, t, 2)), jnp.uint8)),
+        )
+
+
+ALIKE, MIXED, WRONG = ("1", "1"), ("1", "0"), ("0", "000")
+
+
+def run(answers, sampling=OFF, shaping=PLAIN, samples=0):
+    engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=tuple(answers))
+    stream = Prompts()
+    found = collect(engine, {}, stream, TASK, jax.random.key(0), sampling, shaping, samples=samples)
+    return found, stream
+
+
+def prompts_of(found):
+    return [TASK.tokenizer.decode(row[:2].tolist()) for row in np.asarray(found.trajectory.tokens)]
+
+
+def test_without_dynamic_sampling_every_group_stays():
+    found, stream = run([ALIKE, MIXED, WRONG])
+    assert stream.batches == 1
+    np.testing.assert_array_equal(found.trajectory.rewards, [1, 1, 1, 0, 0, 0])
+    assert found.tokens == 2 + 2 + 2 + 2 + 2 + 4
+    assert found.metrics == {
+        "reward/mean": 0.5,
+        "reward/std": 0.5,
+        "reward/zero_advantage_groups": pytest.approx(2 / 3),
+        "rollout/length_mean": pytest.approx(14 / 6),
+        "rollout/truncated": 0.0,
+        "rollout/groups_generated": 3.0,
+        "rollout/groups_kept": 3.0,
+    }
+
+
+def test_mixed_groups_are_kept_in_draw_order():
+    """Two of three batches would do; the third prompt of the last batch is surplus and dropped, but counted."""
+    answers = [ALIKE, MIXED, WRONG, MIXED, ALIKE, ALIKE, ("0", "1"), MIXED, MIXED]
+    found, stream = run(answers, DynamicSampling(5))
+    assert stream.batches == 3
+    assert prompts_of(found) == ["1=", "1=", "3=", "3=", "6=", "6="]
+    np.testing.assert_array_equal(found.trajectory.rewards, [1, 0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(found.trajectory.routing.experts[0, :, 0, 0], [1, 1, 3, 3, 6, 6])
+    np.testing.assert_array_equal(found.trajectory.sampler_logprobs[:, 2], [-2, -2, -4, -4, -7, -7])
+    assert found.trajectory.loss_mask.any(1).all()
+    assert found.metrics["rollout/groups_generated"] == 9
+    assert found.metrics["rollout/groups_kept"] == 3
+    # Every generated answer, the dropped ones too: three groups of two ones, five mixed, one of zeros.
+    assert found.metrics["reward/mean"] == pytest.approx((3 * 2 + 5) / 18)
+    assert found.metrics["reward/zero_advantage_groups"] == pytest.approx(4 / 9)
+    assert found.tokens == 17 * 2 + 4
+
+
+def test_the_bound_leaves_groups_without_a_loss():
+    """Shapes do not change, the stream stands behind the last draw, and a full batch stops at once."""
+    found, stream = run([ALIKE, ALIKE, MIXED, ALIKE, ALIKE, WRONG], DynamicSampling(2))
+    assert stream.batches == 2
+    assert found.trajectory.tokens.shape == (PROMPTS * GROUP, 2 + BOUND)
+    np.testing.assert_array_equal(found.trajectory.loss_mask.any(1), [True] * 2 + [False] * 4)
+    assert prompts_of(found)[:2] == ["2=", "2="]
+    assert found.metrics["rollout/groups_kept"] == 1
+    assert run([MIXED] * 3, DynamicSampling(9))[1].batches == 1
+
+
+def test_no_group_at_all_is_a_rollout_without_a_loss():
+    found, _ = run([ALIKE, WRONG, ALIKE] * 2, DynamicSampling(2))
+    assert not found.trajectory.loss_mask.any()
+    assert found.metrics["rollout/groups_kept"] == 0
+
+
+def test_length_does_not_make_a_group_worth_keeping():
+    """All wrong with unequal lengths: unlike rewards after shaping, alike before."""
+    shaping = RewardShaping(overlong_cache=4, overlong_filter=False)
+    found, _ = run([WRONG, MIXED, MIXED, MIXED, ALIKE, ALIKE], DynamicSampling(2), shaping)
+    assert prompts_of(found) == ["1=", "1=", "2=", "2=", "3=", "3="]
+
+
+def test_the_ramp_counts_tokens_with_eos():
+    """Bound 4, ramp 2: answers of 2, 3 and 4 tokens lose 0, 1/2 and 1. Metrics speak of the task's own rewards."""
+    found, _ = run([("1", "11"), ("000", "0"), ("0000", "00")], shaping=RewardShaping(2, False))
+    np.testing.assert_allclose(found.trajectory.rewards, [1, 0.5 - 0.5, 0 - 1, 0, 0 - 1, 0 - 0.5])
+    assert found.metrics["reward/mean"] == pytest.approx(1.5 / 6)
+
+
+def test_answers_cut_off_are_wrong_and_may_leave_the_loss():
+    """They stay in the group's mean and deviation: only the mask changes."""
+    answers = [("1111", "1"), MIXED, MIXED]
+    plain, _ = run(answers)
+    filtered, _ = run(answers, shaping=RewardShaping(0, True))
+    assert plain.trajectory.loss_mask[0].sum() == BOUND
+    np.testing.assert_array_equal(filtered.trajectory.loss_mask.any(1), [False] + [True] * 5)
+    np.testing.assert_array_equal(filtered.trajectory.rewards, plain.trajectory.rewards)
+    assert float(plain.trajectory.rewards[0]) == 0
+    assert plain.metrics["rollout/truncated"] == pytest.approx(1 / 6)
+
+
+def test_samples_are_rows_for_a_person():
+    found, _ = run([MIXED, ALIKE, ("11", "1111")], samples=3)
+    assert found.samples == [
+        {"prompt": "0=", "answer": "1", "reward": 1.0, "length": 2},
+        {"prompt": "0=", "answer": "0", "reward": 0.0, "length": 2},
+        {"prompt": "1=", "answer": "1", "reward": 1.0, "length": 2},
+    ]
+    assert len(run([MIXED] * 3, samples=99)[0].samples) == 6
+    assert run([MIXED] * 3, samples=0)[0].samples == []
+    over_draws = run([ALIKE] * 3 + [MIXED] * 3, DynamicSampling(2), samples=8)[0].samples
+    assert [row["prompt"] for row in over_draws] == ["0=", "0=", "1=", "1=", "2=", "2=", "3=", "3="]
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1.5, -0.1])
+def test_a_verifier_out_of_range_is_named(value):
+    bad = dataclasses.replace(TASK, verify=lambda prompt, answer: value)
+    engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=(MIXED,) * 3)
+    with pytest.raises(ValueError, match=r"task 'ones': verify\('0=', '1'\) gave .*in \[0, 1\]"):
+        collect(engine, {}, Prompts(), bad, jax.random.key(0), OFF, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DynamicSampling(0), r"dynamic_sampling\.max_draws=0"),
+        (lambda: RewardShaping(-1, False), r"rewards\.overlong_cache=-1"),
+    ],
+)
+def test_bad_values_name_their_field(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
