@@ -46,7 +46,13 @@ class Run:
         """The state before the first update: warm-started, from the cache if it is there."""
         s = self.settings
         params = warm_start(
-            self.model, s.task, s.warm_start, data_dir=s.data_dir, evaluate=self.evaluator.pass_rate, log=log
+            self.model,
+            s.task,
+            s.warm_start,
+            data_dir=s.data_dir,
+            evaluate=self.evaluator.pass_rate,
+            evaluated_on={"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length},
+            log=log,
         )
         return self._state(params)
 
@@ -101,6 +107,7 @@ def build(s: Settings) -> Run:
             slots=s.rollout.slots,
             dtype=s.rollout.dtype,
             record_routing=s.model.num_moe_layers > 0,
+            record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
         ),
         evaluator=Evaluator(model, s.task, held_out, s.evaluation.samples, s.answer_length),
     )
@@ -127,7 +134,7 @@ def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
     late: _Late | None = None
-    found: dict[str, Any] = {}
+    found = run.evaluator(state.params)[0] if first >= settings.steps > 0 else {}  # complete before it began
     save = lambda step: checkpoints.save(  # noqa: E731
         step, state, {"config_hash": config_hash, "stream": stream.get_state()}
     )
@@ -146,11 +153,12 @@ def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
             if last or step % settings.evaluation.every == 0:
                 found = _evaluate(run, state, log, step)
                 late.host |= found
-            if last or interrupted() or step % settings.checkpoint.every == 0:
+            stop = interrupted()
+            if last or stop or step % settings.checkpoint.every == 0:
                 late.write(log, settings)
                 late = None
                 save(step)
-            if interrupted() and not last:
+            if stop and not last:
                 checkpoints.close()
                 raise KeyboardInterrupt(f"stopped after step {step}")
     checkpoints.close()
@@ -171,7 +179,9 @@ class _Late:
         scored, updates = jax.device_get((self.scored, self.updates))
         each = [M.finalize(update) for update in updates]
         values = M.finalize(M.merge([scored, *updates])) | {
-            key: value for key, value in each[0].items() if key.startswith("check/")  # of the first update alone
+            key: value
+            for key, value in each[0].items()
+            if key.startswith("check/")  # of the first update alone
         }
         name = "routing/flips_old_current_by_layer"
         if name in values:
@@ -190,22 +200,23 @@ class _Late:
         log.samples(self.step, self.samples)
 
 
-def _step(run: Run, state: TrainState, reference: Any, stream: tasks.PromptStream, step: int) -> tuple[TrainState, _Late]:
+def _step(
+    run: Run, state: TrainState, reference: Any, stream: tasks.PromptStream, step: int
+) -> tuple[TrainState, _Late]:
     """One rollout and its N updates."""
     s, start = run.settings, time.monotonic()
     key = jax.random.fold_in(jax.random.key(s.seed), step)
-    got = collect(
-        run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples
-    )
+    got = collect(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples)
     sampled = time.monotonic()
     lengths = np.asarray(jax.device_get(got.trajectory.segment_ids) != 0).sum(1)
     time_axis = got.trajectory.tokens.shape[1]
+    shuffles = [np.random.default_rng([s.seed, step, epoch]) for epoch in range(s.updates.epochs)]
     epochs = [
         [
             lay_out(rows, lengths, time_axis, s.updates)
-            for rows in minibatches(np.random.default_rng([s.seed, step, epoch]), s.rows, s.rollout.group_size, s.updates)
+            for rows in minibatches(shuffle, s.rows, s.rollout.group_size, s.updates)
         ]
-        for epoch in range(s.updates.epochs)
+        for shuffle in shuffles
     ]
     experience = run.scorer(state, reference, got.trajectory, epochs[0])
     every = s.log.diagnostics_every

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,8 @@ from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models.transformer import Model
 
 __all__ = ["WarmStartConfig", "warm_start"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def warm_start(
     *,
     data_dir: str | None = None,
     evaluate: Callable[[Any], float] | None = None,
-    log: Callable[[str], None] = logging.getLogger(__name__).info,
+    log: Callable[[str], None] = print,
 ) -> Any:
     """Parameters after supervised training on the task's own answers; from the cache if they are there.
 
@@ -69,6 +70,7 @@ def warm_start(
 
     Args:
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
+      evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
     """
     params = model.init_sharded(jax.random.key(config.seed))
     if not config.steps:
@@ -77,6 +79,7 @@ def warm_start(
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
         | {"cores": os.cpu_count() if mesh is None else str(mesh)}
+        | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
     )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
