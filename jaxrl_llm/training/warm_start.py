@@ -22,8 +22,6 @@ from jaxrl_llm.models.transformer import Model
 
 __all__ = ["WarmStartConfig", "warm_start"]
 
-_LOG = logging.getLogger(__name__)
-
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
@@ -62,6 +60,7 @@ def warm_start(
     *,
     data_dir: str | None = None,
     evaluate: Callable[[Any], float] | None = None,
+    evaluated_on: Mapping[str, Any] | None = None,
     log: Callable[[str], None] = print,
 ) -> Any:
     """Parameters after supervised training on the task's own answers; from the cache if they are there.
