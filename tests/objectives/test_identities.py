@@ -1,6 +1,7 @@
 """What must hold between recipes: at ratio one, without bounds, with one token an answer."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +19,21 @@ AGGREGATIONS = {
 }
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def value_and_gradient(objective, logprobs, batch):
+    def loss(x):
+        total, count = objective.terms(**{**batch, "logprobs": x})["policy"]
+        return total / count
+
+    return jax.value_and_grad(loss)(logprobs)
+
+
 def policy(objective, batch):
-    """(value, gradient) of the policy term in float64; `values` are of no interest here."""
+    """(value, gradient) of the policy term in float64; ppo's `values` are of no interest here."""
     with jax.enable_x64(True):
         logprobs = jnp.asarray(batch["logprobs"], jnp.float64)
-        blank = {name: jnp.zeros_like(logprobs) for name in ("values", "old_values", "returns")}
-
-        def loss(x):
-            total, count = objective.terms(**{**batch, **blank, "logprobs": x})["policy"]
-            return total / count
-
-        value, gradient = jax.jit(jax.value_and_grad(loss))(logprobs)
+        blank = {name: np.zeros_like(batch["logprobs"]) for name in ("values", "old_values", "returns")}
+        value, gradient = value_and_gradient(objective, logprobs, {**batch, **blank})
     return float(value), np.asarray(gradient)
 
 
