@@ -102,7 +102,7 @@ def _train(
     evaluate: Callable[[Any], float] | None,
     log: Callable[[str], None],
 ) -> Any:
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(config.learning_rate, b2=0.95))
+    optimizer = _optimizer(config.learning_rate)
     state = (params, jax.jit(optimizer.init)(params))
     stream = tasks.supervised(task, "train", seed=config.seed, batch_size=config.batch_size, data_dir=data_dir)
     loss = jnp.zeros(())
@@ -117,6 +117,11 @@ def _train(
                 break
     log(f"warm start: done, loss {float(loss):.3f}")
     return state[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _optimizer(learning_rate: float) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate, b2=0.95))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)

@@ -1,0 +1,106 @@
+"""From a rollout to a batch: who scores what, advantages, values and the bootstrap of answers that were cut off."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import metrics as M
+from jaxrl_llm import objectives
+from jaxrl_llm.training.experience import Scorer, _advantages, _gaps
+from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.step import Learner, Scored
+from tests.reference import tiny_training as tiny
+
+MODEL = tiny.make_model()
+OFF = ReplayConfig("off", "experts")
+PADDED = tiny.in_one_shape(tiny.layout_of(), micro=1)
+MASK = np.asarray(tiny.draw_batch().loss_mask)
+
+
+@functools.cache
+def ppo(separate=False):
+    critic = optax.sgd(1.0) if separate else None
+    return Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), critic_optimizer=critic, packed=True)
+
+
+def values_in_numpy(params):
+    """V(state before token t) from the model's own hidden states."""
+    batch = tiny.draw_batch()
+    forward = jax.jit(lambda p: MODEL.apply(p, batch.tokens, segment_ids=batch.segment_ids).hidden)
+    after = np.asarray(forward(params)) @ np.asarray(params["value_head"]["kernel"]) + params["value_head"]["bias"]
+    return np.asarray(after), np.where(MASK, np.pad(np.asarray(after), ((0, 0), (1, 0)))[:, :-1], 0)
+
+
+def test_the_critic_on_the_policy():
+    params = tiny.draw_params(MODEL, value_head=True)
+    state = make_state(MODEL, params, ppo().optimizer)
+    batch = Scorer(ppo(), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
+    after, before = values_in_numpy(params)
+    np.testing.assert_allclose(np.where(MASK, batch.old_values, 0), before, atol=1e-5)
+    # gamma = lambda = 1: what is still to come is the reward, and the last state's value where the answer was cut off.
+    rewards = np.asarray(tiny.draw_trajectory().rewards)
+    coming = rewards + np.where(tiny.ANSWERS == tiny.ANSWER, after[:, -1], 0)
+    np.testing.assert_allclose(batch.returns, np.where(MASK, coming[:, None], 0), atol=1e-5)
+    raw = (coming[:, None] - before)[MASK]
+    white = (raw - raw.mean()) / (raw.std(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.asarray(batch.advantages)[MASK], white, atol=1e-4)
+
+
+def test_a_separate_critic_values_with_its_own_parameters():
+    params, critic = tiny.draw_params(MODEL), tiny.draw_params(MODEL, value_head=True, seed=5)
+    state = make_state(MODEL, params, ppo().optimizer, critic, ppo(True).critic_optimizer)
+    batch = Scorer(ppo(True), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
+    np.testing.assert_allclose(np.where(MASK, batch.old_values, 0), values_in_numpy(critic)[1], atol=1e-5)
+
+
+def test_only_answers_that_were_cut_off_are_bootstrapped():
+    """Row 0 reached its bound; all others ended. The value of the last state enters there and nowhere else."""
+    t = tiny.draw_trajectory()
+    objective = objectives.make("ppo")
+    score = lambda last: Scored(  # noqa: E731
+        logprobs=jnp.zeros(MASK.shape),
+        state_values=jnp.zeros(MASK.shape).at[np.arange(tiny.ROWS), tiny.LENGTHS - 1].set(last),
+    )
+    _, _, returns = _advantages(objective, tiny.GROUP, t, score(0.0), None)
+    _, _, shifted = _advantages(objective, tiny.GROUP, t, score(3.0), None)
+    np.testing.assert_allclose(shifted[0, tiny.PROMPT :], returns[0, tiny.PROMPT :] + 3, rtol=1e-6)
+    np.testing.assert_array_equal(shifted[1:], returns[1:])
+    none_cut = t.replace(truncated=jnp.zeros(tiny.ROWS, bool))
+    np.testing.assert_array_equal(_advantages(objective, tiny.GROUP, none_cut, score(3.0), None)[2], returns)
+
+
+def test_group_advantages_stand_on_answer_tokens_alone():
+    t = tiny.draw_trajectory()
+    advantages, values, returns = _advantages(objectives.make("grpo"), tiny.GROUP, t, Scored(), None)
+    assert values is None
+    assert returns is None
+    groups = np.asarray(t.rewards, np.float64).reshape(-1, tiny.GROUP)
+    expected = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(advantages, np.where(MASK, expected.reshape(-1, 1), 0), rtol=1e-4, atol=1e-6)
+
+
+def test_one_update_a_rollout_scores_nothing():
+    """Its own forward is the old policy; advantages are there, nothing else was computed."""
+    learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0))
+    state = make_state(MODEL, {}, optax.sgd(1.0))
+    scorer = Scorer(learner, OFF, tiny.GROUP, first_forward=True)
+    found = scorer(state, None, tiny.draw_trajectory(), [])
+    assert found.metrics == {}
+    assert found.batch.old_logprobs is None
+    assert found.batch.recorded is None
+    assert np.abs(np.asarray(found.batch.advantages)).max() > 0.5
+
+
+def test_the_gap_to_the_sampler_in_numpy():
+    t, batch = tiny.draw_trajectory(), tiny.draw_batch()
+    close = jnp.where(jnp.arange(tiny.ROWS)[:, None] < 4, t.sampler_logprobs + 5e-3, batch.old_logprobs)
+    found = M.finalize(_gaps(4, t, dataclasses.replace(batch, old_logprobs=close)))
+    gap = np.abs(np.asarray(close - t.sampler_logprobs))[MASK]
+    np.testing.assert_allclose(found["check/old_sampler_mean"], gap.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["check/old_sampler_share"], (gap > 1e-2).mean(), rtol=1e-6)
+    assert 0 < found["check/old_sampler_share"] < 1
