@@ -50,12 +50,16 @@ def decayed(params: Any) -> Any:
     )
 
 
-@functools.lru_cache(maxsize=64)
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout.
 
-    Equal arguments give the very same object, so that steps compiled for it are shared.
+    Equal optimizers are the very same object, so that steps compiled for one are shared.
     """
+    return _make(config, 0 if config.schedule == "constant" else total_steps)
+
+
+@functools.lru_cache(maxsize=64)
+def _make(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     peak, after = config.learning_rate, max(total_steps - config.warmup_steps, 1)
     decay = {
         "constant": optax.constant_schedule(peak),

@@ -110,7 +110,10 @@ def test_schedules(schedule, warmup, rates):
 
 def test_equal_configs_share_one_optimizer():
     """It is a static argument of the compiled step: another object would compile it again."""
-    assert make_optimizer(config(), 10) is make_optimizer(config(), 10)
+    linear = config(schedule="linear")
+    assert make_optimizer(linear, 10) is make_optimizer(linear, 10)
+    assert make_optimizer(linear, 10) is not make_optimizer(linear, 20)
+    assert make_optimizer(config(), 10) is make_optimizer(config(), 20)
 
 
 @pytest.mark.parametrize(
