@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Does the ratio swing because experts change?
 #
-# Three short runs of one tiny mixture-of-experts policy from the same warm start: GRPO, GRPO with routing replay (R2) and
-# GSPO. Then three pictures: which layers change their experts, how much of the ratio's variance comes from that, and how
+# Three short runs of one tiny mixture-of-experts policy from the same warm start: GRPO, GRPO with routing replay (R2)
+# and GSPO. Then pictures: which layers change their experts, how much of the ratio's variance comes from that, and how
 # much gradient each objective lets through. A few minutes on two CPU cores.
 #
 # In Colab, install first: `!pip install "jaxrl_llm[colab] @ git+<the repository>"` and run from a checkout (the
@@ -26,9 +26,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from configs import routing_replay
 from IPython.display import display
 
+from configs import routing_replay
 from jaxrl_llm.reporting import figures, tables
 from jaxrl_llm.reporting.page import text_table
 from jaxrl_llm.reporting.read import load
@@ -76,15 +76,15 @@ display(PICTURES["curves"].draw(study, ""))
 display(PICTURES["flips"].draw(study, ""))
 
 # %% [markdown]
-# **What moves the ratio.** The share of Var(log r) that comes from the changed selection of experts alone, scored without
-# replay in every arm.
+# **What moves the ratio.** The share of Var(log r) that comes from the changed selection of experts alone, scored
+# without replay in every arm.
 
 # %%
 display(PICTURES["decomposition"].draw(study, ""))
 
 # %% [markdown]
-# **Gradient weights.** How much of each token's gradient the objective keeps, by the sign of its advantage: the one clip
-# fraction that compares across objectives.
+# **Gradient weights.** How much of each token's gradient the objective keeps, by the sign of its advantage: the one
+# clip fraction that compares across objectives.
 
 # %%
 display(PICTURES["gradient_weights"].draw(study, ""))

@@ -1,3 +1,3 @@
-"""Policy optimisation of language models in JAX: PPO, GRPO, DAPO, GSPO and SAPO on dense and mixture-of-experts transformers."""
+"""Policy optimisation of language models in JAX: PPO to SAPO, on dense and mixture-of-experts transformers."""
 
 __version__ = "0.1.0"

@@ -17,6 +17,8 @@ from jaxrl_llm.run_log import read_json
 from jaxrl_llm.settings import validate
 from jaxrl_llm.trainer import build
 
+__all__ = ["main"]
+
 _WORKDIR = flags.DEFINE_string("workdir", None, "The DIR of a run.")
 _STEP = flags.DEFINE_integer("step", None, "Which checkpoint; default: the newest.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "train"], "Prompts of which split.")
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> int:
         raise app.UsageError(f"unknown arguments {argv[1:]}; see --help")
     logging.set_verbosity(logging.ERROR)
     try:
-        return _evaluate(Path(_WORKDIR.value))
+        return _evaluate(Path(str(_WORKDIR.value)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

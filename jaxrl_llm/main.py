@@ -10,7 +10,9 @@ from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import train
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The run: a file of configs/, with :variant.", lock_config=True)
+__all__ = ["main"]
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of configs/, with :variant.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's DIR; the same command on the same DIR resumes.")
 flags.mark_flags_as_required(["config", "workdir"])
 
@@ -20,10 +22,11 @@ def main(argv: list[str]) -> int:
         raise app.UsageError(f"unknown arguments {argv[1:]}; fields are set as --config.block.field=value")
     logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
     try:
+        workdir = str(_WORKDIR.value)
         settings, identity = validate(_CONFIG.value), config_hash(_CONFIG.value)
         provenance.start_jax()
-        provenance.check_dir(_WORKDIR.value, identity)
-        with RunLog(_WORKDIR.value, settings.steps, write=provenance.is_first_host()) as log:
+        provenance.check_dir(workdir, identity)
+        with RunLog(workdir, settings.steps, write=provenance.is_first_host()) as log:
             log.write_config(provenance.describe(_CONFIG.value.to_dict(), identity))
             log.result(train(settings, log, identity))
     except KeyboardInterrupt as error:

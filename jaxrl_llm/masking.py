@@ -8,12 +8,15 @@ from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Shaped
 __all__ = ["masked_mean", "masked_sum", "segment_mean", "segment_sum"]
 
 
-def masked_sum(x: Shaped[Array, "*any"], where: Bool[Array, "*any"], axis: int | tuple[int, ...] | None = None) -> Array:
+Axis = int | tuple[int, ...] | None
+
+
+def masked_sum(x: Shaped[Array, "*any"], where: Bool[Array, "*any"], axis: Axis = None) -> Array:
     """Sum of x over the elements where `where` holds."""
     return jnp.sum(x, axis=axis, where=where, initial=0)
 
 
-def masked_mean(x: Float[Array, "*any"], where: Bool[Array, "*any"], axis: int | tuple[int, ...] | None = None) -> Array:
+def masked_mean(x: Float[Array, "*any"], where: Bool[Array, "*any"], axis: Axis = None) -> Array:
     """Mean of x over the elements where `where` holds; 0, with a finite gradient, where none does."""
     count = jnp.sum(where, axis=axis)
     return masked_sum(x, where, axis) / jnp.maximum(count, 1)

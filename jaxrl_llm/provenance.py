@@ -22,10 +22,10 @@ def start_jax() -> None:
     that JAX recognises (TPU pods, SLURM, Open MPI), or JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
     JAX_PROCESS_ID.
     """
-    if not jax.config.jax_compilation_cache_dir:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(root / "jaxrl_llm" / "xla"))
-    _repair(Path(jax.config.jax_compilation_cache_dir))
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or root / "jaxrl_llm" / "xla")
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    _repair(cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Entries are written under a lock only when there is a bound; parallel runs share the folder.

@@ -12,7 +12,7 @@ __all__ = ["Scores", "align", "first_tokens", "score", "score_hidden", "values"]
 
 
 class Scores(flax.struct.PyTreeNode):
-    """logprobs[t] = log p(token_t | tokens_<t); entropy of the same distribution; both 0 at the first token and padding."""
+    """logprobs[t] = log p(token_t | tokens_<t) and the entropy of that distribution; 0 at first tokens and padding."""
 
     logprobs: PerToken
     entropy: PerToken

@@ -58,8 +58,8 @@ class RolloutConfig:
         truncated = self.top_p < 1 or self.top_k > 0 or self.temperature == 0
         if truncated and not self.allow_truncated:
             raise ValueError(
-                f"rollout.temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p} sample from a truncated "
-                "distribution, whose ratios are biased; use temperature > 0, top_k=0, top_p=1 or set "
+                f"rollout.temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p} sample from a "
+                "truncated distribution, whose ratios are biased; use temperature > 0, top_k=0, top_p=1 or set "
                 "rollout.allow_truncated=True"
             )
         if self.temperature == 0:
@@ -260,10 +260,9 @@ def _task(config: TaskConfig, max_prompt_length: int) -> tasks.Task:
 def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objective]:
     """The recipe with the hyper-parameters that are set; a set one that the recipe lacks raises."""
     chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
-    if raw["name"] in objectives.names() and "max_length" not in chosen:
-        if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):
-            chosen["max_length"] = answer_length
     try:
+        if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):
+            chosen.setdefault("max_length", answer_length)
         return raw["name"], objectives.make(raw["name"], **chosen)
     except ValueError as error:
         raise ValueError(f"config.objective: {error}") from error
@@ -277,7 +276,8 @@ def _check_batch(s: Settings) -> None:
         )
     if updates.shuffle == "groups" and s.rollout.prompts % updates.minibatches:
         raise ValueError(
-            f"updates.minibatches={updates.minibatches} must divide rollout.prompts={s.rollout.prompts} with shuffle=groups"
+            f"updates.minibatches={updates.minibatches} must divide rollout.prompts={s.rollout.prompts} "
+            "with updates.shuffle=groups"
         )
     per_minibatch = rows // updates.minibatches
     if updates.micro_batch_rows and per_minibatch % updates.micro_batch_rows:
@@ -286,7 +286,8 @@ def _check_batch(s: Settings) -> None:
         )
     if s.rollout.group_size < 2 and not isinstance(s.objective.advantage, Gae):
         raise ValueError(
-            f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; set it to >= 2"
+            f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
+            "set it to at least 2"
         )
     if s.rollout.slots and s.rollout.slots > rows:
         raise ValueError(f"rollout.slots={s.rollout.slots} is more than the {rows} answers of a step; set it to 0")
@@ -300,8 +301,8 @@ def _check_mesh(s: Settings) -> None:
     micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
     if lanes > 1 and (micro % lanes or s.rows % lanes):
         raise ValueError(
-            f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a micro-batch; "
-            "change mesh.shape, updates.micro_batch_rows or updates.minibatches"
+            f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
+            "micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches"
         )
 
 
@@ -323,10 +324,6 @@ def _check_routing(s: Settings) -> None:
             raise ValueError(f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0")
         if s.updates.aux_coef:
             raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
-    elif s.replay.mode == "R3" and s.replay.what == "logits":
-        raise ValueError(
-            "replay.what='logits' with replay.mode='R3': a rollout records experts only; use replay.mode=R2"
-        )
     elif (
         s.model.num_experts_per_tok == 1
         and s.model.norm_topk_prob
@@ -334,7 +331,7 @@ def _check_routing(s: Settings) -> None:
         and not s.updates.aux_coef
     ):
         raise ValueError(
-            "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient at all; "
+            "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient; "
             "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
         )
 

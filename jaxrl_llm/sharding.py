@@ -49,7 +49,8 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
         sizes[sizes.index(-1)] = len(devices) // known
     if math.prod(sizes) != len(devices):
         raise ValueError(
-            f"mesh={tuple(shape)} over {AXES} needs {math.prod(sizes)} devices, {len(devices)} are visible; set mesh.shape"
+            f"mesh={tuple(shape)} over {AXES} needs {math.prod(sizes)} devices, {len(devices)} are visible; "
+            "set mesh.shape"
         )
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

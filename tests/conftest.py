@@ -6,7 +6,8 @@ from pathlib import Path
 # Before the first import of jax, and in the environment so that processes started by a test inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compilation dominates these tests: the cheapest code is twice as quick to make and fast enough at tiny shapes.
-_FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_FLAGS = "--xla_force_host_platform_device_count=4"
+_FLAGS += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

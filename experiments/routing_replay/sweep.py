@@ -1,4 +1,4 @@
-"""Does the ratio swing because experts change, and what helps? GRPO against routing replay, GSPO, SAPO and DAPO, in pairs.
+"""Does the ratio swing because experts change, and what helps? Routing replay, GSPO, SAPO and DAPO, in pairs.
 
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/routing_replay/quick
     python -m jaxrl_llm.report runs/routing_replay/quick
@@ -70,7 +70,9 @@ def get_sweep(variant: str = "quick") -> Sweep:
     elif variant == "tune":
         named = zipped(each("condition", [f"lr {rate:g}" for rate in RATES]), each("optimizer.learning_rate", RATES))
         pairs = [
-            {**n, **rate, "condition": f"{n['condition']}, {rate['condition']}"} for n in updates(*UPDATES) for rate in named
+            {**n, **rate, "condition": f"{n['condition']}, {rate['condition']}"}
+            for n in updates(*UPDATES)
+            for rate in named
         ]
         runs = product(arms(), pairs, seeds(100, 2))
     elif variant == "mismatch":

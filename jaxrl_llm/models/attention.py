@@ -1,5 +1,10 @@
 """Grouped-query attention with q/k norm, as in Qwen3: causal, within a segment, over a batch or over a cache."""
 
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -51,30 +56,57 @@ def attend(
         return jax.nn.dot_product_attention(
             queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), mask=visible[:, None], implementation="cudnn"
         )
-    return _plain(queries, keys, values, visible, "bkqd,bksd->bkqs")
+    q = _by_key_head(queries, keys.shape[1])
+    scores = jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=jnp.float32)
+    out = jnp.einsum("bkqs,bksd->bkqd", _weights(scores, visible).astype(values.dtype), values)
+    return _by_query_head(out, queries.shape)
 
 
 def attend_cached(
-    queries: Float[Array, "b t h d"],
-    keys: Float[Array, "b kv d s"],
-    values: Float[Array, "b kv s d"],
-    visible: Bool[Array, "b t s"],
+    queries: Float[Array, "b t h d"], keys: kv_cache.Keys, values: kv_cache.Values, visible: Bool[Array, "b t s"]
 ) -> Float[Array, "b t h d"]:
-    """The same over a cache, whose keys are transposed."""
-    return _plain(queries, keys, values, visible, "bkqd,bkds->bkqs")
+    """The same over a cache: keys are transposed, and a stretch of columns that no row sees costs nothing."""
+    q = _by_key_head(queries, keys[0].shape[1])
+    bounds = list(itertools.pairwise(kv_cache.starts(values)))
+    seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
+
+    def score(k: Array) -> Array:
+        return jnp.einsum("bkqd,bkds->bkqs", q, k, preferred_element_type=jnp.float32)
+
+    scores = [_where_seen(s, score, k) for s, k in zip(seen, keys, strict=True)]
+    weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
+
+    def combine(v: Array, w: Array) -> Array:
+        return jnp.einsum("bkqs,bksd->bkqd", w, v)
+
+    parts = [_where_seen(s, combine, v, weights[..., a:b]) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
+    return _by_query_head(functools.reduce(jnp.add, parts), queries.shape)
 
 
-def _plain(queries: Array, keys: Array, values: Array, visible: Array, product: str) -> Array:
-    # Head-major, the queries of one key head side by side: both products are plain batched matmuls.
+def _where_seen(seen: Array, product: Callable[..., Array], *args: Array) -> Array:
+    """The product where some row sees the stretch, otherwise zeros."""
+    out = jax.eval_shape(product, *args)
+    return jax.lax.cond(seen, product, lambda *_: jnp.zeros(out.shape, out.dtype), *args)
+
+
+def _by_key_head(queries: Array, kv: int) -> Array:
+    """Scaled and head-major, the queries of one key head side by side: both products are plain batched matmuls."""
     b, t, h, d = queries.shape
-    kv = keys.shape[1]
-    q = queries.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
-    scores = jnp.einsum(product, q * d**-0.5, keys, preferred_element_type=jnp.float32)
-    scores = scores.reshape(b, kv, h // kv, t, -1)
-    scores = jnp.where(visible[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype).reshape(b, kv, (h // kv) * t, -1)
-    out = jnp.einsum("bkqs,bksd->bkqd", weights, values)
+    return (queries * d**-0.5).reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
+
+
+def _by_query_head(out: Array, shape: tuple[int, ...]) -> Array:
+    b, t, h, d = shape
+    kv = out.shape[1]
     return out.reshape(b, kv, h // kv, t, d).transpose(0, 3, 1, 2, 4).reshape(b, t, h, d)
+
+
+def _weights(scores: Array, visible: Array) -> Array:
+    """Softmax over the visible columns: [b kv (queries of a key head x t) s]."""
+    b, kv, q, s = scores.shape
+    t = visible.shape[1]
+    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, q // t, t, s), _MASKED)
+    return jax.nn.softmax(scores, axis=-1).reshape(b, kv, q, s)
 
 
 class Attention(nnx.Module):
@@ -99,16 +131,17 @@ class Attention(nnx.Module):
         x: Float[Array, "b t d"],
         rope: tuple[Array, Array],
         visible: Bool[Array, "b t s"],
-        cache: tuple[Array, Array, Integer[Array, "b"]] | None = None,
-    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array]]:
+        cache: tuple[kv_cache.Keys, kv_cache.Values, Integer[Array, "b"]] | None = None,
+    ) -> tuple[Float[Array, "b t d"], tuple[Any, Any]]:
         """Returns the output and this layer's keys and values (the updated cache, where one was given)."""
         b, t, _ = x.shape
         split = lambda w: (x @ w[...].astype(x.dtype)).reshape(b, t, -1, self.head_dim)  # noqa: E731
         q, k, v = rotate(self.q_norm(split(self.q)), rope), rotate(self.k_norm(split(self.k)), rope), split(self.v)
         if cache is None:
-            k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+            kv = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+            y = attend(q, *kv, visible, self.implementation)
         else:
             keys, values, column = cache
-            k, v = kv_cache.write(keys, values, k, v, column)
-        y = attend(q, k, v, visible, self.implementation) if cache is None else attend_cached(q, k, v, visible)
-        return y.reshape(b, t, -1) @ self.o[...].astype(x.dtype), (k, v)
+            kv = kv_cache.write(keys, values, k, v, column)
+            y = attend_cached(q, *kv, visible)
+        return y.reshape(b, t, -1) @ self.o[...].astype(x.dtype), kv

@@ -6,25 +6,22 @@ next group, which that group overwrites afterwards, so there is no padded layout
 the tail of a block. All work beside the matmuls is a gather: dispatch reads x by the sorted order, combine reads the
 results by its inverse, and the backward pass does the same the other way round.
 
-A few rows per expert (a decode step) would spend the time on loop overhead. They go through one batched matmul over
-[expert, slot]; a load that does not fit the slots falls back to the blocks, so nothing is dropped.
-
+The block follows the mean load: a decode step walks blocks of 8 or 16 rows, and experts without a row are not even
+sliced. One batched matmul over [expert, slot] is a tenth faster there for even loads and loses for real, skewed ones.
 XLA:CPU's `ragged_dot` multiplies every row by every expert; see experiments/performance/README.md for the figures.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_llm.array_typing import Array, Float, Int, Integer
+from jaxrl_llm.array_typing import Array, Float, Integer
 
 __all__ = ["Groups", "block_experts", "group_by_expert"]
 
 _BLOCK = 128  # rows; 128 and 256 are within noise of each other, 512 is slower (the operands leave the L2 cache)
-_SMALL = 64  # mean rows per expert up to which one batched matmul beats the loop
 
 
 class Groups(NamedTuple):
@@ -56,15 +53,14 @@ def _block_size(pairs: int, num_experts: int) -> int:
     return min(_BLOCK, max(8, 1 << (mean - 1).bit_length()))
 
 
-def _combine(rows: Float[Array, "p d"], rank: Int[Array, "q"], gates: Float[Array, "n k"]) -> Float[Array, "n d"]:
-    """sum_k gates_nk rows[rank of (n, k)]."""
-    return jnp.einsum("nkd,nk->nd", rows[rank].reshape(*gates.shape, -1), gates)
-
-
 def _walk(groups: Groups, block: int, step, per_expert, carry):
-    """carry = per_expert(e, carry, walk) over the experts; walk(inner) runs step(first row, live rows, inner)."""
+    """carry = per_expert(e, carry, walk) over the experts that have rows; walk(weights, inner) goes over their blocks with
+    inner = step(weights, first row, live rows, inner)."""
+    empty = (groups.counts == 0).astype(jnp.int32)
+    used_first = lax.sort((empty, jnp.arange(empty.size, dtype=jnp.int32)), num_keys=1, is_stable=True)[1]
 
-    def expert(e, carry):
+    def expert(i, carry):
+        e = used_first[i]
         start, count = groups.starts[e], groups.counts[e]
 
         def walk(weights, inner):
@@ -73,7 +69,7 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
 
         return per_expert(e, carry, walk)
 
-    return lax.fori_loop(0, groups.starts.size, expert, carry)
+    return lax.fori_loop(0, empty.size - jnp.sum(empty), expert, carry)
 
 
 def _forward(x, groups: Groups, k: int, weights, block: int) -> Float[Array, "p d"]:
@@ -93,38 +89,6 @@ def _forward(x, groups: Groups, k: int, weights, block: int) -> Float[Array, "p 
     return _walk(groups, block, step, per_expert, jnp.zeros((pairs + block, d), jnp.float32))
 
 
-def _batched(x, groups: Groups, k: int, pair_expert, gates, weights, slots: int):
-    """One matmul over [e, slots]; right only where every expert has at most `slots` rows."""
-    pairs, e = groups.order.size, groups.starts.size
-    source = groups.starts[:, None] + jnp.arange(slots, dtype=jnp.int32)[None]
-    rows = x[groups.order[jnp.minimum(source, pairs - 1)] // k]
-    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    gate, up, down = weights
-    hidden = jax.nn.silu(dot("ecd,edf->ecf", rows, gate)) * dot("ecd,edf->ecf", rows, up)
-    out = dot("ecf,efd->ecd", hidden.astype(down.dtype), down).reshape(e * slots, -1)
-    slot = pair_expert * slots + jnp.minimum(groups.rank - groups.starts[pair_expert], slots - 1)
-    return _combine(out, slot, gates)
-
-
-def _is_small(pairs: int, num_experts: int) -> bool:
-    return 4 * num_experts <= pairs <= _SMALL * num_experts
-
-
-def _small(x, experts, gates, weights, groups: Groups):
-    pairs, e, k = groups.order.size, groups.starts.size, experts.shape[1]
-    mean = -(-pairs // e)
-    slots = [-(-(3 * mean) // 16) * 8, -(-(2 * mean) // 8) * 8]
-    flat = experts.reshape(-1).astype(jnp.int32)
-    load = jnp.max(groups.counts)
-
-    def blocks():
-        return _combine(_forward(x, groups, k, weights, _block_size(pairs, e)), groups.rank, gates)
-
-    branches = [functools.partial(_batched, x, groups, k, flat, gates, weights, s) for s in slots]
-    which = sum((load > s).astype(jnp.int32) for s in slots)
-    return lax.switch(which, [*branches, blocks])
-
-
 @jax.custom_vjp
 def block_experts(
     x: Float[Array, "n d"],
@@ -141,10 +105,8 @@ def block_experts(
 def _apply(x, experts, gates, weights):
     num_experts, k = weights[0].shape[0], experts.shape[1]
     groups = group_by_expert(experts, num_experts)
-    if _is_small(experts.size, num_experts):
-        y = _small(x, experts, gates, weights, groups)
-    else:
-        y = _combine(_forward(x, groups, k, weights, _block_size(experts.size, num_experts)), groups.rank, gates)
+    rows = _forward(x, groups, k, weights, _block_size(experts.size, num_experts))
+    y = jnp.einsum("nkd,nk->nd", rows[groups.rank].reshape(*gates.shape, -1), gates)
     return y.astype(x.dtype), groups
 
 

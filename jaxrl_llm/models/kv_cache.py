@@ -5,7 +5,12 @@ faster for q k^T than a transposed operand that has to be repacked at every step
 
 Rows are left-aligned and contiguous: the token at position p of a row sits in column p, whatever the other rows do. A
 query at position p sees columns <= p, so columns left over from padding or from an earlier answer are never read.
+
+A long cache is cut into stretches of columns, arrays of their own, so that attention can leave out those that no row
+has reached: a slice of one array would be copied before it is multiplied.
 """
+
+import itertools
 
 import flax.struct
 import jax
@@ -14,31 +19,83 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import Array, Float, Integer
 from jaxrl_llm.models.config import ModelConfig
 
-__all__ = ["KVCache", "empty", "write"]
+__all__ = ["KVCache", "copy_rows", "empty", "write"]
+
+_SHORTEST = 64  # columns of a stretch at least,
+_MOST = 8  # and stretches of a cache at most
+
+Keys = tuple[Float[Array, "b kv head _"], ...]  # the stretches of one layer
+Values = tuple[Float[Array, "b kv _ head"], ...]
 
 
 class KVCache(flax.struct.PyTreeNode):
-    """One array a layer; a tuple, not a stack, so that a decode step updates each layer in place."""
+    """The stretches of each layer; a tuple, not a stack, so that a decode step updates each layer in place."""
 
-    keys: tuple[Float[Array, "b kv d s"], ...]
-    values: tuple[Float[Array, "b kv s d"], ...]
+    keys: tuple[Keys, ...]
+    values: tuple[Values, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(stretch.shape[2] for stretch in self.values[0])
 
 
 def empty(config: ModelConfig, rows: int, length: int) -> KVCache:
     b, kv, d = rows, config.num_key_value_heads, config.head_dim
-    zeros = lambda *shape: tuple(jnp.zeros(shape, config.compute_dtype) for _ in config.kinds)  # noqa: E731
-    return KVCache(keys=zeros(b, kv, d, length), values=zeros(b, kv, length, d))
+    size = max(_SHORTEST, -(-length // _MOST))
+    sizes = [min(size, length - start) for start in range(0, length, size)]
+    dtype, layers = config.compute_dtype, config.kinds
+    return KVCache(
+        keys=tuple(tuple(jnp.zeros((b, kv, d, n), dtype) for n in sizes) for _ in layers),
+        values=tuple(tuple(jnp.zeros((b, kv, n, d), dtype) for n in sizes) for _ in layers),
+    )
+
+
+def starts(values: Values) -> list[int]:
+    """First column of each stretch, and the length of all."""
+    return list(itertools.accumulate((stretch.shape[2] for stretch in values), initial=0))
 
 
 def write(
-    keys: Float[Array, "b kv d s"],
-    values: Float[Array, "b kv s d"],
+    keys: Keys,
+    values: Values,
     new_keys: Float[Array, "b t kv d"],
     new_values: Float[Array, "b t kv d"],
     column: Integer[Array, "b"],
-) -> tuple[Float[Array, "b kv d s"], Float[Array, "b kv s d"]]:
-    """Write t consecutive columns of every row, from that row's own `column` on."""
-    put = jax.vmap(lambda row, update, *start: jax.lax.dynamic_update_slice(row, update, start))
-    zero = jnp.zeros_like(column)
-    keys = put(keys, new_keys.transpose(0, 2, 3, 1).astype(keys.dtype), zero, zero, column)
-    return keys, put(values, new_values.transpose(0, 2, 1, 3).astype(values.dtype), zero, column, zero)
+) -> tuple[Keys, Values]:
+    """Write t consecutive columns of every row of one layer, from that row's own `column` on."""
+    b, t = new_keys.shape[:2]
+    rows, columns = jnp.arange(b)[:, None], column[:, None] + jnp.arange(t)[None]
+
+    def put(stretches: tuple[Array, ...], new: Array, axis: int) -> tuple[Array, ...]:
+        out = []
+        for stretch, start in zip(stretches, starts(values), strict=False):
+            # Where a stretch does not hold the column, an index past its end drops the update.
+            local = jnp.where(columns < start, stretch.shape[axis], columns - start)
+            place = stretch.at[rows, :, local] if axis == 2 else stretch.at[rows, :, :, local]
+            out.append(place.set(new.astype(stretch.dtype), mode="drop"))
+        return tuple(out)
+
+    return put(keys, new_keys, 3), put(values, new_values, 2)
+
+
+def copy_rows(
+    cache: KVCache, into: Integer[Array, "n"], source: KVCache, rows: Integer[Array, "n"], width: int
+) -> KVCache:
+    """The first `width` columns of `rows` of `source` become those of the rows `into`; one past the end is dropped."""
+
+    def copy(old: tuple[Array, ...], new: tuple[Array, ...], axis: int) -> tuple[Array, ...]:
+        given, start, out = jnp.concatenate([stretch[rows] for stretch in new], axis=axis), 0, []
+        for stretch in old:
+            end = min(start + stretch.shape[axis], width)
+            if end > start:
+                part = jax.lax.slice_in_dim(given, start, end, axis=axis)
+                place = stretch.at[into, :, : end - start] if axis == 2 else stretch.at[into, :, :, : end - start]
+                stretch = place.set(part, mode="drop")
+            out.append(stretch)
+            start += stretch.shape[axis]
+        return tuple(out)
+
+    return KVCache(
+        keys=tuple(copy(old, new, 3) for old, new in zip(cache.keys, source.keys, strict=True)),
+        values=tuple(copy(old, new, 2) for old, new in zip(cache.values, source.values, strict=True)),
+    )

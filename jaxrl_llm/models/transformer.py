@@ -137,7 +137,7 @@ class Model:
             name = jax.tree_util.keystr(path)
             return x if dtype is None or "router" in name or "norm" in name else x.astype(dtype)
 
-        params = jax.tree_util.tree_map_with_path(cast, dict(params))
+        params = dict(jax.tree_util.tree_map_with_path(cast, dict(params)))
         for kind in dict.fromkeys(self.config.kinds):
             count = self.config.kinds.count(kind)
             params[kind] = tuple(jax.tree.map(lambda x, i=i: x[i], params[kind]) for i in range(count))
@@ -186,7 +186,7 @@ class Model:
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
             visible = same & causal[None]
         else:
-            visible = jnp.arange(cache.values[0].shape[2])[None, None, :] <= positions[:, :, None]
+            visible = jnp.arange(cache.length)[None, None, :] <= positions[:, :, None]
         x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
         x = sharding.constrain(x, _ROW, self.mesh)
         rope = rotation(positions, config.head_dim, config.rope_theta)

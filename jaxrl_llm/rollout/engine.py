@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ class Engine:
     slots: int = 0  # answers decoded at once; 0 = all
     dtype: str = "float32"  # of weights, activations and cache; router, logits and log-probs stay float32
     record_routing: bool = True
+    record_router_logits: bool = False  # also the router's logits, for a replay of logits
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0)):
@@ -80,7 +82,8 @@ def _generate(
     params = model.unstack(params, model.config.compute_dtype)
     width, group = prompts.shape[1], engine.group_size
     segment_ids = (jnp.arange(width)[None] < lengths[:, None]).astype(jnp.int32)
-    out = model.apply(params, prompts, segment_ids=segment_ids, cache=kv_cache.empty(model.config, len(prompts), width))
+    cache, logits = kv_cache.empty(model.config, len(prompts), width), engine.record_router_logits
+    out = model.apply(params, prompts, segment_ids=segment_ids, cache=cache, router_logits=logits)
     assert out.cache is not None
     last = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     answers = Decoder(
@@ -94,15 +97,16 @@ def _generate(
         max_new_tokens=engine.max_new_tokens,
         slots=min(engine.slots, len(limits)) or len(limits),
         record_routing=engine.record_routing,
+        record_router_logits=logits,
     ).run()
     expand = lambda x, axis=0: jnp.repeat(x, group, axis=axis)  # noqa: E731
-    routing = None if answers.experts is None or out.routing is None else expand(out.routing.experts, 1)
+    routing = None if answers.experts is None else jax.tree.map(lambda x: expand(x, 1), out.routing)
     trajectory = _assemble(answers, expand(prompts), expand(lengths), routing, engine.eos_id)
     rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))
 
 
-def _assemble(answers: Answers, prompts: Array, start: Array, routing: Array | None, eos_id: int) -> Trajectory:
+def _assemble(answers: Answers, prompts: Array, start: Array, routing: Routing | None, eos_id: int) -> Trajectory:
     """Prompt and answer side by side, without a gap."""
     bound, width = answers.tokens.shape[1], prompts.shape[1]
     count = answers.count[:, None]
@@ -112,18 +116,23 @@ def _assemble(answers: Answers, prompts: Array, start: Array, routing: Array | N
     take = lambda x: jnp.take_along_axis(x, at, axis=1)  # noqa: E731
     wide = jnp.pad(prompts, ((0, 0), (0, bound)))
     final = jnp.take_along_axis(answers.tokens, count - 1, axis=1)[:, 0]
-    experts = None
+    prompt, fed = (m[None, :, :, None] for m in (index < 0, mask & (index < count - 1)))
+
+    def joined(given: Any, sampled: Array, empty: int) -> Array:
+        """[l b t x] of the prompt's record and the answer's [b n l x]."""
+        sampled = jnp.take_along_axis(sampled, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
+        given = jnp.pad(given, ((0, 0), (0, 0), (0, bound), (0, 0)))
+        return jnp.where(prompt, given, jnp.where(fed, sampled, jnp.asarray(empty, given.dtype)))
+
+    record = None
     if routing is not None and answers.experts is not None:
-        none = no_record(routing)
-        sampled = jnp.take_along_axis(answers.experts, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
-        given = jnp.pad(routing, ((0, 0), (0, 0), (0, bound), (0, 0)), constant_values=none)
-        prompt, fed = ((m[None, :, :, None]) for m in (index < 0, mask & (index < count - 1)))
-        experts = jnp.where(prompt, given, jnp.where(fed, sampled, none))
+        logits = None if answers.logits is None else joined(routing.logits, answers.logits, 0)
+        record = Routing(joined(routing.experts, answers.experts, no_record(routing.experts)), logits)
     return Trajectory(
         tokens=jnp.where(mask, take(answers.tokens), jnp.where(index < 0, wide, 0)),
         segment_ids=(index < count).astype(jnp.int32),
         loss_mask=mask,
         sampler_logprobs=jnp.where(mask, take(answers.logprobs), 0.0),
         truncated=final != eos_id,
-        routing=None if experts is None else Routing(experts=experts),
+        routing=record,
     )

@@ -7,6 +7,7 @@ answer's place among the slots and the time of its start do not enter its random
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -36,6 +37,7 @@ class Answers(flax.struct.PyTreeNode):
     tokens: Integer[Array, "b n"]
     logprobs: Float[Array, "b n"]
     experts: Integer[Array, "b n l k"] | None  # when the token was fed; None where routing is not recorded
+    logits: Float[Array, "b n l e"] | None  # the router's, likewise
     count: Integer[Array, "b"]
 
 
@@ -66,6 +68,7 @@ class Decoder:
     max_new_tokens: int
     slots: int
     record_routing: bool
+    record_router_logits: bool
 
     @property
     def batch(self) -> int:
@@ -83,18 +86,18 @@ class Decoder:
 
     def _empty(self) -> State:
         b, n, config = len(self.limits), self.max_new_tokens, self.model.config
-        experts = None
+        experts = logits = None
         if self.record_routing and config.num_moe_layers:
-            shape = (b, n, config.num_moe_layers, config.num_experts_per_tok)
-            dtype = routing_dtype(config.num_experts)
-            experts = jnp.full(shape, jnp.iinfo(dtype).max, dtype)
-        width = self.prompts.cache.values[0].shape[2]
+            shape, dtype = (b, n, config.num_moe_layers), routing_dtype(config.num_experts)
+            experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+            if self.record_router_logits:
+                logits = jnp.zeros((*shape, config.num_experts), jnp.float32)
         zero = jnp.zeros(self.slots, jnp.int32)
         answers = Answers(
-            jnp.zeros((b, n), jnp.int32), jnp.zeros((b, n), jnp.float32), experts, jnp.zeros(b, jnp.int32)
+            jnp.zeros((b, n), jnp.int32), jnp.zeros((b, n), jnp.float32), experts, logits, jnp.zeros(b, jnp.int32)
         )
         # The last token of an answer is never fed, so n - 1 columns hold the others.
-        cache = kv_cache.empty(config, self.slots, width + n - 1)
+        cache = kv_cache.empty(config, self.slots, self.prompts.cache.length + n - 1)
         return self._pin(State(answers, jnp.zeros((), jnp.int32), cache, zero + b, zero, zero, zero))
 
     def _pin(self, state: State) -> State:
@@ -111,12 +114,18 @@ class Decoder:
         """Run the model on each slot's last token; what follows it is at the next index."""
         # A free slot idles at column 0, which costs no attention and is overwritten when it is refilled.
         position = jnp.where(self._active(state), state.position, 0)
-        out = self.model.apply(self.params, state.tokens[:, None], positions=position[:, None], cache=state.cache)
-        answers = state.answers
+        answers, logits = state.answers, state.answers.logits is not None
+        out = self.model.apply(
+            self.params, state.tokens[:, None], positions=position[:, None], cache=state.cache, router_logits=logits
+        )
         if answers.experts is not None and out.routing is not None:
-            fed = out.routing.experts[:, :, 0].transpose(1, 0, 2)
-            experts = answers.experts.at[state.answer, state.index].set(fed, mode="drop")
-            answers = answers.replace(experts=experts)
+            note: Callable[[Any, Any], Array] = lambda old, fed: old.at[state.answer, state.index].set(  # noqa: E731
+                fed[:, :, 0].transpose(1, 0, 2), mode="drop"
+            )
+            answers = answers.replace(
+                experts=note(answers.experts, out.routing.experts),
+                logits=note(answers.logits, out.routing.logits) if logits else None,
+            )
         state = state.replace(answers=answers, cache=out.cache, index=state.index + 1, position=state.position + 1)
         return state, out.hidden[:, 0]
 
@@ -152,16 +161,11 @@ class Decoder:
         prompt = jnp.minimum(answer, total - 1) // (total // len(self.prompts.lengths))
         index = jnp.zeros_like(answer)
         answers, held, tokens = self._sample(state.answers, answer, index, self.prompts.hidden[prompt])
-        width = self.prompts.cache.values[0].shape[2]
         put: Callable[[Array, Array], Array] = lambda old, new: old.at[slot].set(new, mode="drop")  # noqa: E731
-        pairs = zip(state.cache.keys, self.prompts.cache.keys, strict=True)
-        keys = tuple(old.at[slot, :, :, :width].set(new[prompt], mode="drop") for old, new in pairs)
-        pairs = zip(state.cache.values, self.prompts.cache.values, strict=True)
-        values = tuple(old.at[slot, :, :width].set(new[prompt], mode="drop") for old, new in pairs)
         state = State(
             answers=answers,
             queue=state.queue + jnp.sum(valid),
-            cache=KVCache(keys, values),
+            cache=kv_cache.copy_rows(state.cache, slot, self.prompts.cache, prompt, self.prompts.cache.length),
             answer=put(state.answer, held),
             tokens=put(state.tokens, tokens),
             index=put(state.index, index),

@@ -20,8 +20,8 @@ def check_updates(
     sampler_dtype: str,
     truncated: bool,
 ) -> None:
-    """Finite losses and gradients; no route lost under replay; current/old = 1 at the first update; old/sampler = 1 where
-    both are float32.
+    """Finite losses and gradients; no route lost under replay; current/old = 1 at the first update; old/sampler = 1
+    where both are float32.
 
     Never the maximum: one flipped near-tie may exceed any bound.
 
@@ -37,8 +37,8 @@ def check_updates(
     lost = scored.get("check/unrecorded", 0)
     if lost > 0:
         raise ValueError(
-            f"step {step}: {lost:.0f} (layer, token) pairs have no recorded routing to replay; the record and the rollout "
-            "do not speak of the same tokens"
+            f"step {step}: {lost:.0f} (layer, token) pairs have no recorded routing to replay; the record and the "
+            "rollout do not speak of the same tokens"
         )
     if updates:
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)

@@ -102,9 +102,10 @@ def collect(
     assert best is not None
     if shaping.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
-    metrics = _describe(*(np.concatenate(parts) for parts in zip(*drawn, strict=True)), g)
+    rewards, lengths, truncated = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    metrics = _describe(rewards, lengths, truncated, g)
     metrics |= {"rollout/groups_generated": float(wanted * len(drawn)), "rollout/groups_kept": float(kept)}
-    return Collected(best, metrics, shown, int(sum(lengths.sum() for _, lengths, _ in drawn)))
+    return Collected(best, metrics, shown, int(lengths.sum()))
 
 
 @jax.jit

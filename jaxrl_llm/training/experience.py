@@ -116,14 +116,16 @@ def _advantages(
 
     A terminated answer has value 0 after its last token, a truncated one the critic's value of its last state.
     """
+    rewards: Any = t.rewards
+    state_values: Any = old.state_values
     if not isinstance(objective.advantage, Gae):
-        advantages = objective.advantage(t.rewards, group_size=group_size)
+        advantages = objective.advantage(rewards, group_size=group_size)
         return jnp.where(t.loss_mask, advantages[:, None], 0), None, None
-    values = scoring.align(old.state_values, t.segment_ids)
+    values = scoring.align(state_values, t.segment_ids)
     last = jnp.maximum(jnp.sum(t.segment_ids != 0, axis=1) - 1, 0)
-    final = jnp.take_along_axis(old.state_values, last[:, None], axis=1)[:, 0]
+    final = jnp.take_along_axis(state_values, last[:, None], axis=1)[:, 0]
     advantages, returns = objective.advantage(
-        t.rewards,
+        rewards,
         values=values,
         mask=t.loss_mask,
         bootstrap=jnp.where(t.truncated, final, 0),
@@ -136,6 +138,7 @@ def _advantages(
 @functools.partial(jax.jit, static_argnums=0)
 def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
     """Sampler against old policy: |delta log p| for the run-time check, the experts that differ, and their load."""
+    assert batch.old_logprobs is not None
     size = jnp.abs(batch.old_logprobs - t.sampler_logprobs)
     found: dict[str, M.Metric] = {
         "check/old_sampler_mean": M.Mean.of(size, t.loss_mask),

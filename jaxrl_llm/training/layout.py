@@ -82,9 +82,9 @@ def lay_out(rows: np.ndarray, lengths: np.ndarray, time: int, config: UpdateConf
     per_micro = config.micro_batch_rows or len(rows)
     micro = -(-len(rows) // per_micro)
     if config.layout == "packed":
-        width, bins = time, _first_fit(rows, lengths, time)
+        width, bins = time, _first_fit(rows.tolist(), lengths.tolist(), time)
     else:
-        width, bins = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows]
+        width, bins = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows.tolist()]
     index = np.full((micro * per_micro, width), -1, np.int32)
     segments = np.zeros((micro * per_micro, width), np.int32)
     for place, members in enumerate(bins):
@@ -99,11 +99,11 @@ def lay_out(rows: np.ndarray, lengths: np.ndarray, time: int, config: UpdateConf
     return Layout(index.reshape(shape), segments.reshape(shape), used)
 
 
-def _first_fit(rows: np.ndarray, lengths: np.ndarray, width: int) -> list[list[int]]:
+def _first_fit(rows: list[int], lengths: list[int], width: int) -> list[list[int]]:
     """First-fit decreasing bin packing: at most 11/9 of the fewest rows (Johnson 1973)."""
     bins: list[list[int]] = []
     free: list[int] = []
-    for row in sorted(rows.tolist(), key=lambda r: (-lengths[r], r)):
+    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
         place = next((i for i, room in enumerate(free) if room >= lengths[row]), None)
         if place is None:
             bins.append([row])

@@ -28,7 +28,7 @@ __all__ = ["decompose", "diagnose", "expert_load", "flipped_before"]
 
 def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, layout: Layout) -> dict[str, M.Metric]:
     """The decomposition on one minibatch: three forwards (current fresh, current with e_old, old with e)."""
-    assert batch.recorded is not None and batch.old_logprobs is not None
+    assert batch.recorded is not None, "a dense model has no routing to diagnose"
     rows, time = batch.tokens.shape
     zeros = lambda: jnp.zeros((rows, time), jnp.float32)  # noqa: E731
     given = lambda routing: batch.replace(routing=None if routing is None else Routing(routing.experts))  # noqa: E731
@@ -44,7 +44,10 @@ def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, 
 
 @jax.jit
 def _describe(batch: TrainBatch, fresh: Scored, held: PerToken, swapped: PerToken, mask: Mask) -> dict[str, M.Metric]:
-    assert batch.recorded is not None and batch.old_logprobs is not None and fresh.routing is not None
+    assert batch.recorded is not None
+    assert batch.old_logprobs is not None
+    assert fresh.routing is not None
+    assert fresh.logprobs is not None
     experts = jnp.where(mask.any(axis=1)[None, :, None, None], fresh.routing.experts, batch.recorded.experts)
     found = decompose(fresh.logprobs, held, swapped, batch.old_logprobs, mask)
     flipped = flipped_before(batch.recorded, Routing(experts))

@@ -135,7 +135,7 @@ class Learner:
 
         totals, metrics, gradients = jax.lax.fori_loop(0, layout.used, body, start)
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
-        loss = sum(total / jnp.maximum(counts[name], 1) for name, total in totals.items())
+        loss = sum((total / jnp.maximum(counts[name], 1) for name, total in totals.items()), jnp.zeros(()))
         return self._apply(state, gradients, loss, counts["policy"] > 0, metrics)
 
     def _counts(self, masks: Bool[Array, "m r t"], layout: Layout) -> dict[str, Float[Array, ""]]:
@@ -150,7 +150,7 @@ class Learner:
                 )
             return counts
 
-        return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, layout.segment_ids))
+        return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, jnp.asarray(layout.segment_ids)))
 
     def _loss(self, learnt: Any, micro: TrainBatch, counts: dict[str, Array]) -> Any:
         """(loss, ({term: total}, metrics)) of one micro-batch; loss = sum of total / count of the minibatch."""
@@ -165,6 +165,7 @@ class Learner:
             temperature=self.temperature,
             router_logits=moe,
         )
+        routing: Any = out.routing  # there is one in every MoE, with the router's logits
         arrays: dict[str, Any] = {
             "logprobs": out.logprobs,
             "old_logprobs": jax.lax.stop_gradient(out.logprobs) if micro.old_logprobs is None else micro.old_logprobs,
@@ -178,22 +179,22 @@ class Learner:
             arrays |= {"returns": micro.returns, "old_values": micro.old_values}
             arrays["values"] = self._values(params, critic, out, micro)
         if "router_logprobs" in self.objective.needs:
-            assert out.routing is not None and micro.recorded is not None
-            arrays["router_logprobs"] = router_logprobs(out.routing.logits, micro.recorded)
-            arrays["old_router_logprobs"] = router_logprobs(micro.recorded.logits, micro.recorded)
+            recorded: Any = micro.recorded
+            arrays["router_logprobs"] = router_logprobs(routing.logits, recorded)
+            arrays["old_router_logprobs"] = router_logprobs(recorded.logits, recorded)
         if self.packed:
             arrays |= {"sequence_ids": sequence_ids(micro.segment_ids), "num_sequences": micro.tokens.size}
         terms, metrics = self.objective.evaluate(**{name: x for name, x in arrays.items() if x is not None})
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and moe:
-            ids, routing = sequence_ids(micro.segment_ids), out.routing
+            ids = sequence_ids(micro.segment_ids)
             fresh = jax.lax.top_k(routing.logits, self.model.config.num_experts_per_tok)[1]
             total, _ = load_balance_loss(routing.logits, fresh, micro.loss_mask, ids, micro.tokens.size)
             totals["aux"] = self.aux_coef * total
         if micro.old_logprobs is not None:
             metrics |= _agreement("check/current_old", out.logprobs - micro.old_logprobs, micro.loss_mask)
         if micro.recorded is not None and moe:
-            metrics |= flips("routing/flips_old_current", micro.recorded, out.routing, micro.segment_ids)
+            metrics |= flips("routing/flips_old_current", micro.recorded, routing, micro.segment_ids)
         loss = sum(total / jnp.maximum(counts[name], 1) for name, total in totals.items())
         return loss, (totals, jax.lax.stop_gradient(metrics))
 

@@ -80,6 +80,21 @@ def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
         np.testing.assert_array_equal(trajectory.experts[:, row, fed], experts[:, row, fed])
 
 
+def test_a_cache_of_several_stretches_changes_no_answer(engine, model, params, sample):
+    # Five columns of prompt and 70 of answers: the rows cross from the first 64 columns into the rest.
+    limits = np.array([70, 3, 9, 65, 70, 1, 30, 60, 62, 70, 2, 64], np.int32)
+    long = dataclasses.replace(engine, max_new_tokens=70, slots=5)
+    trajectory = sample(long, limits=limits)
+    logits, experts = forward(model, params, trajectory)
+    scores = np.asarray(jax.nn.log_softmax(logits[:, :-1] / 0.7))
+    expected = np.take_along_axis(scores, trajectory.tokens[:, 1:, None], axis=-1)[..., 0]
+    mask = trajectory.loss_mask[:, 1:]
+    np.testing.assert_array_equal(mask.sum(1), limits)
+    np.testing.assert_allclose(trajectory.sampler_logprobs[:, 1:][mask], expected[mask], atol=2e-5)
+    recorded = trajectory.experts != NONE
+    np.testing.assert_array_equal(trajectory.experts[recorded], experts[recorded])
+
+
 def test_rows_are_left_aligned_and_masked(free):
     assert free.tokens.shape == (ROWS, PROMPTS.shape[1] + BOUND)
     column = np.arange(free.tokens.shape[1])[None]
