@@ -80,7 +80,11 @@ class Moments(flax.struct.PyTreeNode):
     def values(self) -> dict[str, Any]:
         n = np.maximum(np.asarray(self.count, np.float64), 1)
         mean, square = np.asarray(self.total, np.float64) / n, np.asarray(self.square, np.float64) / n
-        return {"_mean": 1 + mean, "_var": np.maximum(square - mean**2, 0)}
+        known = self.count > 0
+        return {
+            "_mean": np.where(known, 1 + mean, np.nan),
+            "_var": np.where(known, np.maximum(square - mean**2, 0), np.nan),
+        }
 
 
 class EffectiveSize(Moments):

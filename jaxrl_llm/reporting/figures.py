@@ -63,7 +63,8 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
         ax.set_yscale(curve.scale)
         if curve.scale == "log":
             ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            low, high = ax.get_ylim()
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=7))
             ax.yaxis.set_minor_locator(NullLocator())
         if curve.percent:
             ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
