@@ -73,7 +73,7 @@ def _close(got, want, rtol=2e-5):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))
 
 
-# n = 7 walks short blocks, 40 the batched slots (and, skewed, their overflow), 400 several blocks per expert.
+# n = 7 walks blocks of 8 rows, 40 of 16 and 400 of 128.
 @pytest.mark.parametrize("n", [7, 40, 400])
 @pytest.mark.parametrize("load", LOADS)
 def test_equal_to_dense_and_numpy(load, n):
@@ -93,16 +93,14 @@ def test_any_number_of_experts_per_token(k):
         _close(_value_and_grads(implementation, *problem), want)
 
 
-def test_every_way_through_the_small_form_is_taken():
-    """Loads of 8..16, 17..24 rows and more than that: two slot counts and the blocks."""
-    for top in (16, 24, 40):
-        experts = np.tile(np.arange(E), 20)[:80].reshape(80, 1)
-        experts[:top] = 0
-        experts[top:] = 1 + np.arange(80 - top)[:, None] % (E - 1)
+def test_a_group_that_ends_with_its_block():
+    """Loads of exactly one block (8 and 16 rows), one more and one less, and none."""
+    for counts in ((16, 16, 16, 16, 16), (17, 15, 32, 16, 0), (0, 0, 1, 79, 0), (80, 0, 0, 0, 0)):
+        experts = jnp.asarray(np.repeat(np.arange(E), counts)[:, None].astype(np.int32))
         x, _, gates, weights = _problem("uniform", 80, 1)
         _close(
-            _value_and_grads("blocks", x, jnp.asarray(experts), gates, weights),
-            _value_and_grads("dense", x, jnp.asarray(experts), gates, weights),
+            _value_and_grads("blocks", x, experts, gates, weights),
+            _value_and_grads("dense", x, experts, gates, weights),
         )
 
 
