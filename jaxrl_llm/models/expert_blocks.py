@@ -54,7 +54,7 @@ def _block_size(pairs: int, num_experts: int) -> int:
 
 
 def _walk(groups: Groups, block: int, step, per_expert, carry):
-    """carry = per_expert(e, carry, walk) for the experts that have rows; walk(weights, inner) takes their blocks in turn:
+    """carry = per_expert(e, carry, walk) for the experts that have rows; walk(weights, inner) goes over the blocks:
     inner = step(weights, first row, live rows, inner)."""
     empty = (groups.counts == 0).astype(jnp.int32)
     used_first = lax.sort((empty, jnp.arange(empty.size, dtype=jnp.int32)), num_keys=1, is_stable=True)[1]
