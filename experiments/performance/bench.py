@@ -28,9 +28,16 @@ _FIGURES = ("rollout_cpu_s", "rollout_tokens_per_cpu_s", "train_cpu_s", "peak_rs
 
 
 def measure(
-    workload: Workload, systems: Mapping[str, Sequence[str]], repeats: int, core: int | None
+    systems: Mapping[str, tuple[Workload, Sequence[str]]], repeats: int, core: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Run each command (its name is the key) for 1 + repeats steps, turn by turn; returns the figures of each."""
+    """Run each command on its workload for 1 + repeats steps, turn by turn; returns the figures by name.
+
+    Raises:
+      ValueError: repeats < 1 (the first step compiles).
+      RuntimeError: a command ended; the message holds the end of its log.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be at least 1, the first step compiles; set --repeats")
     environment = {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
@@ -38,21 +45,18 @@ def measure(
         "XLA_FLAGS": "",
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        logs = Path(folder)
-        path = logs / "workload.json"
-        path.write_text(json.dumps(vars(workload)))
-        runners = {
-            name: stack.enter_context(
-                Runner([*command, "--workload", str(path)], core, environment, logs / f"{name}.log")
-            )
-            for name, command in systems.items()
-        }
+        runners = {}
+        for place, (name, (workload, command)) in enumerate(systems.items()):
+            path = Path(folder) / f"{place}.json"
+            path.write_text(json.dumps(vars(workload)))
+            runner = Runner(name, [*command, "--workload", str(path)], core, environment, path.with_suffix(".log"))
+            runners[name] = stack.enter_context(runner)
         steps: dict[str, list[dict[str, Any]]] = {name: [] for name in runners}
         for turn in range(1 + repeats):
             for name, runner in runners.items():
                 steps[name].append(runner.step())
                 print(f"{name} {turn}: {_short(steps[name][-1])}", file=sys.stderr, flush=True)
-    return {name: summary(found, workload.answer_tokens()) for name, found in steps.items()}
+    return {name: summary(found, systems[name][0].answer_tokens()) for name, found in steps.items()}
 
 
 def _short(step: Mapping[str, float]) -> str:
@@ -61,10 +65,10 @@ def _short(step: Mapping[str, float]) -> str:
 
 def compare(workload: Workload, peers: Sequence[str], repeats: int, core: int | None) -> dict[str, Any]:
     """Everything that goes into the JSON: ours at the top, the peers, how much faster we are, and the floor."""
-    systems = {"ours": [sys.executable, "-m", "experiments.performance.ours"]}
-    systems |= {peer: [python_of(peer), "-m", f"experiments.performance.peer_{peer}"] for peer in peers}
+    commands = {"ours": [sys.executable, "-m", "experiments.performance.ours"]}
+    commands |= {peer: [python_of(peer), "-m", f"experiments.performance.peer_{peer}"] for peer in peers}
     rate = workloads.gemm_gflops()
-    found = measure(workload, systems, repeats, core)
+    found = measure({name: (workload, command) for name, command in commands.items()}, repeats, core)
     ours = found.pop("ours")
     floor = workload.train_flops() / rate / 1e9
     return {
@@ -112,8 +116,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="steps after the first")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the core that all share")
     arguments = parser.parse_args()
-    if arguments.repeats < 1:
-        parser.error(f"--repeats={arguments.repeats} must be at least 1: the first step compiles")
     peers = [] if arguments.peers == "none" else arguments.peers.split(",")
     os.sched_setaffinity(0, {arguments.core})
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from experiments.performance.workload import Workload
 from jaxrl_llm import objectives
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -95,6 +97,7 @@ class System:
         self.state = make_state(model, model.init_sharded(jax.random.key(0)), self.learner.optimizer)
 
     def rollout(self, step: int) -> Trajectory:
+        """Sampled answers to NP prompts, waited for."""
         w = self.workload
         prompts = np.asarray([[ord(c) - 30 for c in text] for text in w.prompts(w.NP, seed=step)], np.int32)
         lengths = np.full(w.NP, w.P, np.int32)
@@ -114,6 +117,24 @@ class System:
         lengths = (np.asarray(trajectory.segment_ids) != 0).sum(1)
         layout = lay_out(np.arange(self.workload.rows), lengths, trajectory.tokens.shape[1], self.update)
         return self.scorer(self.state, None, trajectory, [layout]).batch, layout
+
+    def compiled(self, phase: str) -> tuple[Callable[[], Any], str]:
+        """A function that runs the compiled update (or rollout) once more, and the text of its program."""
+        trajectory = self.rewarded(self.rollout(0))
+        if phase == "rollout":
+            w = self.workload
+            args = (self.engine, self.state.params, np.ones((w.NP, w.P), np.int32), np.full(w.NP, w.P, np.int32))
+            args = (*args, np.arange(w.NP), np.asarray(w.answer_lengths(), np.int32), jax.random.key(0))
+            program = engine_module._generate.lower(*args).compile()
+            return lambda: program(*args[1:]), program.as_text() or ""
+        batch, layout = self.experience(trajectory)
+        program = type(self.learner).update.lower(self.learner, self.state, batch, layout).compile()
+
+        def run() -> TrainState:
+            self.state, _ = program(self.state, batch, layout)
+            return self.state
+
+        return run, program.as_text() or ""
 
     def train(self, batch: Any, layout: Any) -> TrainState:
         self.state, _ = self.learner.update(self.state, batch, layout)

@@ -36,11 +36,11 @@ class Turns:
 class Runner:
     """One timed process, pinned to `core`; it ends with the `with` block."""
 
-    def __init__(self, command: Sequence[str], core: int | None, environment: Mapping[str, str], log: Path):
+    def __init__(self, name: str, command: Sequence[str], core: int | None, environment: Mapping[str, str], log: Path):
         threads = dict.fromkeys(_ONE_THREAD, "1") if core is not None else {}
         pin = None if core is None else lambda: os.sched_setaffinity(0, {core})
         self._log = log.open("w")
-        self._path = log
+        self._name, self._path = name, log
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -68,7 +68,7 @@ class Runner:
             self._log.write(line)
         self._log.flush()
         tail = "\n".join(self._path.read_text().splitlines()[-15:])
-        raise RuntimeError(f"{self._path.stem} ended with code {self._process.wait()}; its log ends:\n{tail}")
+        raise RuntimeError(f"{self._name} ended with code {self._process.wait()}; its log ends:\n{tail}")
 
     def __enter__(self) -> "Runner":
         return self

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.performance import bench, ours, turns
+from experiments.performance import bench, ours, profile, sweep, turns
 from experiments.performance import workload as workloads
 
 TINY = {
@@ -64,7 +64,10 @@ def test_refusals(tmp_path):
 
 def test_a_runner_that_dies_says_why(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit('no model')"]
-    with turns.Runner(command, None, {}, tmp_path / "x.log") as runner, pytest.raises(RuntimeError, match="no model"):
+    with (
+        turns.Runner("x", command, None, {}, tmp_path / "x.log") as runner,
+        pytest.raises(RuntimeError, match="no model"),
+    ):
         runner.step()
 
 
@@ -89,6 +92,23 @@ def test_a_step_of_ours(tiny):
     assert min(figures[name] for name in ("rollout_cpu_s", "train_cpu_s", "wall_s")) > 0
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b) & jnp.all(jnp.isfinite(b))), before, system.state.params)
     assert all(jax.tree.leaves(moved))
+
+
+def test_own_time_is_without_what_is_called():
+    """loop 0..10 holds a 1..4 and b 5..9, which holds c 6..7: 10 - 3 - 4, 3, 4 - 1, 1."""
+    spans = [(5, 4, "b"), (0, 10, "loop"), (6, 1, "c"), (1, 3, "a")]
+    assert profile.self_times(spans) == {"loop": 3, "a": 3, "b": 3, "c": 1}
+
+
+def test_sweeps_vary_one_thing():
+    w = workloads.load("S")
+    assert [p.E for p, _ in sweep.points("experts", w).values()] == [8, 16, 32, 64]
+    assert len({p.active_parameters - p.L * p.d * p.E for p, _ in sweep.points("experts", w).values()}) == 1
+    even, waits, refilled, packed = (p for p, _ in sweep.points("lengths", w).values())
+    assert waits == refilled == packed
+    assert abs(even.answer_tokens() / waits.answer_tokens() - 1) < 0.05
+    with pytest.raises(ValueError, match="sweep='depth'"):
+        sweep.points("depth", w)
 
 
 @pytest.mark.slow

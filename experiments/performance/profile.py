@@ -1,0 +1,99 @@
+"""Where the time of a rollout or of a training step goes.
+
+python -m experiments.performance.profile [--workload S] [--phase update|rollout] [--top 25]
+
+Traces one run of the compiled program with jax.profiler, takes each instruction's own time (without what it calls) and
+names it by the operation of the source that it was compiled from.
+"""
+
+import argparse
+import collections
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.performance import workload as workloads
+from experiments.performance.ours import System
+
+__all__ = ["by_kind", "own_times", "self_times"]
+
+_INSTRUCTION = re.compile(r'%?([\w.\-]+) = .*?metadata=\{[^}]*?op_name="([^"]*)"')
+_KINDS = (
+    ("experts, matmuls", r"(closed_call/while|branch_\d+_fun).*dot_general"),
+    ("experts, rest", r"closed_call/while|branch_\d+_fun|/sort"),
+    ("attention, matmuls", r"bk[qs][sd],"),
+    ("other matmuls", r"dot_general|/transpose$"),
+    ("sampling", r"threefry|random|argmax|exponential"),
+)
+
+
+def self_times(spans: Iterable[tuple[float, float, str]]) -> dict[str, float]:
+    """Own time by name of nested spans (start, duration, name) of one thread."""
+    own: dict[str, float] = collections.defaultdict(float)
+    open_spans: list[tuple[float, str]] = []
+    for start, duration, name in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while open_spans and open_spans[-1][0] <= start:
+            open_spans.pop()
+        if open_spans:
+            own[open_spans[-1][1]] -= duration
+        own[name] += duration
+        open_spans.append((start + duration, name))
+    return own
+
+
+def own_times(run: Callable[[], Any]) -> dict[str, float]:
+    """Own nanoseconds of every instruction while `run` runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run())
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+        total: dict[str, float] = collections.defaultdict(float)
+        for plane in data.planes:
+            for line in plane.lines:
+                if line.name.startswith("tf_XLA") or plane.name.startswith("/device:"):
+                    spans = ((e.start_ns, e.duration_ns, e.name) for e in line.events)
+                    for name, time in self_times(spans).items():
+                        total[name] += time
+    return {n: t for n, t in total.items() if t > 0 and "wait" not in n and not n.startswith("end:")}
+
+
+def by_kind(own: Mapping[str, float], sources: Mapping[str, str]) -> dict[str, float]:
+    """Times summed over what the instructions are for; what has no rule goes by its operation."""
+    kinds: dict[str, float] = collections.defaultdict(float)
+    for name, time in own.items():
+        source = sources.get(name, "")
+        kind = next((kind for kind, pattern in _KINDS if re.search(pattern, source)), None)
+        kinds[kind or source.rpartition("/")[2] or re.sub(r"[.\d]+$", "", name)] += time
+    return kinds
+
+
+def _largest(times: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+    return sorted(times.items(), key=lambda item: -item[1])[:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="S")
+    parser.add_argument("--phase", choices=("update", "rollout"), default="update")
+    parser.add_argument("--top", type=int, default=25)
+    arguments = parser.parse_args()
+    system = System(workloads.load(arguments.workload))
+    run, text = system.compiled(arguments.phase)
+    jax.block_until_ready(run())
+    own, sources = own_times(run), dict(_INSTRUCTION.findall(text))
+    total = sum(own.values())
+    print(f"{arguments.phase} of {system.workload.name}: {total / 1e9:.3f} s of own time")
+    for kind, time in _largest(by_kind(own, sources), arguments.top):
+        print(f"{100 * time / total:5.1f} %  {kind}")
+    print("\nlargest instructions")
+    for name, time in _largest(own, arguments.top):
+        print(f"{100 * time / total:5.1f} %  {name:40s} {sources.get(name, '')[-70:]}")
+
+
+if __name__ == "__main__":
+    main()
