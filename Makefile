@@ -3,11 +3,13 @@
 #   VENV    where the environment lives                        (VENV=.venv-3.12)
 #   EXTRAS  what is installed beside the package               (EXTRAS=dev,gpu)
 #   TESTS   which tests run                                    (TESTS=tests/objectives)
+#   WORKERS how many processes run them                        (WORKERS=4)
 PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= dev,colab
 RUNS   ?= runs/demo
 TESTS  ?= tests
+WORKERS ?= 2
 
 SHELL  := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -51,10 +53,10 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 
 test: lint
-	$(PY) -m pytest -m "not slow" $(TESTS)
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(TESTS)
 
 test-slow: $(STAMP)
-	$(PY) -m pytest -m slow $(TESTS)
+	$(PY) -m pytest -m slow -n $(WORKERS) --dist loadfile $(TESTS)
 
 demo: $(STAMP)
 	$(PY) -m jaxrl_llm.main --config configs/demo.py:grpo --workdir $(RUNS)/grpo
