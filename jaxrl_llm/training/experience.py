@@ -10,12 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring
-from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Gae, Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.routing_diagnostics import expert_load
-from jaxrl_llm.training.routing_replay import ReplayConfig, blank, check_recorded, flips, in_scoring, in_training
+from jaxrl_llm.training.routing_replay import ReplayConfig, check_recorded, flips, in_scoring, in_training
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
@@ -54,41 +55,32 @@ class Scorer:
         Raises:
           ValueError: replay asks for a routing that was not captured.
         """
-        t, model, objective = trajectory, self.learner.model, self.learner.objective
+        t, objective = trajectory, self.learner.objective
         lost = {}
         if self.replay.mode == "R3":
             lost = {"check/unrecorded": M.Maximum(check_recorded(t.routing, t.segment_ids, "rollout"))}
+        old, ref, recorded = Scored(), None, None
+        if not self.first_forward:
+            keep_logits = self.replay.records_logits or "router_logprobs" in objective.needs
+            room = self.learner.room(
+                t.tokens, values="value_head" in state.params, routing="logits" if keep_logits else "experts"
+            )
+            old = self._score(state.params, t, layouts, room, in_scoring(self.replay, t.routing))
+            recorded = old.routing
+            if self.replay.mode == "R2":
+                lost = {"check/unrecorded": M.Maximum(check_recorded(recorded, t.segment_ids, "scoring pass"))}
+        if self.learner.critic_optimizer is not None:
+            critic = self._score(state.critic, t, layouts, self.learner.room(t.tokens, logprobs=False, values=True))
+            old = old.replace(state_values=critic.state_values)
+        if "ref_logprobs" in objective.needs:
+            ref = self._score(reference, t, layouts, self.learner.room(t.tokens, routing="experts")).logprobs
+        advantages, old_values, returns = _advantages(objective, self.group_size, t, old, ref)
         batch = TrainBatch(
             tokens=t.tokens,
             segment_ids=t.segment_ids,
             loss_mask=t.loss_mask,
-            advantages=jnp.zeros(t.tokens.shape, jnp.float32),
-            sampler_logprobs=t.sampler_logprobs,
-            routing=in_scoring(self.replay, t.routing),
-        )
-        old, ref, recorded = Scored(), None, None
-        separate = self.learner.critic_optimizer is not None
-        if not self.first_forward:
-            keep_logits = self.replay.records_logits or "router_logprobs" in objective.needs
-            rows, time = t.tokens.shape
-            moe = model.config.num_moe_layers > 0
-            into = Scored(
-                logprobs=_zeros(t),
-                state_values=_zeros(t) if "value_head" in state.params else None,
-                routing=blank(model.config, rows, time, keep_logits) if moe else None,
-            )
-            old = self._score(state.params, batch, layouts, into)
-            recorded = old.routing
-            if self.replay.mode == "R2":
-                lost = {"check/unrecorded": M.Maximum(check_recorded(recorded, t.segment_ids, "scoring pass"))}
-        if separate:
-            critic = self._score(state.critic, batch.replace(routing=None), layouts, Scored(state_values=_zeros(t)))
-            old = old.replace(state_values=critic.state_values)
-        if "ref_logprobs" in objective.needs:
-            ref = self._score(reference, batch.replace(routing=None), layouts, Scored(logprobs=_zeros(t))).logprobs
-        advantages, old_values, returns = _advantages(objective, self.group_size, t, old, ref)
-        batch = batch.replace(
             advantages=advantages,
+            sampler_logprobs=t.sampler_logprobs,
             old_logprobs=old.logprobs,
             ref_logprobs=ref,
             old_values=old_values,
@@ -96,16 +88,16 @@ class Scorer:
             routing=in_training(self.replay, t.routing, recorded),
             recorded=recorded,
         )
-        return Experience(batch, {} if self.first_forward else lost | _gaps(model.config.num_experts, t, batch))
+        return Experience(
+            batch, {} if self.first_forward else lost | _gaps(self.learner.model.config.num_experts, t, batch)
+        )
 
-    def _score(self, params: Any, batch: TrainBatch, layouts: Sequence[Layout], into: Scored) -> Scored:
+    def _score(
+        self, params: Any, t: Trajectory, layouts: Sequence[Layout], into: Scored, replayed: Routing | None = None
+    ) -> Scored:
         for layout in layouts:
-            into = self.learner.score(params, batch, layout, into=into)
+            into = self.learner.score(params, t.tokens, replayed, layout, into=into)
         return into
-
-
-def _zeros(trajectory: Trajectory) -> Float[Array, "b t"]:
-    return jnp.zeros(trajectory.tokens.shape, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

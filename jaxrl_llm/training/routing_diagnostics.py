@@ -19,7 +19,7 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.layout import Layout
-from jaxrl_llm.training.routing_replay import blank, differ, flips
+from jaxrl_llm.training.routing_replay import differ, flips
 from jaxrl_llm.training.state import TrainBatch
 from jaxrl_llm.training.step import Learner, Scored
 
@@ -30,12 +30,13 @@ def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, 
     """The decomposition on one minibatch: three forwards (current fresh, current with e_old, old with e)."""
     assert batch.recorded is not None, "a dense model has no routing to diagnose"
     rows, time = batch.tokens.shape
-    zeros = lambda: jnp.zeros((rows, time), jnp.float32)  # noqa: E731
-    given = lambda routing: batch.replace(routing=None if routing is None else Routing(routing.experts))  # noqa: E731
-    into = Scored(logprobs=zeros(), routing=blank(learner.model.config, rows, time, logits=False))
-    fresh = learner.score(params, given(None), layout, into=into)
-    held = learner.score(params, given(batch.recorded), layout, into=Scored(logprobs=zeros()))
-    swapped = learner.score(old_params, given(fresh.routing), layout, into=Scored(logprobs=zeros()))
+
+    def score(params: Any, routing: Routing | None) -> Scored:
+        return learner.score(params, batch.tokens, routing, layout, into=learner.room(batch.tokens, routing="experts"))
+
+    fresh = score(params, None)
+    held = score(params, Routing(batch.recorded.experts))
+    swapped = score(old_params, fresh.routing)
     place = jnp.where(layout.index >= 0, layout.index, rows * time).ravel()  # -1 would count from the end
     inside = jnp.zeros(rows * time, bool).at[place].set(True, mode="drop")
     mask = batch.loss_mask & inside.reshape(rows, time)

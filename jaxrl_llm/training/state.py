@@ -68,17 +68,24 @@ def make_state(
     critic: Any = None,
     critic_optimizer: optax.GradientTransformation | None = None,
 ) -> TrainState:
-    """A fresh state; the optimizer's moments are born with the sharding of their parameters."""
+    """A fresh state, all of it on the model's mesh: the optimizer's moments are born where their parameters are."""
+
+    def placed(params: Any) -> Any:
+        if model.mesh is None:
+            return params
+        shapes = jax.eval_shape(lambda: params)
+        return jax.device_put(params, sharding.shardings(parameter_axes(model, params), shapes, model.mesh))
 
     def born(optimizer: optax.GradientTransformation, params: Any) -> Any:
         if model.mesh is None:
             return jax.jit(optimizer.init)(params)
-        where = sharding.shardings(parameter_axes(model, params), jax.eval_shape(lambda: params), model.mesh)
+        where = jax.tree.map(lambda x: x.sharding, params)
         shapes = jax.eval_shape(optimizer.init, params)
         whole = sharding.replicated(model.mesh)
         places = optax.tree_map_params(optimizer, lambda _, s: s, shapes, where, transform_non_params=lambda _: whole)
         return jax.jit(optimizer.init, out_shardings=places)(params)
 
+    params, critic = placed(params), None if critic is None else placed(critic)
     critic_opt_state = born(critic_optimizer, critic) if critic_optimizer is not None else None
     updates = jnp.zeros((), jnp.int32)
     if model.mesh is not None:

@@ -15,13 +15,13 @@ import optax
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring, sharding
-from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken
+from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken, Tokens
 from jaxrl_llm.models.moe import load_balance_loss
 from jaxrl_llm.models.routing import Routing, no_record
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.training.layout import Layout, sequence_ids
-from jaxrl_llm.training.routing_replay import flips
+from jaxrl_llm.training.routing_replay import blank, flips
 from jaxrl_llm.training.state import TrainBatch, TrainState
 
 __all__ = ["Learner", "Scored", "take"]
@@ -70,25 +70,21 @@ class Learner:
     packed: bool = False
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def score(self, params: Any, batch: TrainBatch, layout: Layout, into: Scored) -> Scored:
+    def score(self, params: Any, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
         """Scores of one minibatch's rows, written into the arrays of the whole rollout.
 
-        `batch.routing` is replayed where given. The forward has the shape of the training forward: in float32 both see
-        the same numbers.
+        `routing` is replayed where given. The forward has the shape of the training forward: in float32 both see the
+        same numbers.
         """
-        inputs = {"tokens": batch.tokens, "routing": batch.routing}
 
         def body(i: Array, into: Scored) -> Scored:
-            segments = layout.segment_ids[i]
-            micro = sharding.constrain_rows(take({"tokens": inputs["tokens"]}, layout, i), self.model.mesh)
-            replay = take(inputs["routing"], layout, i)
             logits = into.routing is not None and into.routing.logits is not None
             out = scoring.score(
                 self.model,
                 params,
-                micro["tokens"],
-                segments,
-                routing=replay,
+                sharding.constrain_rows(take(tokens, layout, i), self.model.mesh),
+                layout.segment_ids[i],
+                routing=take(routing, layout, i),
                 temperature=self.temperature,
                 router_logits=logits,
             )
@@ -99,7 +95,20 @@ class Learner:
             )
             return jax.tree.map(lambda old, new: _put(old, new, layout.index[i]), into, found)
 
-        return jax.lax.fori_loop(0, layout.used, body, into)
+        found = jax.lax.fori_loop(0, layout.used, body, into)
+        return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), found)
+
+    def room(self, tokens: Tokens, *, logprobs: bool = True, values: bool = False, routing: str = "none") -> Scored:
+        """Empty arrays for the scores of a rollout, whole on every device; routing: none, experts or logits."""
+        if not self.model.config.num_moe_layers:
+            routing = "none"
+        scores = Scored(
+            logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
+            state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
+            routing=None if routing == "none" else blank(self.model.config, *tokens.shape, routing == "logits"),
+        )
+        mesh = self.model.mesh
+        return scores if mesh is None else jax.device_put(scores, sharding.replicated(mesh))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("state",))
     def update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> tuple[TrainState, dict[str, M.Metric]]:

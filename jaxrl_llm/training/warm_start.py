@@ -19,6 +19,7 @@ from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
 from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.training.state import make_state
 
 __all__ = ["WarmStartConfig", "warm_start"]
 
@@ -103,7 +104,7 @@ def _train(
     log: Callable[[str], None],
 ) -> Any:
     optimizer = _optimizer(config.learning_rate)
-    state = (params, jax.jit(optimizer.init)(params))
+    state = (params, make_state(model, params, optimizer).opt_state)
     stream = tasks.supervised(task, "train", seed=config.seed, batch_size=config.batch_size, data_dir=data_dir)
     loss = jnp.zeros(())
     for step in range(1, config.steps + 1):
