@@ -1,0 +1,86 @@
+"""Whole runs in their smallest form: settings, a DIR, and what the tests read from it."""
+
+import contextlib
+import importlib
+import io
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+
+from jaxrl_llm import sharding, trainer
+from jaxrl_llm.checkpointing import Checkpoints
+from jaxrl_llm.run_log import RunLog, read_rows
+from jaxrl_llm.settings import config_hash, validate
+
+_make_mesh = sharding.make_mesh
+
+
+def make_config(folder, name="grpo", **changes):
+    """The smoke config of a recipe with fields set by path, data and warm starts in `folder`."""
+    config = importlib.import_module(f"configs.{name}").get_config("smoke")
+    defaults = {
+        "task.data_dir": str(Path(folder) / "data"),
+        "warm_start.cache_dir": str(Path(folder) / "cache"),
+        "warm_start.steps": 50,
+        "rollout.prompts": 16,
+        "rollout.group_size": 8,
+        "optimizer.learning_rate": 1e-3,
+        "evaluation.prompts": 16,
+        "evaluation.every": 100,
+        "steps": 4,
+    }
+    with config.unlocked():
+        config.update_from_flattened_dict(defaults | changes)
+    return config
+
+
+@contextlib.contextmanager
+def on_few_devices():
+    """Meshes over the first devices only: the tests have four."""
+
+    def make_mesh(shape, devices=None):
+        return _make_mesh(shape, devices or jax.devices()[: int(np.prod(shape))])
+
+    with mock.patch.object(sharding, "make_mesh", make_mesh):
+        yield
+
+
+def train(workdir, config, start=None):
+    """Run or resume the DIR; returns the last evaluation and what was printed. `start` replaces the warm start."""
+    said = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(on_few_devices())
+        if start is not None:
+            stack.enter_context(mock.patch.object(trainer, "warm_start", return_value=start))
+        log = stack.enter_context(RunLog(workdir, config.steps, stream=said))
+        found = trainer.train(validate(config), log, config_hash(config))
+    return found, said.getvalue()
+
+
+def start_of(config):
+    """The warm-started parameters of a run, on the host."""
+    with on_few_devices():
+        run = trainer.build(validate(config))
+        return jax.device_get(run.start(print).params)
+
+
+def final_state(workdir, config):
+    """(step, state) of the newest checkpoint."""
+    with on_few_devices():
+        step, state, _ = Checkpoints(workdir).restore(trainer.build(validate(config)).blank())
+    return step, jax.device_get(state)
+
+
+def metrics(workdir):
+    """Rows of metrics.jsonl without what depends on the clock."""
+    timed = ("time/", "rollout/tokens_per_s")
+    return [
+        {name: value for name, value in row.items() if not name.startswith(timed)}
+        for row in read_rows(Path(workdir) / "metrics.jsonl")
+    ]
+
+
+def samples(workdir):
+    return read_rows(Path(workdir) / "samples.jsonl")
