@@ -38,5 +38,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def parse(argv: list[str]) -> list[str]:
+    """Read the flags; a field that the config lacks is one line instead of ml_collections' traceback."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except AttributeError as error:
+        inner = error.args[0]  # a KeyError, whose own text is escaped
+        text = inner.args[0] if isinstance(inner, Exception) else inner
+        print(f"error: --config has no field {text}", file=sys.stderr)
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse)
