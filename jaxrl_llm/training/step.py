@@ -100,12 +100,13 @@ class Learner:
 
     def room(self, tokens: Tokens, *, logprobs: bool = True, values: bool = False, routing: str = "none") -> Scored:
         """Empty arrays for the scores of a rollout, whole on every device; routing: none, experts or logits."""
+        rows, time = tokens.shape
         if not self.model.config.num_moe_layers:
             routing = "none"
         scores = Scored(
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
-            routing=None if routing == "none" else blank(self.model.config, *tokens.shape, routing == "logits"),
+            routing=None if routing == "none" else blank(self.model.config, rows, time, routing == "logits"),
         )
         mesh = self.model.mesh
         return scores if mesh is None else jax.device_put(scores, sharding.replicated(mesh))
