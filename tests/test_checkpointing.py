@@ -46,7 +46,8 @@ def test_a_state_may_change_while_it_is_written(tmp_path):
     checkpoints.save(1, state, {})
     bump(state)
     checkpoints.close()
-    np.testing.assert_array_equal(Checkpoints(tmp_path).restore({"x": jnp.zeros(200_000)})[1]["x"], np.arange(200_000.0))
+    restored = Checkpoints(tmp_path).restore({"x": jnp.zeros(200_000)})[1]
+    np.testing.assert_array_equal(restored["x"], np.arange(200_000.0))
 
 
 def test_it_comes_back_on_another_mesh(tmp_path):
@@ -63,7 +64,7 @@ def test_it_comes_back_on_another_mesh(tmp_path):
 def test_no_checkpoint_says_so(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest is None
-    with pytest.raises(FileNotFoundError, match="no checkpoint in .*; train first with --workdir"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint in .*; train first with --workdir"):
         checkpoints.restore(STATE)
 
 
@@ -77,7 +78,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, kind):
-    with pytest.raises(ValueError, match="does not fit this model and optimizer|is damaged or foreign"):
+    with pytest.raises(ValueError, match=r"does not fit this model and optimizer|is damaged or foreign"):
         saved(tmp_path).restore(FOREIGN[kind])
 
 

@@ -165,7 +165,7 @@ def test_blocks_that_disagree_are_named(case):
 def test_a_missing_field_is_named():
     raw = base.get_config("smoke").to_dict()
     del raw["optimizer"]["b2"]
-    with pytest.raises(ValueError, match="optimizer lacks b2; start from configs/base.py"):
+    with pytest.raises(ValueError, match=r"optimizer lacks b2; start from configs/base\.py"):
         validate(ml_collections.ConfigDict(raw))
 
 

@@ -64,7 +64,7 @@ class Script(Engine):
         b, t = len(rows), 2 + BOUND
         tokens, mask = np.zeros((b, t), np.int32), np.zeros((b, t), bool)
         for i, (_, text) in enumerate(rows):
-            ids = (TASK.tokenizer.encode(text) + [TASK.tokenizer.eos_id])[:BOUND]
+            ids = [*TASK.tokenizer.encode(text), TASK.tokenizer.eos_id][:BOUND]
             tokens[i, :2] = prompts[i // GROUP]
             tokens[i, 2 : 2 + len(ids)], mask[i, 2 : 2 + len(ids)] = ids, True
         number = np.array([uid for uid, _ in rows])

@@ -1,6 +1,6 @@
 """Routing replay: exact where it must be, in force where it must be, and loud where it has nothing to replay.
 
-One learner and one shape serve all tests; the learner takes packed rows too, so that padding and packing share programs.
+One learner and one shape serve all tests; the learner takes packed rows too, so padding and packing share programs.
 """
 
 import functools
@@ -168,7 +168,7 @@ def test_under_logits_a_change_of_the_router_changes_nothing():
 
 
 def test_records_follow_their_tokens_into_packed_rows():
-    """Recorded in padded rows, replayed in packed ones: a row shifted or a padding replayed would change the gradient."""
+    """Recorded in padded rows, replayed in packed ones: a shifted row or replayed padding would change the gradient."""
     batch = experience("R2").batch
     padded, packed = update(batch, moved=True), update(batch, moved=True, layout=PACKED)
     for a, b in zip(jax.tree.leaves(padded[0]), jax.tree.leaves(packed[0]), strict=True):
@@ -187,7 +187,7 @@ def test_padding_has_no_record():
 
 
 def test_rollout_and_trainer_record_the_same_experts():
-    """R2 = R3 on one machine in float32, up to near-ties, which are counted; a record shifted by one token would not be.
+    """R2 = R3 on one machine in float32, up to near-ties, which are counted; a record off by one token would not be.
 
     The last token of an answer was sampled and never fed, so only the trainer has a route for it.
     """
@@ -309,7 +309,7 @@ def test_a_lost_row_raises():
     assert M.finalize(experience("R2").metrics)["check/unrecorded"] == 0
     lost = recorded().replace(experts=recorded().experts.at[:, 3, 2].set(255))
     scored = M.finalize(experience("R3", routing=lost).metrics)
-    with pytest.raises(ValueError, match="step 9: 2 .*no recorded routing"):
+    with pytest.raises(ValueError, match=r"step 9: 2 .*no recorded routing"):
         check_updates(9, scored, [], dtype="float32", sampler_dtype="bfloat16", truncated=False)
 
 
