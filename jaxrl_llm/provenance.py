@@ -26,7 +26,7 @@ def start_jax() -> None:
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or root / "jaxrl_llm" / "xla")
     jax.config.update("jax_compilation_cache_dir", str(cache))
     _repair(cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # many small entries cost more than they save
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Entries are written under a lock only when there is a bound; parallel runs share the folder.
     jax.config.update("jax_compilation_cache_max_size", 4 * 2**30)

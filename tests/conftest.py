@@ -12,7 +12,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _CACHE = Path(os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_HOME / "jaxrl_llm" / "xla")))
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = (
+    "0.5"  # thousands of small entries would cost more than they save
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # With a bound, entries are written under a lock, so that parallel runs may share the cache.
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)
