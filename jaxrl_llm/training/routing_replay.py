@@ -44,7 +44,7 @@ def in_scoring(config: ReplayConfig, rollout: Routing | None) -> Routing | None:
 
 def in_training(config: ReplayConfig, rollout: Routing | None, scored: Routing | None) -> Routing | None:
     """What the training forward replays."""
-    return {"off": None, "R2": _kept(config, scored), "R3": _kept(config, rollout)}[config.mode]
+    return None if config.mode == "off" else _kept(config, scored if config.mode == "R2" else rollout)
 
 
 def _kept(config: ReplayConfig, routing: Routing | None) -> Routing | None:
