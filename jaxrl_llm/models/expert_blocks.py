@@ -48,9 +48,10 @@ def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
-    """A power of two near the mean load, between 8 and _BLOCK."""
+    """A power of two near the mean load, at least 8; half of _BLOCK where tails would be a large share of the rows."""
     mean = max(1, pairs // num_experts)
-    return min(_BLOCK, max(8, 1 << (mean - 1).bit_length()))
+    most = _BLOCK if mean >= 2 * _BLOCK else _BLOCK // 2
+    return min(most, max(8, 1 << (mean - 1).bit_length()))
 
 
 def _walk(groups: Groups, block: int, step, per_expert, carry):

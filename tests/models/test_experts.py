@@ -73,8 +73,8 @@ def _close(got, want, rtol=2e-5):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))
 
 
-# n = 7 walks blocks of 8 rows, 40 of 16 and 400 of 128.
-@pytest.mark.parametrize("n", [7, 40, 400])
+# n = 7 walks blocks of 8 rows, 40 of 16 and 400 of 64 and 700 of 128.
+@pytest.mark.parametrize("n", [7, 40, 400, 700])
 @pytest.mark.parametrize("load", LOADS)
 def test_equal_to_dense_and_numpy(load, n):
     problem = _problem(load, n, k=2)
@@ -104,7 +104,7 @@ def test_a_group_that_ends_with_its_block():
         )
 
 
-@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("n", [40, 700])
 def test_gate_zero_removes_the_pair(n):
     x, experts, gates, weights = _problem("uniform", n, 2)
     gates = gates.at[:, 1].set(0.0)
@@ -141,7 +141,7 @@ def test_without_jit():
     _close(y, _numpy(*problem))
 
 
-@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("n", [40, 700])
 def test_bfloat16_accumulates_in_float32(n):
     """Against float64 of the same bfloat16 inputs: 2e-2 of the largest entry (the mantissa has 8 bits: 4e-3 a rounding,
     and the state, the hidden layer and the result are each rounded)."""
