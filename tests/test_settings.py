@@ -131,7 +131,7 @@ DISAGREE = {
     ),
     "groups do not divide": (
         {"updates.minibatches": 8, "updates.shuffle": "groups"},
-        r"updates.minibatches=8 must divide rollout.prompts=4 with shuffle=groups",
+        r"updates.minibatches=8 must divide rollout.prompts=4 with updates.shuffle=groups",
     ),
     "micro-batches do not divide": (
         {"updates.micro_batch_rows": 3},
@@ -151,7 +151,7 @@ DISAGREE = {
         "needs model.num_experts > 0",
     ),
     "balance of a dense model": ({"model.num_experts": 0, "updates.aux_coef": 0.1}, "updates.aux_coef=0.1 balances"),
-    "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient at all"),
+    "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient"),
 }
 
 
