@@ -37,12 +37,12 @@ def _vocabulary(w: Workload) -> dict[str, Point]:
 
 def _lengths(w: Workload) -> dict[str, Point]:
     spread = dataclasses.replace(w, lengths="lognormal", C=max(w.C, 320), NP=w.NP * 4)
-    slots = str(spread.rows // 4)
+    slots, micro = str(spread.rows // 4), ("--micro_batch_rows", "32")
     return {
-        "all of one length": (dataclasses.replace(spread, lengths=None, C=max(1, round(_mean(spread)))), ()),
-        "lognormal, waits for the longest": (dataclasses.replace(spread, lengths="lognormal"), ("--slots", "0")),
-        "lognormal, slots refilled": (spread, ("--slots", slots)),
-        "lognormal, slots refilled, packed": (spread, ("--slots", slots, "--layout", "packed")),
+        "all of one length": (dataclasses.replace(spread, lengths=None, C=max(1, round(_mean(spread)))), micro),
+        "lognormal, waits for the longest": (spread, ("--slots", "0", *micro)),
+        "lognormal, slots refilled": (spread, ("--slots", slots, *micro)),
+        "lognormal, slots refilled, packed": (spread, ("--slots", slots, "--layout", "packed", *micro)),
     }
 
 
