@@ -34,7 +34,7 @@ def test_by_hand():
 
 def test_nothing_is_not_a_number():
     got = finalize(everything(jnp.zeros(3), jnp.zeros(3, bool)))
-    assert {key for key, value in got.items() if np.isnan(value)} == {"mean", "max", "ess", "p99"}
+    assert {key for key, value in got.items() if np.isnan(value)} == {"mean", "max", "ess", "p99", "r_mean", "r_var"}
 
 
 @given(
