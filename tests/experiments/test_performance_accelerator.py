@@ -1,0 +1,157 @@
+"""The accelerator benchmark: its counts by hand, its identities on tiny models, its choices by platform."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from experiments.performance import accelerator, roofline, turns
+from experiments.performance.accelerator import CASES, SMALLEST, Case
+from jaxrl_llm.models.transformer import Model
+
+# By hand, d = 32, 2 query heads and 1 key head of size 16, vocabulary 128, tied, one layer:
+# q, o: 2 * 32 * 32, k, v: 2 * 32 * 16 = 3072 in all; SwiGLU of width 64: 3 * 32 * 64 = 6144; embedding 128 * 32 = 4096;
+# norms 2 * 32 + 2 * 16 + 32 = 128. Four experts of width 16: 4 * 3 * 32 * 16 = 6144; router 32 * 4 = 128.
+ATTENTION, FEED_FORWARD, EMBEDDING, NORMS, EXPERT, ROUTER = 3072, 6144, 4096, 128, 1536, 128
+BY_HAND = {
+    "dense": {
+        "parameters": ATTENTION + FEED_FORWARD + EMBEDDING + NORMS,
+        "active_parameters": ATTENTION + FEED_FORWARD + EMBEDDING,
+    },
+    "moe": {
+        "parameters": ATTENTION + 4 * EXPERT + ROUTER + EMBEDDING + NORMS,
+        "active_parameters": ATTENTION + 2 * EXPERT + ROUTER + EMBEDDING,
+    },
+}
+# 4 rows of 8 + 24 tokens: 32 * 33 / 2 = 528 pairs a row, 12 FLOPs for each of the 2 * 16 places of the heads.
+PAIRS = 12 * 2 * 16 * 4 * 528
+
+
+def bytes_read(name, experts_used):
+    """A decode step: bfloat16 weights, float32 norms and router; 4 slots see 8 + 12 columns on average, 2 x 16 each."""
+    dense = 2 * (ATTENTION + FEED_FORWARD + EMBEDDING) + 4 * NORMS
+    moe = 2 * (ATTENTION + experts_used * EXPERT + EMBEDDING) + 4 * (NORMS + ROUTER)
+    return {"dense": dense, "moe": moe}[name], 4 * 20 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_measured_figures_keep_their_identities(name):
+    case = SMALLEST[name]
+    found = accelerator.measure(case, 1, peak_flops=1e12, bandwidth=1e11)
+    tree = Model(case.model).init(jax.random.key(0))
+    assert found["parameters"] == sum(x.size for x in jax.tree.leaves(tree)) == BY_HAND[name]["parameters"]
+    assert found["active_parameters"] == BY_HAND[name]["active_parameters"]
+    assert (found["param_dtype"], found["dtype"], found["attention"]) == ("float32", "bfloat16", "plain")
+    assert found["experts"] == {"dense": None, "moe": "blocks"}[name]
+
+    train, decode = found["train"], found["decode"]
+    assert train["tokens"] == 4 * 32
+    assert train["flops"] == 6 * found["active_parameters"] * 128 + PAIRS
+    assert train["mfu"] == pytest.approx(train["flops"] / train["seconds"] / 1e12)
+    assert train["tokens_per_s"] == pytest.approx(128 / train["seconds"])
+
+    used = decode["experts_used"]
+    assert used == 0 if name == "dense" else 2 <= used <= 4
+    assert (decode["weight_bytes"], decode["cache_bytes"]) == pytest.approx(bytes_read(name, used))
+    assert decode["bytes_per_step"] == decode["weight_bytes"] + decode["cache_bytes"]
+    share = decode["bytes_per_step"] / decode["seconds_per_step"] / 1e11
+    assert decode["bandwidth_share"] == pytest.approx(share)
+    assert decode["tokens_per_s"] == pytest.approx(4 / decode["seconds_per_step"])
+    assert "of 32 tokens" in accelerator.table({name: found})
+
+
+def test_an_unknown_device_has_no_shares():
+    found = accelerator.measure(SMALLEST["dense"], 1)
+    assert found["train"]["mfu"] is found["decode"]["bandwidth_share"] is None
+    assert "set --peak_flops and --bandwidth" in accelerator.table({"dense": found})
+
+
+def test_counts_follow_layers_ties_and_experts():
+    config = SMALLEST["moe"].model
+    deep = dataclasses.replace(config, num_hidden_layers=3, tie_word_embeddings=False)
+    layer = ATTENTION + ROUTER + 4 * EXPERT + 96  # 96: the norms of a layer
+    assert roofline.parameters(Model(deep)) == 3 * layer + 2 * EMBEDDING + 32
+    assert roofline.train_flops(deep, 4, 32) == 6 * deep.active_parameters * 128 + 3 * PAIRS
+    weights = 3 * (2 * (ATTENTION + 1.5 * EXPERT) + 4 * (ROUTER + 96)) + 2 * EMBEDDING + 4 * 32  # a head, no table
+    assert roofline.weight_bytes(Model(deep), experts_used=1.5) == weights
+    assert roofline.cache_bytes(deep, 4, 20) == 3 * bytes_read("moe", 0)[1]
+
+
+@pytest.mark.parametrize(("name", "active"), [("dense", 1.02e9), ("moe", 0.31e9)])
+def test_the_models_have_about_a_billion_parameters(name, active):
+    config = CASES[name].model
+    assert 0.95e9 < roofline.parameters(Model(config)) < 1.05e9
+    assert config.active_parameters == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flops", "bandwidth"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12, 3.35e12),
+        ("NVIDIA H100 PCIe", 756e12, 2.0e12),
+        ("NVIDIA H200", 989e12, 4.8e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2.0e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12, 1.555e12),
+        ("TPU v5 lite", 197e12, 0.82e12),
+        ("TPU v5", 459e12, 2.76e12),
+        ("TPU v5p", 459e12, 2.76e12),
+        ("TPU v6 lite", 918e12, 1.64e12),
+        ("NVIDIA GH200 480GB", None, None),
+        ("cpu", None, None),
+    ],
+)
+def test_devices_by_their_kind(kind, flops, bandwidth):
+    assert roofline.device_named(kind) == (kind, flops, bandwidth)
+    assert roofline.device_named(kind, bandwidth=1.0) == (kind, flops, 1.0)
+
+
+def test_kernels_are_chosen_by_platform(monkeypatch):
+    def of(platform, **fields):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        return accelerator.implementations(dataclasses.replace(SMALLEST["moe"].model, **fields))
+
+    assert of("cpu") == {"attention": "plain", "experts": "blocks"}
+    assert of("gpu") == {"attention": "flash", "experts": "grouped"}
+    assert of("tpu") == {"attention": "plain", "experts": "grouped"}
+    assert of("gpu", attention_implementation="plain", experts_implementation="dense") == {
+        "attention": "plain",
+        "experts": "dense",
+    }
+    with pytest.raises(ValueError, match="attention=flash needs a GPU, this is cpu"):
+        of("cpu", attention_implementation="flash")
+
+
+def test_parameters_are_float32_where_they_fit():
+    """20 bytes a parameter: itself, two moments, two gradients; one billion of them in half of 40 GB."""
+    assert accelerator.parameter_dtype(10**9, 40 * 10**9) == "float32"
+    assert accelerator.parameter_dtype(10**9, 40 * 10**9 - 1) == "bfloat16"
+    assert accelerator.parameter_dtype(10**9, None) == "float32"
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="micro_batch_rows=3 must divide rows=4"):
+        dataclasses.replace(SMALLEST["dense"], micro_batch_rows=3)
+    with pytest.raises(ValueError, match="answer=1 must be at least 2"):
+        Case(SMALLEST["dense"].model, answer=1)
+    with pytest.raises(ValueError, match="repeats=0"):
+        accelerator.measure(SMALLEST["dense"], 0)
+
+
+@pytest.mark.slow
+def test_the_accelerator_command(tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "experiments.performance.accelerator", "--smallest", "--json", str(out)]
+    done = subprocess.run(
+        [*command, "--remat", "block", "--repeats", "1", "--slots", "2"], capture_output=True, text=True, cwd=turns.ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert list(result) == ["dense", "moe"]
+    assert all(found["remat"] == "block" and found["decode"]["slots"] == 2 for found in result.values())
+    assert "| dense |" in done.stdout
+    refused = subprocess.run([*command, "--remat", "all"], capture_output=True, text=True, cwd=turns.ROOT)
+    assert refused.returncode == 1
+    assert "model.remat='all' is not one of" in refused.stderr
