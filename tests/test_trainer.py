@@ -13,6 +13,7 @@ import pytest
 
 from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints
+from jaxrl_llm.models import routing
 from tests.reference import tiny_run
 
 STEPS = 4
@@ -145,6 +146,30 @@ def test_ctrl_c_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch):
     assert tiny_run.metrics(tmp_path)[-1]["step"] == 3
     assert "resumed from step 3" in tiny_run.train(tmp_path, straight[0])[1]
     assert_same_run(tmp_path, straight, extra=("eval/",))
+
+
+def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
+    """A run that replays the rollout: training gives records to the router, no evaluation does."""
+    choose, evaluate, replays, phase = routing.choose, trainer._evaluate, {"training": [], "evaluation": []}, []
+
+    def seen(logits, num_chosen, normalise, replay=None):
+        replays[phase[-1] if phase else "training"].append(replay is not None)
+        return choose(logits, num_chosen, normalise, replay)
+
+    def evaluated(*args):
+        phase.append("evaluation")
+        found = evaluate(*args)
+        phase.pop()
+        return found
+
+    monkeypatch.setattr(routing, "choose", seen)
+    monkeypatch.setattr(trainer, "_evaluate", evaluated)
+    # A model of its own: a program that another test has traced would not pass here again.
+    changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}
+    tiny_run.train(tmp_path, tiny_run.make_config(folder, **changes))
+    assert any(replays["training"])
+    assert replays["evaluation"]
+    assert not any(replays["evaluation"])
 
 
 def copy_of(straight, tmp_path):

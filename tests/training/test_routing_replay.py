@@ -148,6 +148,31 @@ def test_the_reference_never_replays():
     assert np.abs(np.asarray(off.batch.old_logprobs - r3.batch.old_logprobs)).max() > 1e-2
 
 
+def test_a_separate_critic_never_replays():
+    """A mixture of experts too: its values, and its gradient beside a policy that replays, follow fresh routes."""
+    learner = Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), critic_optimizer=optax.sgd(1.0), packed=True)
+    critic = tiny.draw_params(MODEL, value_head=True, seed=5)
+    copies = lambda: map(functools.partial(jax.tree.map, jnp.copy), (params(True), critic))  # noqa: E731
+
+    def state():
+        policy, valued = copies()
+        return make_state(MODEL, policy, learner.optimizer, valued, learner.critic_optimizer)
+
+    off, r3 = (
+        Scorer(learner, ReplayConfig(mode, "experts"), tiny.GROUP)(
+            state(), None, tiny.draw_trajectory(recorded()), [PADDED]
+        ).batch
+        for mode in ("off", "R3")
+    )
+    assert_equal(off.old_values, r3.old_values)
+    assert np.abs(np.asarray(off.old_logprobs - r3.old_logprobs)).max() > 1e-2
+    nothing = blank(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
+    replayed, fresh = (learner.update(state(), r3.replace(routing=r), PADDED)[0] for r in (r3.routing, nothing))
+    assert_equal(replayed.critic, fresh.critic)
+    assert np.abs(np.asarray(replayed.critic["value_head"]["kernel"] - critic["value_head"]["kernel"])).max() > 1e-3
+    assert np.abs(np.asarray(replayed.params["ends"]["head"] - fresh.params["ends"]["head"])).max() > 1e-3
+
+
 def test_the_router_learns_under_experts_and_not_under_logits():
     router = lambda gradient: np.abs(gradient["moe"]["mlp"]["router"]).max()  # noqa: E731
     assert router(update(experience("off").batch, moved=True)[0]) > 1e-3
