@@ -142,7 +142,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.log.diagnostics_every = 5  # steps between the heavy routing diagnostics; 0: never
 
     config.mesh = ConfigDict()
-    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor; one -1 takes what remains
+    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor over the first devices; one -1 takes what remains
 
     if variant == "smoke":
         return smoke(config)

@@ -35,23 +35,32 @@ _RULES: dict[str, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor); one of them may be -1 (what remains).
+    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor) over the first devices; one may be -1 (what remains).
 
     Raises:
-      ValueError: the sizes do not multiply to the number of devices.
+      ValueError: more devices are needed than are visible, -1 does not come out even, or several processes would leave
+        devices of some of them without work.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = list(shape)
     if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
         raise ValueError(f"mesh={tuple(shape)} must be four sizes for {AXES}, at most one of them -1; set mesh.shape")
+    given = f"mesh={tuple(shape)} over {AXES}"
+    needed, visible = math.prod(s for s in sizes if s != -1), len(devices)
     if -1 in sizes:
-        known = math.prod(s for s in sizes if s != -1)
-        sizes[sizes.index(-1)] = len(devices) // known
-    if math.prod(sizes) != len(devices):
+        if visible % needed:
+            raise ValueError(f"{given} does not divide the {visible} visible devices by {needed}; change mesh.shape")
+        sizes[sizes.index(-1)] = visible // needed
+    elif needed > visible:
         raise ValueError(
-            f"mesh={tuple(shape)} over {AXES} needs {math.prod(sizes)} devices, {len(devices)} are visible; "
-            "set mesh.shape"
+            f"{given} needs {needed} devices, {visible} are visible; lower mesh.shape, or set a size to -1"
         )
+    elif needed < visible and jax.process_count() > 1:
+        raise ValueError(
+            f"{given} takes {needed} of {visible} devices, and all {jax.process_count()} processes must take part with "
+            "all of theirs; set a size of mesh.shape to -1"
+        )
+    devices = devices[: math.prod(sizes)]
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

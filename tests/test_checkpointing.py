@@ -51,7 +51,7 @@ def test_a_state_may_change_while_it_is_written(tmp_path):
 
 
 def test_it_comes_back_on_another_mesh(tmp_path):
-    one, four = (sharding.make_mesh(shape, jax.devices()[: max(shape)]) for shape in ((1, 1, 1, 1), (1, 4, 1, 1)))
+    one, four = (sharding.make_mesh(shape) for shape in ((1, 1, 1, 1), (1, 4, 1, 1)))
     x = np.arange(8.0, dtype=np.float32)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"x": jax.device_put(x, sharding.rows(one))}, {})

@@ -7,14 +7,11 @@ from pathlib import Path
 from unittest import mock
 
 import jax
-import numpy as np
 
-from jaxrl_llm import sharding, trainer
+from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.run_log import RunLog, read_rows
 from jaxrl_llm.settings import config_hash, validate
-
-_make_mesh = sharding.make_mesh
 
 
 def make_config(folder, name="grpo", **changes):
@@ -36,22 +33,10 @@ def make_config(folder, name="grpo", **changes):
     return config
 
 
-@contextlib.contextmanager
-def on_few_devices():
-    """Meshes over the first devices only: the tests have four."""
-
-    def make_mesh(shape, devices=None):
-        return _make_mesh(shape, devices or jax.devices()[: int(np.prod(shape))])
-
-    with mock.patch.object(sharding, "make_mesh", make_mesh):
-        yield
-
-
 def train(workdir, config, start=None):
     """Run or resume the DIR; returns the last evaluation and what was printed. `start` replaces the warm start."""
     said = io.StringIO()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(on_few_devices())
         if start is not None:
             stack.enter_context(mock.patch.object(trainer, "warm_start", return_value=start))
         log = stack.enter_context(RunLog(workdir, config.steps, stream=said))
@@ -61,15 +46,12 @@ def train(workdir, config, start=None):
 
 def start_of(config):
     """The warm-started parameters of a run, on the host."""
-    with on_few_devices():
-        run = trainer.build(validate(config))
-        return jax.device_get(run.start(print).params)
+    return jax.device_get(trainer.build(validate(config)).start(print).params)
 
 
 def final_state(workdir, config):
     """(step, state) of the newest checkpoint."""
-    with on_few_devices():
-        step, state, _ = Checkpoints(workdir).restore(trainer.build(validate(config)).blank())
+    step, state, _ = Checkpoints(workdir).restore(trainer.build(validate(config)).blank())
     return step, jax.device_get(state)
 
 
