@@ -1,0 +1,97 @@
+"""Every sweep that ships: each variant is built and each of its configurations is one that a run would accept."""
+
+import importlib
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.ablations import sweep as ablations
+from experiments.routing_replay import sweep as routing_replay
+from jaxrl_llm import objectives, settings
+from jaxrl_llm.sweep import MAIN, Sweep, load_sweep, main
+
+ROOT = Path(__file__).parents[2]
+# ml_collections loads a config file by a method that Python 3.12 drops
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+FILES = {"ablations": ablations, "routing_replay": routing_replay}
+
+
+def variants(name):
+    """The names that the refusal of an unknown one lists."""
+    with pytest.raises(ValueError, match="it has") as refusal:
+        FILES[name].get_sweep("nonsense")
+    return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
+
+
+EVERY = [(name, variant) for name in FILES for variant in variants(name)]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(("name", "variant"), EVERY)
+def test_every_configuration_is_valid(name, variant):
+    """And the seeds of a sweep differ in their seeds alone."""
+    by_seed = {}
+    for run in load_sweep(f"experiments/{name}/sweep.py:{variant}").planned():
+        assert MAIN.identify(run.config, run.overrides).steps > 0
+        fields = {field: value for field, value in run.fields if field not in ("seed", "warm_start.seed")}
+        by_seed.setdefault(run.seed, []).append((run.arm, run.condition, run.config, fields))
+    first, *others = by_seed.values()
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("variant", variants("ablations"))
+def test_an_ablation_is_small_and_has_enough_pairs(variant):
+    sweep = ablations.get_sweep(variant)
+    assert len(sweep.runs) <= 30
+    assert {run["seed"] for run in sweep.runs} == set(range(5))
+    assert variant in ablations.__doc__
+    assert f"`{variant}`" in (ROOT / "experiments" / "ablations" / "README.md").read_text()
+
+
+def test_an_unknown_field_is_refused(tmp_path, capsys):
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        "import dataclasses\n"
+        "from experiments.ablations import sweep\n"
+        "def get_sweep(variant=''):\n"
+        "    whole = sweep.get_sweep('kl')\n"
+        "    return dataclasses.replace(whole, runs=[run | {'objective.klcoef': 0.1} for run in whole.runs])\n"
+    )
+    arguments = ["--workdir", str(tmp_path / "out"), "--launcher", "none"]
+    assert main(["--sweep", str(path), *arguments]) == 2
+    assert "klcoef" in capsys.readouterr().err
+    assert main(["--sweep", "experiments/ablations/sweep.py:kl", *arguments]) == 0
+    assert len((tmp_path / "out" / "commands.txt").read_text().splitlines()) == 20
+
+
+def test_parts_add_up_to_dapo():
+    """Each arm holds the one before; the last one's objective is the recipe `dapo`, with its sampling and shaping."""
+    sweep = ablations.get_sweep("dapo_parts")
+    arms = [run for run in sweep.runs if run["seed"] == 0]
+    for before, after in itertools.pairwise(arms):
+        kept = {field: value for field, value in before.items() if field != "arm"}
+        assert kept.items() < after.items()
+    last = settings_of(sweep, arms[-1]["arm"])
+    assert last.objective == objectives.make("dapo")
+    assert (last.rewards.overlong_filter, last.rewards.overlong_cache) == (True, 1)
+    assert last.dynamic_sampling.max_draws == 3
+    assert settings_of(sweep, "GRPO").objective == objectives.make("grpo")
+
+
+def test_the_last_aggregation_is_dr_grpo():
+    last = settings_of(ablations.get_sweep("aggregation"), "constant, no std")
+    assert last.objective == objectives.make("dr_grpo", max_length=16)
+
+
+def settings_of(sweep: Sweep, arm: str) -> settings.Settings:
+    """The settings of an arm's first run: its configuration file with the fields set on it."""
+    run = next(run for run in sweep.planned() if run.arm == arm)
+    config = importlib.import_module(run.config.removesuffix(".py").replace("/", ".")).get_config()
+    config.update_from_flattened_dict(dict(run.fields))
+    return settings.validate(config)
