@@ -149,7 +149,7 @@ def test_panels_without_metrics_are_left_out_and_named(tmp_path):
 
 def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
     rows = [{"step": step, "reward/mean": 0.5, "eval/greedy": 0.5} for step in range(1, 4)]
-    words = "error: step 4, update 0: the loss or gradient is not finite"
+    words = "error: step 4, update 1 of 4: the loss or gradient is not finite"
     runs = []
     for arm, files in (("A", {"result": {}}), ("B", {"failed": {"exit_code": 1, "last_line": words}})):
         write_rows(tmp_path / arm, rows, **files)

@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_pat
         return dataclasses.replace(found, trajectory=found.trajectory.replace(rewards=rewards))
 
     monkeypatch.setattr(trainer, "collect", poisoned)
-    with pytest.raises(FloatingPointError, match=r"step 4, update 0: .*not finite"):
+    with pytest.raises(FloatingPointError, match=r"step 4, update 1 of \d: .*not finite"):
         tiny_run.train(tmp_path, straight[0])
     assert Checkpoints(tmp_path).latest == 2
 

@@ -28,11 +28,12 @@ def check_updates(
     Raises:
       FloatingPointError, ValueError: with the step and what to look at.
     """
-    for number, update in enumerate(updates):
+    for number, update in enumerate(updates, start=1):
         if update.get("update/not_finite", 0) > 0:
             raise FloatingPointError(
-                f"step {step}, update {number}: the loss or gradient is not finite (loss {update['loss/total']}, "
-                f"gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set optimizer.clip_norm"
+                f"step {step}, update {number} of {len(updates)}: the loss or gradient is not finite (loss "
+                f"{update['loss/total']}, gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set "
+                "optimizer.clip_norm"
             )
     lost = scored.get("check/unrecorded", 0)
     if lost > 0:

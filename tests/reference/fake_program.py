@@ -42,7 +42,7 @@ def run(arguments):
             if step == int(fields["crash.at"]):
                 raise RuntimeError(f"told to crash at step {step}")
             if step == int(fields["diverge.at"]):
-                sys.exit(f"error: step {step}, update 0: the loss or gradient is not finite (loss nan)")
+                sys.exit(f"error: step {step}, update 1 of 4: the loss or gradient is not finite (loss nan)")
             while step == int(fields["wait.at"]) and not Path(fields["wait.for"]).exists():
                 time.sleep(0.02)
             log.metrics(step, {"reward/mean": step / 10, "time/at": time.time()})

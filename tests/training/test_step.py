@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_and_stops_the_run(value):
     _, metrics, before, after = step(learner("token_mean"), batch, CUTS["padded, 2 micro-batches"])
     jax.tree.map(np.testing.assert_array_equal, before, after)
     good = whole("token_mean")[1]
-    with pytest.raises(FloatingPointError, match=r"step 17, update 1: .*learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"step 17, update 2 of 2: .*learning_rate"):
         check_updates(17, {}, [good | FIRST, metrics], dtype="float32", sampler_dtype="bfloat16", truncated=False)
 
 
