@@ -44,7 +44,10 @@ def check_updates(
     if updates:
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
     if dtype == sampler_dtype == "float32" and not truncated:
-        _check(f"step {step}: old/sampler", scored, "check/old_sampler", "float32")
+        # Where nothing was scored, the forward of the one update is pi_old.
+        _check(
+            f"step {step}: old/sampler", {**(updates[0] if updates else {}), **scored}, "check/old_sampler", "float32"
+        )
 
 
 def _check(what: str, values: Mapping[str, Any], name: str, dtype: str) -> None:

@@ -35,7 +35,8 @@ class Experience:
 class Scorer:
     """Scores rollouts for a learner.
 
-    first_forward: the single update of a rollout takes its own forward as pi_old (N = 1), so nothing is scored for it.
+    first_forward: the single update of a rollout takes its own forward as pi_old (N = 1), so nothing is scored for it
+      and the update itself compares with the sampler.
     """
 
     learner: Learner
@@ -87,6 +88,7 @@ class Scorer:
             returns=returns,
             routing=in_training(self.replay, t.routing, recorded),
             recorded=recorded,
+            sampled=t.routing if self.first_forward else None,
         )
         return Experience(
             batch, {} if self.first_forward else lost | _gaps(self.learner.model.config.num_experts, t, batch)

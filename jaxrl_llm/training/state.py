@@ -33,7 +33,8 @@ class TrainBatch(flax.struct.PyTreeNode):
     """A scored rollout; every array is indexed [b t], the routing [l b t k].
 
     old_logprobs is None where the first forward itself gives them (one update a rollout). routing is what the training
-    forward must replay, recorded is the old policy's own routing, for diagnostics.
+    forward must replay, recorded is the old policy's own routing, for diagnostics. sampled is the rollout's, where the
+    first forward is to be compared with it.
     """
 
     tokens: Tokens
@@ -47,6 +48,7 @@ class TrainBatch(flax.struct.PyTreeNode):
     returns: PerToken | None = None
     routing: Routing | None = None
     recorded: Routing | None = None
+    sampled: Routing | None = None
 
 
 def with_value_head(params: Any, hidden_size: int) -> Any:

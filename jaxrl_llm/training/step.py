@@ -203,6 +203,10 @@ class Learner:
             totals["aux"] = self.aux_coef * total
         if micro.old_logprobs is not None:
             metrics |= _agreement("check/current_old", out.logprobs - micro.old_logprobs, micro.loss_mask)
+        else:  # this forward is pi_old
+            metrics |= _agreement("check/old_sampler", out.logprobs - micro.sampler_logprobs, micro.loss_mask)
+        if micro.sampled is not None and moe:
+            metrics |= flips("routing/flips_sampler_old", micro.sampled, routing, micro.segment_ids)
         if micro.recorded is not None and moe:
             metrics |= flips("routing/flips_old_current", micro.recorded, routing, micro.segment_ids)
         loss = sum(total / jnp.maximum(counts[name], 1) for name, total in totals.items())
@@ -238,7 +242,7 @@ class Learner:
         return state, metrics
 
 
-_NO_ROUTING = {"routing": None, "recorded": None}
+_NO_ROUTING = {"routing": None, "recorded": None, "sampled": None}
 
 
 def router_logprobs(logits: Float[Array, "l b t e"], recorded: Routing) -> Float[Array, "l b t k"]:

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer, _advantages, _gaps
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
@@ -94,6 +96,25 @@ def test_one_update_a_rollout_scores_nothing():
     assert found.batch.old_logprobs is None
     assert found.batch.recorded is None
     assert np.abs(np.asarray(found.batch.advantages)).max() > 0.5
+
+
+def test_one_update_a_rollout_compares_itself_with_the_sampler():
+    """Its forward gives the numbers that a scoring pass before it would have given."""
+    learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0), packed=True)
+    state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
+    other = learner.room(tiny.draw_trajectory().tokens, routing="experts")
+    other = learner.score(tiny.draw_params(MODEL, seed=1), tiny.draw_trajectory().tokens, None, PADDED, into=other)
+    trajectory = tiny.draw_trajectory(other.routing)
+    scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
+    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])
+    found, wanted = M.finalize(learner.update(state(), alone.batch, PADDED)[1]), M.finalize(scored.metrics)
+    names = [f"check/old_sampler_{part}" for part in ("mean", "share")]
+    for name in (*names, "routing/flips_sampler_old", "routing/flips_sampler_old_by_layer"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, err_msg=name)
+    assert 0.05 < found["routing/flips_sampler_old"] < 0.9
+    with pytest.raises(ValueError, match="step 3: old/sampler"):
+        check_updates(3, {}, [found], dtype="float32", sampler_dtype="float32", truncated=False)
+    check_updates(3, {}, [found], dtype="float32", sampler_dtype="bfloat16", truncated=False)
 
 
 def test_the_gap_to_the_sampler_in_numpy():
