@@ -1,8 +1,10 @@
 """What a run ran on: compilation cache, several hosts, and the record of commit, versions, device and cores."""
 
+import ctypes
 import importlib.metadata
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ __all__ = ["check_dir", "describe", "is_first_host", "start_jax"]
 
 
 def start_jax() -> None:
-    """Turn the persistent compilation cache on, and join the other hosts if this is one of several.
+    """Turn the compilation cache on, keep freed memory, and join the other hosts if this is one of several.
 
     The cache lies in the user's cache folder unless JAX_COMPILATION_CACHE_DIR says otherwise. Several hosts are those
     that JAX recognises (TPU pods, SLURM, Open MPI), or JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
     JAX_PROCESS_ID.
     """
+    _keep_freed_memory()
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or root / "jaxrl_llm" / "xla")
     jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -36,6 +39,19 @@ def start_jax() -> None:
             int(os.environ["JAX_NUM_PROCESSES"]),
             int(os.environ["JAX_PROCESS_ID"]),
         )
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
+
+    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)):
+            libc.mallopt(option, value)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 def _repair(cache: Path) -> None:

@@ -27,10 +27,35 @@ class RMSNorm(nnx.Module):
         self.eps = config.rms_norm_eps
 
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
-        return (y * scale).astype(x.dtype)
+        return _normalise(x, self.scale[...], self.eps)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normalise(x: Array, scale: Array, eps: float) -> Array:
+    return _normalise_fwd(x, scale, eps)[0]
+
+
+def _normalise_fwd(x: Array, scale: Array, eps: float) -> tuple[Array, Any]:
+    y = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return (y * inverse * _on_last_axis(scale, x.ndim)).astype(x.dtype), (x, inverse, scale)
+
+
+def _normalise_bwd(eps: float, residuals: Any, cotangent: Array) -> tuple[Array, Array]:
+    """With y = x / rms and g = scale dy: dx = (g - y mean(g y)) / rms, dscale = sum dy y. Written by hand: the derived
+    one reads and writes the states about twice as often."""
+    x, inverse, scale = residuals
+    y, dy = x.astype(jnp.float32) * inverse, cotangent.astype(jnp.float32)
+    g = dy * _on_last_axis(scale, x.ndim)
+    dx = inverse * (g - y * jnp.mean(g * y, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), jnp.sum(dy * y, axis=tuple(range(x.ndim - 1))).astype(scale.dtype)
+
+
+_normalise.defvjp(_normalise_fwd, _normalise_bwd)
+
+
+def _on_last_axis(scale: Array, ndim: int) -> Array:
+    return scale.astype(jnp.float32).reshape((1,) * (ndim - 1) + (-1,))
 
 
 def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], config: ModelConfig) -> nnx.Param:
@@ -56,17 +81,49 @@ def attend(
         return jax.nn.dot_product_attention(
             queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), mask=visible[:, None], implementation="cudnn"
         )
-    q = _by_key_head(queries, keys.shape[1])
-    scores = jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=jnp.float32)
-    out = jnp.einsum("bkqs,bksd->bkqd", _weights(scores, visible).astype(values.dtype), values)
+    return _plain(queries, keys, values, visible)
+
+
+@jax.custom_vjp
+def _plain(queries: Array, keys: Array, values: Array, visible: Array) -> Array:
+    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
+    out = jnp.einsum("bkqs,bksd->bkqd", _plain_weights(q, keys, visible).astype(values.dtype), values)
     return _by_query_head(out, queries.shape)
+
+
+def _plain_weights(q: Array, keys: Array, visible: Array) -> Array:
+    return _weights(jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=jnp.float32), visible)
+
+
+def _plain_fwd(queries: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, Any]:
+    out = _plain(queries, keys, values, visible)
+    return out, (queries, keys, values, visible, out)
+
+
+def _plain_bwd(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, None]:
+    """With w the weights (computed again, never kept) and dw = do v^T: ds = w (dw - <do, o>), dq = ds k / sqrt(d),
+    dk = ds^T q / sqrt(d), dv = w^T do (FlashAttention, arXiv 2205.14135, appendix B)."""
+    queries, keys, values, visible, out = residuals
+    kv, scale = keys.shape[1], queries.shape[-1] ** -0.5
+    q, do, o = (_by_key_head(x, kv) for x in (queries * scale, cotangent, out))
+    weights = _plain_weights(q, keys, visible)
+    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dv = dot("bkqs,bkqd->bksd", weights.astype(values.dtype), do).astype(values.dtype)
+    along = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), axis=-1, keepdims=True)
+    ds = (weights * (dot("bkqd,bksd->bkqs", do, values) - along)).astype(keys.dtype)
+    dk = dot("bkqs,bkqd->bksd", ds, q).astype(keys.dtype)
+    dq = _by_query_head(dot("bkqs,bksd->bkqd", ds, keys) * scale, queries.shape)
+    return dq.astype(queries.dtype), dk, dv, None
+
+
+_plain.defvjp(_plain_fwd, _plain_bwd)
 
 
 def attend_cached(
     queries: Float[Array, "b t h d"], keys: kv_cache.Keys, values: kv_cache.Values, visible: Bool[Array, "b t s"]
 ) -> Float[Array, "b t h d"]:
     """The same over a cache: keys are transposed, and a stretch of columns that no row sees costs nothing."""
-    q = _by_key_head(queries, keys[0].shape[1])
+    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
 
@@ -84,15 +141,17 @@ def attend_cached(
 
 
 def _where_seen(seen: Array, product: Callable[..., Array], *args: Array) -> Array:
-    """The product where some row sees the stretch, otherwise zeros."""
+    """The product where some row sees the stretch, otherwise zeros. A GPU would wait for the host at each condition."""
+    if jax.default_backend() == "gpu":
+        return product(*args)
     out = jax.eval_shape(product, *args)
     return jax.lax.cond(seen, product, lambda *_: jnp.zeros(out.shape, out.dtype), *args)
 
 
 def _by_key_head(queries: Array, kv: int) -> Array:
-    """Scaled and head-major, the queries of one key head side by side: both products are plain batched matmuls."""
+    """Head-major, the queries of one key head side by side: both products are plain batched matmuls."""
     b, t, h, d = queries.shape
-    return (queries * d**-0.5).reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
+    return queries.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
 
 
 def _by_query_head(out: Array, shape: tuple[int, ...]) -> Array:
@@ -135,7 +194,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], tuple[Any, Any]]:
         """Returns the output and this layer's keys and values (the updated cache, where one was given)."""
         b, t, _ = x.shape
-        split = lambda w: (x @ w[...].astype(x.dtype)).reshape(b, t, -1, self.head_dim)  # noqa: E731
+        flat = x.reshape(b * t, -1)  # two dimensions: a weight's gradient is then one matmul without a transpose
+        split = lambda w: (flat @ w[...].astype(x.dtype)).reshape(b, t, -1, self.head_dim)  # noqa: E731
         q, k, v = rotate(self.q_norm(split(self.q)), rope), rotate(self.k_norm(split(self.k)), rope), split(self.v)
         if cache is None:
             kv = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
@@ -144,4 +204,4 @@ class Attention(nnx.Module):
             keys, values, column = cache
             kv = kv_cache.write(keys, values, k, v, column)
             y = attend_cached(q, *kv, visible)
-        return y.reshape(b, t, -1) @ self.o[...].astype(x.dtype), kv
+        return (y.reshape(b * t, -1) @ self.o[...].astype(x.dtype)).reshape(b, t, -1), kv

@@ -27,6 +27,7 @@ from jaxrl_llm.models.routing import Routing, no_record, routing_dtype
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
 _ROW = ("rows", None, None)
+_UNROLLED = 8  # layers; beyond, compile time counts
 
 
 class ModelOutput(flax.struct.PyTreeNode):
@@ -227,7 +228,9 @@ class Model:
                     routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
             else:
                 stack = jax.tree.map(lambda a, s=start, n=count: a[s : s + n], stack)
-                x, (_, route) = jax.lax.scan(self._rematerialised(block), x, (stack, None, replay))
+                # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers.
+                unroll = count if jax.default_backend() == "cpu" and count <= _UNROLLED else 1
+                x, (_, route) = jax.lax.scan(self._rematerialised(block), x, (stack, None, replay), unroll=unroll)
                 routes += [] if route is None else [route]
             used[kind] += count
             layer += count
