@@ -64,7 +64,10 @@ class Scorer:
         if not self.first_forward:
             keep_logits = self.replay.records_logits or "router_logprobs" in objective.needs
             room = self.learner.room(
-                t.tokens, values="value_head" in state.params, routing="logits" if keep_logits else "experts"
+                t.tokens,
+                values="value_head" in state.params,
+                routing="logits" if keep_logits else "experts",
+                choices=self.replay.mode == "R3" and not keep_logits,  # what is replayed would hide them
             )
             old = self._score(state.params, t, layouts, room, in_scoring(self.replay, t.routing))
             recorded = old.routing
@@ -90,9 +93,9 @@ class Scorer:
             recorded=recorded,
             sampled=t.routing if self.first_forward else None,
         )
-        return Experience(
-            batch, {} if self.first_forward else lost | _gaps(self.learner.model.config.num_experts, t, batch)
-        )
+        if self.first_forward:
+            return Experience(batch, {})
+        return Experience(batch, lost | _gaps(self.learner.model.config.num_experts, t, batch, old.chosen))
 
     def _score(
         self, params: Any, t: Trajectory, layouts: Sequence[Layout], into: Scored, replayed: Routing | None = None
@@ -130,8 +133,11 @@ def _advantages(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch) -> dict[str, M.Metric]:
-    """Sampler against old policy: |delta log p| for the run-time check, the experts that differ, and their load."""
+def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch, chosen: Routing | None = None) -> dict[str, M.Metric]:
+    """Sampler against old policy: |delta log p| for the run-time check, the experts that differ, and their load.
+
+    chosen: what the old policy's router would have used where scoring replayed the rollout.
+    """
     assert batch.old_logprobs is not None
     size = jnp.abs(batch.old_logprobs - t.sampler_logprobs)
     found: dict[str, M.Metric] = {
@@ -139,6 +145,8 @@ def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch) -> dict[str, M.Met
         "check/old_sampler_share": M.Mean.of((size > 1e-2) * 1.0, t.loss_mask),
     }
     if t.routing is not None and batch.recorded is not None:
-        found |= flips("routing/flips_sampler_old", t.routing, batch.recorded, t.segment_ids)
+        found |= flips(
+            "routing/flips_sampler_old", t.routing, batch.recorded if chosen is None else chosen, t.segment_ids
+        )
         found |= expert_load(batch.recorded, num_experts)
     return found

@@ -18,7 +18,7 @@ from jaxrl_llm.array_typing import Array, Bool, Float, SegmentIds
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype
 
-__all__ = ["ReplayConfig", "blank", "check_recorded", "differ", "flips", "in_scoring", "in_training"]
+__all__ = ["ReplayConfig", "blank", "check_recorded", "chosen", "differ", "flips", "in_scoring", "in_training"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +85,21 @@ def differ(a: Routing, b: Routing) -> tuple[Float[Array, "l b t"], Bool[Array, "
     return 1 - jnp.mean(jnp.any(same, axis=-1), axis=-1), is_recorded(a.experts) & is_recorded(b.experts)
 
 
+def chosen(routing: Routing) -> Routing:
+    """What the router itself would choose, the top k of its logits; the given experts where there are none."""
+    if routing.logits is None:
+        return routing
+    fresh = jax.lax.top_k(routing.logits, routing.experts.shape[-1])[1]
+    recorded = is_recorded(routing.experts)[..., None]
+    return Routing(jnp.where(recorded, fresh.astype(routing.experts.dtype), no_record(routing.experts)))
+
+
 def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) -> dict[str, M.Metric]:
     """Share of activated experts that differ, in all and by layer.
 
     Where `current` carries the router's logits, their own top k counts (what it would choose), not what it was given.
     """
-    if current.logits is not None:
-        fresh = jax.lax.top_k(current.logits, old.experts.shape[-1])[1]
-        recorded = is_recorded(current.experts)[..., None]
-        fresh = jnp.where(recorded, fresh.astype(current.experts.dtype), no_record(current.experts))
-        current = Routing(fresh)
+    current = chosen(current)
     share, both = differ(old, current)
     both = both & (segment_ids != 0)[None]
     by_layer = M.Mean(

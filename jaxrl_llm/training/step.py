@@ -21,7 +21,7 @@ from jaxrl_llm.models.routing import Routing, no_record
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.training.layout import Layout, sequence_ids
-from jaxrl_llm.training.routing_replay import blank, flips
+from jaxrl_llm.training.routing_replay import blank, chosen, flips
 from jaxrl_llm.training.state import TrainBatch, TrainState
 
 __all__ = ["Learner", "Scored", "take"]
@@ -31,11 +31,13 @@ class Scored(flax.struct.PyTreeNode):
     """What a scoring pass leaves, [b t]; a field that is None on the way in is not computed.
 
     state_values speaks of the state AFTER each token (the others are aligned with their token): GAE needs the last one.
+    routing holds the experts used, chosen those that the router would have used had none been replayed in its layer.
     """
 
     logprobs: PerToken | None = None
     state_values: PerToken | None = None
     routing: Routing | None = None
+    chosen: Routing | None = None
 
 
 def take(tree: Any, layout: Layout, micro: Any) -> Any:
@@ -78,7 +80,7 @@ class Learner:
         """
 
         def body(i: Array, into: Scored) -> Scored:
-            logits = into.routing is not None and into.routing.logits is not None
+            keep = into.routing is not None and into.routing.logits is not None
             out = scoring.score(
                 self.model,
                 params,
@@ -86,19 +88,29 @@ class Learner:
                 layout.segment_ids[i],
                 routing=take(routing, layout, i),
                 temperature=self.temperature,
-                router_logits=logits,
+                router_logits=keep or into.chosen is not None,
             )
+            used: Any = out.routing
             found = Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
                 state_values=None if into.state_values is None else scoring.values(params["value_head"], out.hidden),
-                routing=None if into.routing is None else out.routing,
+                routing=None if into.routing is None else used if keep else Routing(used.experts),
+                chosen=None if into.chosen is None else chosen(used),
             )
             return jax.tree.map(lambda old, new: _put(old, new, layout.index[i]), into, found)
 
         found = jax.lax.fori_loop(0, layout.used, body, into)
         return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), found)
 
-    def room(self, tokens: Tokens, *, logprobs: bool = True, values: bool = False, routing: str = "none") -> Scored:
+    def room(
+        self,
+        tokens: Tokens,
+        *,
+        logprobs: bool = True,
+        values: bool = False,
+        routing: str = "none",
+        choices: bool = False,
+    ) -> Scored:
         """Empty arrays for the scores of a rollout, whole on every device; routing: none, experts or logits."""
         rows, time = tokens.shape
         if not self.model.config.num_moe_layers:
@@ -107,6 +119,7 @@ class Learner:
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
             routing=None if routing == "none" else blank(self.model.config, rows, time, routing == "logits"),
+            chosen=blank(self.model.config, rows, time, False) if choices and routing != "none" else None,
         )
         mesh = self.model.mesh
         return scores if mesh is None else jax.device_put(scores, sharding.replicated(mesh))

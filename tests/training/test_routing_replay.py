@@ -142,6 +142,23 @@ def test_r3_replays_the_rollout_when_scoring_and_when_training():
     )
 
 
+@pytest.mark.parametrize("what", ["experts", "logits"])
+def test_under_r3_flips_speak_of_what_the_old_router_would_choose(what):
+    """Scoring replays another policy's experts; the choices that they hide are counted, per layer and by hand."""
+    batch, rollout = tiny.draw_batch(), experience("R2", "logits", moved=True).batch.recorded
+    r3 = experience("R3", what, routing=rollout)
+    assert_equal(r3.batch.recorded.experts, rollout.experts)  # what was used, in scoring as in the rollout
+    routed = Routing(rollout.experts, rollout.logits if what == "logits" else None)
+    logits = forward(MODEL, params(), batch.tokens, batch.segment_ids, routed).routing.logits
+    order = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[..., :2]
+    same = (order[..., :, None] == np.asarray(rollout.experts)[..., None, :]).any(-1)
+    share = (1 - same.mean(-1))[:, np.asarray(batch.segment_ids) > 0].mean(-1)
+    found = M.finalize(r3.metrics)
+    np.testing.assert_allclose(found["routing/flips_sampler_old_by_layer"], share, rtol=1e-5)
+    np.testing.assert_allclose(found["routing/flips_sampler_old"], share.mean(), rtol=1e-5)
+    assert share.min() > 0.05
+
+
 def test_the_reference_never_replays():
     off, r3 = experience("off"), experience("R3", routing=experience("off", moved=True).batch.recorded)
     assert_equal(off.batch.ref_logprobs, r3.batch.ref_logprobs)
