@@ -90,12 +90,14 @@ def collect(
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
-        useful = np.flatnonzero(rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1))[: wanted - kept]
-        if best is None:
-            best = out.replace(loss_mask=jnp.zeros_like(out.loss_mask))
+        mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
+        useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)
+        if best is None:  # behind its kept groups the first draw's others hold the places, so that none is there twice
+            best, source = out.replace(loss_mask=jnp.zeros_like(out.loss_mask)), np.argsort(~mixed, kind="stable")
+            best = _place(best, best, _rows(source, g), np.ones(len(rewards), bool))
         source[kept : kept + len(useful)], place[kept : kept + len(useful)] = useful, True
-        best = _place(best, out, np.repeat(source, g) * g + np.tile(np.arange(g), wanted), np.repeat(place, g))
+        best = _place(best, out, _rows(source, g), np.repeat(place, g))
         kept += len(useful)
         if kept == wanted:
             break
@@ -106,6 +108,10 @@ def collect(
     metrics = _describe(rewards, lengths, truncated, g)
     metrics |= {"rollout/groups_generated": float(wanted * len(drawn)), "rollout/groups_kept": float(kept)}
     return Collected(best, metrics, shown, int(lengths.sum()))
+
+
+def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:
+    return (groups[:, None] * group_size + np.arange(group_size)).ravel()
 
 
 @jax.jit

@@ -132,7 +132,9 @@ def test_the_bound_leaves_groups_without_a_loss():
     assert stream.batches == 2
     assert found.trajectory.tokens.shape == (PROMPTS * GROUP, 2 + BOUND)
     np.testing.assert_array_equal(found.trajectory.loss_mask.any(1), [True] * 2 + [False] * 4)
-    assert prompts_of(found)[:2] == ["2=", "2="]
+    # A kept group is nowhere else: routing is counted on answers without a loss too.
+    assert prompts_of(found) == ["2=", "2=", "0=", "0=", "1=", "1="]
+    np.testing.assert_array_equal(found.trajectory.routing.experts[0, :, 0, 0], [2, 2, 0, 0, 1, 1])
     assert found.metrics["rollout/groups_kept"] == 1
     assert run([MIXED] * 3, DynamicSampling(9))[1].batches == 1
 
