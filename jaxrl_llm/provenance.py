@@ -12,6 +12,7 @@ from typing import Any
 import filelock
 import jax
 
+from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.run_log import read_json
 
 __all__ = ["check_dir", "describe", "is_first_host", "start_jax"]
@@ -25,8 +26,7 @@ def start_jax() -> None:
     JAX_PROCESS_ID.
     """
     _keep_freed_memory()
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or root / "jaxrl_llm" / "xla")
+    cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", str(cache))
     _repair(cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # many small entries cost more than they save

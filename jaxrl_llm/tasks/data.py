@@ -4,7 +4,6 @@ Import time matters for the command line: Grain and TFDS are imported by the fun
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Integer
 
+from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.tasks.base import Example, Task
 
 __all__ = [
@@ -75,7 +75,7 @@ SupervisedStream = _Stream[SupervisedBatch]
 
 def default_data_dir() -> Path:
     """$XDG_CACHE_HOME/jaxrl_llm/data, or the same below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm" / "data"
+    return cache_folder() / "data"
 
 
 def prompts(

@@ -16,6 +16,7 @@ import optax
 
 from jaxrl_llm import scoring, sharding, tasks
 from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
+from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models.transformer import Model
@@ -48,7 +49,7 @@ class WarmStartConfig:
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
         """Where the parameters lie: named by a hash of everything they depend on, this config included."""
-        root = Path(self.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm")
+        root = Path(self.cache_dir) if self.cache_dir else cache_folder()
         own = {k: v for k, v in dataclasses.asdict(self).items() if k != "cache_dir"}
         text = json.dumps({**depends_on, **own, "jax": jax.__version__}, sort_keys=True, default=str)
         return root / "warm_start" / hashlib.sha256(text.encode()).hexdigest()[:24]
