@@ -5,7 +5,8 @@
 
 quick    GRPO, GRPO+R2, GSPO, SAPO at N = 32, 3 seeds: estimates, no verdict; at most 10 minutes on two cores
 full     all arms at N = 1, 2, 4, 8, 16, 32, 5 seeds, the learning rates of `tuned.json`; resumable, hours
-tune     the same arms and N, three learning rates each, 2 seeds that `full` does not use: the budget of `tuned.json`
+tune     the same arms and N, three learning rates each, 1 seed that `full` does not use: the budget of `tuned.json`
+         (full@8,32 and tune@8,32 are the parts at N = 8 and 32; the whole goes on in the same DIR)
 seeds    the arms of quick and GRPO+R3, 5 seeds at N = 32: enough for a verdict, about half an hour
 mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction
 regime   where do expert changes drive the ratio? layers, experts, k, router learning rate
@@ -52,29 +53,33 @@ def updates(*numbers: int) -> list[dict[str, Any]]:
     return zipped(each("condition", [f"N = {n}" for n in numbers]), each("updates.minibatches", numbers))
 
 
-def tuned() -> list[dict[str, Any]]:
+def tuned(*numbers: int) -> list[dict[str, Any]]:
     """Every (arm, N) with the learning rate that `tune` found; 4e-4 where nothing was tuned."""
     path = Path(__file__).with_name("tuned.json")
     rates = json.loads(path.read_text()) if path.exists() else {}
-    runs = product(arms(), updates(*UPDATES))
+    runs = product(arms(), updates(*numbers))
     return [run | {"optimizer.learning_rate": rates.get(run["condition"], {}).get(run["arm"], 4e-4)} for run in runs]
 
 
 def get_sweep(variant: str = "quick") -> Sweep:
+    variant, _, part = variant.partition("@")
+    if part and variant not in ("full", "tune"):
+        raise ValueError(f"variant {variant}@{part}: only full and tune have parts by N")
+    numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
         runs = product(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
     elif variant == "seeds":
         runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 5))
     elif variant == "full":
-        runs = product(tuned(), seeds(0, 5))
+        runs = product(tuned(*numbers), seeds(0, 5))
     elif variant == "tune":
         named = zipped(each("condition", [f"lr {rate:g}" for rate in RATES]), each("optimizer.learning_rate", RATES))
         pairs = [
             {**n, **rate, "condition": f"{n['condition']}, {rate['condition']}"}
-            for n in updates(*UPDATES)
+            for n in updates(*numbers)
             for rate in named
         ]
-        runs = product(arms(), pairs, seeds(100, 2))
+        runs = product(arms(), pairs, seeds(100, 1))
     elif variant == "mismatch":
         corrected = {"arm": "GRPO+TIS", **ARMS["GRPO"], "objective.correction": "tis"}
         part = chain(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO"), [corrected])

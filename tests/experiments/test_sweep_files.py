@@ -95,3 +95,12 @@ def settings_of(sweep: Sweep, arm: str) -> settings.Settings:
     config = importlib.import_module(run.config.removesuffix(".py").replace("/", ".")).get_config()
     config.update_from_flattened_dict(dict(run.fields))
     return settings.validate(config)
+
+
+def test_a_part_of_full_is_the_same_runs():
+    """So that it can go on as the whole."""
+    whole = routing_replay.get_sweep("full").runs
+    part = routing_replay.get_sweep("full@8,32").runs
+    assert part == [run for run in whole if run["updates.minibatches"] in (8, 32)]
+    with pytest.raises(ValueError, match="only full and tune"):
+        routing_replay.get_sweep("quick@8")
