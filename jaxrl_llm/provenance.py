@@ -44,11 +44,20 @@ def start_jax() -> None:
 def _keep_freed_memory() -> None:
     """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
 
-    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md.
+    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. What a compilation frees
+    goes back to the system, for it lies in pieces that no step can use.
     """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)):
-            libc.mallopt(option, value)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        return
+    for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)):
+        libc.mallopt(option, value)
+
+    def trim(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and seconds > 0.5:
+            libc.malloc_trim(0)
+
+    jax.monitoring.register_event_duration_secs_listener(trim)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # malloc.h

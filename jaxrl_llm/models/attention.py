@@ -14,8 +14,9 @@ from jaxrl_llm.models import kv_cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.rope import rotate
 
-__all__ = ["Attention", "RMSNorm", "attend", "attend_cached", "flash_available"]
+__all__ = ["Attention", "RMSNorm", "attend", "attend_cached", "attend_causal", "flash_available"]
 
+_CHUNK, _CHUNKS = 64, 4  # of queries: at least so many tokens, at most so many chunks
 _MASKED = -1e30  # finite: a fully masked row (padding) gives a uniform, not a NaN, softmax
 
 
@@ -82,6 +83,23 @@ def attend(
             queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), mask=visible[:, None], implementation="cudnn"
         )
     return _plain(queries, keys, values, visible)
+
+
+def attend_causal(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv t d"],
+    values: Float[Array, "b kv t d"],
+    visible: Bool[Array, "b t t"],
+) -> Float[Array, "b t h d"]:
+    """`attend` where no query sees a later column: chunks of queries, each over the columns up to its end."""
+    time = queries.shape[1]
+    size = max(_CHUNK, -(-time // _CHUNKS))
+    ends = [min(start + size, time) for start in range(0, time, size)]
+    parts = [
+        attend(queries[:, start:end], keys[:, :, :end], values[:, :, :end], visible[:, start:end, :end])
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return jnp.concatenate(parts, axis=1)
 
 
 @jax.custom_vjp
@@ -199,7 +217,8 @@ class Attention(nnx.Module):
         q, k, v = rotate(self.q_norm(split(self.q)), rope), rotate(self.k_norm(split(self.k)), rope), split(self.v)
         if cache is None:
             kv = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-            y = attend(q, *kv, visible, self.implementation)
+            flash = self.implementation == "flash"
+            y = attend(q, *kv, visible, "flash") if flash else attend_causal(q, *kv, visible)
         else:
             keys, values, column = cache
             kv = kv_cache.write(keys, values, k, v, column)

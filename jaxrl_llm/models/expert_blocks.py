@@ -38,11 +38,20 @@ class Groups(NamedTuple):
 
 
 def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
-    """Stable sort of the pairs by expert. lax.sort, not argsort: the latter loses its axis inside shard_map."""
-    flat = experts.reshape(-1).astype(jnp.int32)
+    """Stable sort of the pairs by expert: expert and index in one word, which sorts three times faster than a pair.
+
+    lax.sort, not argsort: the latter loses its axis inside shard_map.
+    """
+    flat = experts.reshape(-1).astype(jnp.uint32)
     index = jnp.arange(flat.size, dtype=jnp.int32)
-    counts = jnp.sum(flat[:, None] == jnp.arange(num_experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
-    order = lax.sort((flat, index), num_keys=1, is_stable=True)[1]
+    counts = jnp.sum(flat[:, None] == jnp.arange(num_experts, dtype=jnp.uint32)[None], axis=0, dtype=jnp.int32)
+    bits = flat.size.bit_length()
+    if bits + num_experts.bit_length() > 32:
+        raise ValueError(
+            f"{flat.size} (token, expert) pairs of {num_experts} experts at once; use smaller micro-batches"
+        )
+    word = lax.sort((flat << bits) | index.astype(jnp.uint32), is_stable=False)
+    order = (word & ((1 << bits) - 1)).astype(jnp.int32)
     rank = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
     return Groups(order, rank, jnp.cumsum(counts) - counts, counts)
 
@@ -73,21 +82,25 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
     return lax.fori_loop(0, empty.size - jnp.sum(empty), expert, carry)
 
 
-def _forward(x, groups: Groups, k: int, weights, block: int) -> Float[Array, "p d"]:
-    """The experts' results in expert order; `block` rows at the end are scratch."""
-    pairs, d = groups.order.size, x.shape[1]
+def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
+    """(results in expert order, what was kept); `block` rows at the end are scratch. keep: x W_gate and x W_up, too."""
+    pairs, (d, f) = groups.order.size, weights[0].shape[1:]
     token = jnp.pad(groups.order, (0, block)) // k
 
-    def step(w, row, live, out):
+    def step(w, row, live, carry):
         del live  # rows past the group's end are overwritten by the next group
         gate, up, down = w
         rows = x[lax.dynamic_slice(token, (row,), (block,))].astype(jnp.float32)
-        return lax.dynamic_update_slice(out, (jax.nn.silu(rows @ gate) * (rows @ up)) @ down, (row, 0))
+        a, b = rows @ gate, rows @ up
+        new = ((jax.nn.silu(a) * b) @ down, a, b)
+        return [lax.dynamic_update_slice(old, v, (row, 0)) for old, v in zip(carry, new, strict=False)]
 
-    def per_expert(e, out, walk):
-        return walk([w[e].astype(jnp.float32) for w in weights], out)
+    def per_expert(e, carry, walk):
+        return walk([w[e].astype(jnp.float32) for w in weights], carry)
 
-    return _walk(groups, block, step, per_expert, jnp.zeros((pairs + block, d), jnp.float32))
+    widths = (d, f, f) if keep else (d,)
+    rows, *kept = _walk(groups, block, step, per_expert, [jnp.zeros((pairs + block, n), jnp.float32) for n in widths])
+    return rows, kept
 
 
 @jax.custom_vjp
@@ -100,21 +113,21 @@ def block_experts(
     w_down: Float[Array, "e f d"],
 ) -> Float[Array, "n d"]:
     """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; sums in float32."""
-    return _apply(x, experts, gates, (w_gate, w_up, w_down))[0]
+    return _apply(x, experts, gates, (w_gate, w_up, w_down), keep=False)[0]
 
 
-def _apply(x, experts, gates, weights):
+def _apply(x, experts, gates, weights, keep):
     num_experts, k = weights[0].shape[0], experts.shape[1]
     groups = group_by_expert(experts, num_experts)
-    rows = _forward(x, groups, k, weights, _block_size(experts.size, num_experts))
+    rows, kept = _forward(x, groups, k, weights, _block_size(experts.size, num_experts), keep)
     y = jnp.einsum("nkd,nk->nd", rows[groups.rank].reshape(*gates.shape, -1), gates)
-    return y.astype(x.dtype), groups
+    return y.astype(x.dtype), groups, kept
 
 
 def _block_experts_fwd(x, experts, gates, w_gate, w_up, w_down):
     weights = (w_gate, w_up, w_down)
-    y, groups = _apply(x, experts, gates, weights)
-    return y, (x, gates, weights, groups)
+    y, groups, kept = _apply(x, experts, gates, weights, keep=True)
+    return y, (x, gates, weights, groups, kept)
 
 
 def _block_experts_bwd(residuals, dy):
@@ -124,10 +137,9 @@ def _block_experts_bwd(residuals, dy):
     dW_down = (g h)^T dy     dW_gate = x^T da      dW_up = x^T db     dx = da W_gate^T + db W_up^T
     with silu(a) = a s, silu'(a) = s + silu(a) (1 - s), s = sigmoid(a).
 
-    a and b are computed again: two of eleven matmuls, as fast as writing them out in the forward, stacking them over
-    the layers of a scan and reading them back, and 2 f floats a pair of memory less.
+    a and b are kept from the forward, 2 f floats a pair: two of eleven matmuls less. Rematerialisation drops them.
     """
-    x, gates, weights, groups = residuals
+    x, gates, weights, groups, kept = residuals
     k, (num_experts, d, _) = gates.shape[1], weights[0].shape
     pairs = groups.order.size
     block = _block_size(pairs, num_experts)
@@ -142,7 +154,7 @@ def _block_experts_bwd(residuals, dy):
         rows = x[token].astype(jnp.float32)
         cotangent = jnp.where(valid[:, None], dy[token].astype(jnp.float32), 0.0)
         g = flat_gates[pair][:, None]
-        a, b = rows @ gate, rows @ up
+        a, b = (lax.dynamic_slice(z, (row, 0), (block, z.shape[1])) for z in kept)
         s = jax.nn.sigmoid(a)
         act = a * s
         h = act * b

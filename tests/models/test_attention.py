@@ -1,11 +1,12 @@
 """Attention over a batch and over a cache, and the norm, against loops."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.attention import RMSNorm, attend, flash_available
+from jaxrl_llm.models.attention import RMSNorm, attend, attend_causal, flash_available
 from tests.reference import transformer_numpy
 
 
@@ -73,3 +74,18 @@ def test_rms_norm_golden(tiny):
     low = norm(jnp.array([[3.0, 4.0]], jnp.bfloat16))
     assert low.dtype == jnp.bfloat16
     np.testing.assert_array_equal(low, jnp.asarray(expected, jnp.bfloat16))  # one rounding, at the end
+
+
+def test_chunks_of_queries_change_nothing():
+    """130 tokens: three chunks, the last of two; packed segments and padding included."""
+    rng = np.random.default_rng(5)
+    shape = lambda *s: jnp.asarray(rng.normal(size=s), jnp.float32)  # noqa: E731
+    queries, keys, values = shape(2, 130, 4, 8), shape(2, 2, 130, 8), shape(2, 2, 130, 8)
+    segments = jnp.asarray(np.repeat([[1, 2, 0]], 2, axis=0).repeat([70, 50, 10], axis=1))
+    visible = jnp.tril(segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None]
+    weight = shape(2, 130, 4, 8) * (segments != 0)[:, :, None, None]
+    both = [
+        jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x, visible) * weight), argnums=(0, 1, 2))(queries, keys, values)
+        for f in (attend, attend_causal)
+    ]
+    chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_llm import sharding
 from jaxrl_llm.models import experts as experts_module
+from jaxrl_llm.models.expert_blocks import group_by_expert
 from jaxrl_llm.models.experts import apply_experts, choose_implementation
 
 D, F, E = 6, 10, 5
@@ -201,3 +202,9 @@ def test_nothing_of_all_experts_times_all_tokens_is_allocated():
         return jax.jit(jax.grad(loss, (0, 1))).lower(x, weights).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary("blocks") < temporary("dense") / 4
+
+
+def test_more_pairs_than_a_word_holds_are_refused():
+    pairs = jax.ShapeDtypeStruct((2**22, 8), jnp.int32)
+    with pytest.raises(ValueError, match="micro_batch_rows"):
+        jax.eval_shape(lambda experts: group_by_expert(experts, 256), pairs)
