@@ -53,8 +53,8 @@ def _keep_freed_memory() -> None:
     for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)):
         libc.mallopt(option, value)
 
-    def trim(event: str, seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and seconds > 0.5:
+    def trim(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
             libc.malloc_trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(trim)

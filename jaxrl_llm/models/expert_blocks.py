@@ -48,7 +48,7 @@ def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
     bits = flat.size.bit_length()
     if bits + num_experts.bit_length() > 32:
         raise ValueError(
-            f"{flat.size} (token, expert) pairs of {num_experts} experts at once; use smaller micro-batches"
+            f"{flat.size} (token, expert) pairs of {num_experts} experts at once; set updates.micro_batch_rows lower"
         )
     word = lax.sort((flat << bits) | index.astype(jnp.uint32), is_stable=False)
     order = (word & ((1 << bits) - 1)).astype(jnp.int32)
