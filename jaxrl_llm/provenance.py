@@ -44,14 +44,16 @@ def start_jax() -> None:
 def _keep_freed_memory() -> None:
     """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
 
-    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. What a compilation frees
-    goes back to the system, for it lies in pieces that no step can use.
+    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. Programs run in the
+    calling thread, for only the main arena holds arrays of any size. What a compilation frees goes back to the system:
+    it lies in pieces that no step can use.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "mallopt"):
         return
-    for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)):
-        libc.mallopt(option, value)
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     def trim(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
@@ -60,7 +62,7 @@ def _keep_freed_memory() -> None:
     jax.monitoring.register_event_duration_secs_listener(trim)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def _repair(cache: Path) -> None:
