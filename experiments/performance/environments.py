@@ -1,9 +1,10 @@
 """The virtual environments of the peers, made by the first command that needs them and kept in the user's cache."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from jaxrl_llm.cache_folder import cache_folder
 
 __all__ = ["PEERS", "python_of"]
 
@@ -12,8 +13,7 @@ PEERS = {"trl": (("torch==2.13.0",), ("trl==1.16.0",)), "tunix": (("google-tunix
 
 
 def _folder(peer: str) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "jaxrl_llm" / "peers" / peer
+    return cache_folder() / "peers" / peer
 
 
 def python_of(peer: str) -> str:
