@@ -7,7 +7,7 @@ quick    GRPO, GRPO+R2, GSPO, SAPO at N = 32, 3 seeds: estimates, no verdict; at
 full     all arms at N = 1, 2, 4, 8, 16, 32, 5 seeds, the learning rates of `tuned.json`; resumable, hours
 tune     the same arms and N, three learning rates each, 1 seed that `full` does not use: the budget of `tuned.json`
          (full@8,32 and tune@8,32 are the parts at N = 8 and 32; the whole goes on in the same DIR)
-seeds    the arms of quick and GRPO+R3, 5 seeds at N = 32: enough for a verdict, about half an hour
+seeds    the arms of quick and GRPO+R3, 10 seeds at N = 32: enough for a verdict, about 20 minutes
 mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction
 regime   where do expert changes drive the ratio? layers, experts, k, router learning rate
 what     indices against logits under R2
@@ -69,7 +69,7 @@ def get_sweep(variant: str = "quick") -> Sweep:
     if variant == "quick":
         runs = product(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
     elif variant == "seeds":
-        runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 5))
+        runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 10))
     elif variant == "full":
         runs = product(tuned(*numbers), seeds(0, 5))
     elif variant == "tune":
