@@ -196,6 +196,7 @@ class _Late:
             dtype=settings.model.dtype,
             sampler_dtype=settings.rollout.dtype,
             truncated=settings.rollout.allow_truncated,
+            answers=settings.rows,
         )
         log.samples(self.step, self.samples)
 
