@@ -22,6 +22,7 @@
 # configurations live in `configs/`).
 
 # %%
+# %matplotlib inline
 import os
 import tempfile
 from pathlib import Path
