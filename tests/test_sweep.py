@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -10,13 +11,16 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
+from jaxrl_llm import report
 from jaxrl_llm.run_log import read_json, read_rows
 from jaxrl_llm.sweep import Sweep, chain, each, load_sweep, main, product, zipped
 from jaxrl_llm.sweeping import cluster
 from jaxrl_llm.sweeping.local import core_slots
 from jaxrl_llm.sweeping.plan import command
+from tests.reference import tiny_run
 
 REFERENCE = Path(__file__).parent / "reference"
 sys.path.append(str(REFERENCE))
@@ -29,6 +33,16 @@ def get_sweep(variant="plain"):
     arms = [{{"arm": "A", "objective": "a"{first}}}, {{"arm": "B", "objective": "b"{extra}}}]
     runs = product(arms, [{{"steps": 4}}], each("seed", range({seeds})))
     return Sweep("Is " + variant + " B better?", runs, baseline="A", minutes=0.1)
+"""
+
+REAL = """
+from jaxrl_llm.sweep import Sweep, each, product
+
+def get_sweep():
+    arms = [{{"arm": "GRPO", "config": "configs/grpo.py:smoke"}}, {{"arm": "GSPO", "config": "configs/gspo.py:smoke"}}]
+    folders = {{"task.data_dir": "{folder}/data", "warm_start.cache_dir": "{folder}/cache"}}
+    runs = product(arms, [folders | {{"steps": {steps}, "checkpoint.every": 1}}], each("seed", [0]))
+    return Sweep("Does it go on?", runs, baseline="GRPO")
 """
 
 
@@ -230,6 +244,45 @@ def test_a_sweep_killed_outright_leaves_its_runs_the_lock(tmp_path, environment)
     go.touch()
     until(lambda: again().returncode == 0)
     assert starts(workdir) == {"A/0": 1, "B/0": 1}
+
+
+@pytest.mark.slow
+def test_a_sweep_of_the_trainer_killed_with_its_runs_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch, capsys):
+    """One run after the other: the first has finished and the second has logged three updates when all are killed."""
+    monkeypatch.chdir(REFERENCE.parents[1])
+    steps, workdir, unbroken = 10, tmp_path / "killed", tmp_path / "unbroken"
+    path = tmp_path / "sweep.py"
+    path.write_text(REAL.format(folder=tmp_path, steps=steps))
+    line = [sys.executable, "-m", "jaxrl_llm.sweep", "--sweep", str(path), "--cores", "1", "--workdir"]
+    subprocess.run([*line, str(unbroken)], check=True, stdout=subprocess.DEVNULL)
+
+    sweep = psutil.Popen([*line, str(workdir)], stdout=subprocess.DEVNULL)
+    until(lambda: len(read_rows(workdir / "GSPO/0/metrics.jsonl")) > 3, seconds=300)
+    killed = [sweep, *sweep.children(recursive=True)]
+    for process in killed:  # the sweep first: it must not see its run fail
+        process.kill()
+    psutil.wait_procs(killed, timeout=60)
+    assert len(killed) == 2
+    logged = read_rows(workdir / "GSPO/0/metrics.jsonl")[-1]["step"]
+    assert logged < steps
+    assert not list(workdir.rglob("failed.json"))
+    assert report.main([str(workdir)]) == 0
+    assert f"1 of 2 runs finished.\n  GSPO, seed 0: stopped after step {logged}\n" in capsys.readouterr().out
+
+    first = workdir / "GRPO/0/result.json"
+    finished_at = first.stat().st_mtime_ns
+    again = subprocess.run([*line, str(workdir)], check=True, capture_output=True, text=True)
+    assert "2 runs, 1 finished, 1 to do" in again.stdout
+    assert first.stat().st_mtime_ns == finished_at
+    assert (workdir / "GSPO/0/result.json").exists()
+    _, second = (workdir / "GSPO/0/process.log").read_text().split("resumed from step ")
+    resumed = int(second.splitlines()[0])
+    assert logged - 2 <= resumed <= logged  # the row of a step is there before its checkpoint
+    assert [int(step) for step in re.findall(r"^step (\d+)/", second, re.MULTILINE)] == [*range(resumed + 1, steps + 1)]
+    for run in ("GRPO/0", "GSPO/0"):
+        assert whole(workdir, run, steps)
+        assert tiny_run.metrics(workdir / run) == tiny_run.metrics(unbroken / run)
+        assert tiny_run.samples(workdir / run) == tiny_run.samples(unbroken / run)
 
 
 def test_launcher_none_only_writes_the_commands(tmp_path, environment):
