@@ -23,7 +23,7 @@ from jaxrl_llm.training.routing_replay import differ, flips
 from jaxrl_llm.training.state import TrainBatch
 from jaxrl_llm.training.step import Learner, Scored
 
-__all__ = ["decompose", "diagnose", "expert_load", "flipped_before"]
+__all__ = ["decompose", "diagnose", "expert_load", "flipped_before", "ratio_by_flip"]
 
 
 def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, layout: Layout) -> dict[str, M.Metric]:
@@ -52,16 +52,11 @@ def _describe(batch: TrainBatch, fresh: Scored, held: PerToken, swapped: PerToke
     experts = jnp.where(mask.any(axis=1)[None, :, None, None], fresh.routing.experts, batch.recorded.experts)
     found = decompose(fresh.logprobs, held, swapped, batch.old_logprobs, mask)
     flipped = flipped_before(batch.recorded, Routing(experts))
-    ratio = jnp.expm1(jnp.clip(fresh.logprobs - batch.old_logprobs, -20, 20))
     valid = jnp.where(mask.any(axis=1)[:, None], batch.segment_ids, 0)
     return (
         found
         | flips("routing/flips_fresh", batch.recorded, Routing(experts), valid)
-        | {
-            "routing/flipped_tokens": M.Mean.of(flipped * 1.0, mask),
-            "routing/ratio_flipped": M.Moments.of(ratio, mask & flipped),
-            "routing/ratio_unflipped": M.Moments.of(ratio, mask & ~flipped),
-        }
+        | ratio_by_flip(fresh.logprobs - batch.old_logprobs, flipped, mask)
     )
 
 
@@ -100,6 +95,19 @@ def flipped_before(old: Routing, current: Routing) -> Bool[Array, "b t"]:
     here = jnp.any((share > 0) & both, axis=0)
     up_to = jax.lax.cummax(here.astype(jnp.int32), axis=1) > 0
     return jnp.concatenate([jnp.zeros_like(up_to[:, :1]), up_to[:, :-1]], axis=1)
+
+
+def ratio_by_flip(log_ratio: PerToken, flipped: Mask, mask: Mask) -> dict[str, M.Metric]:
+    """Mean, variance, 99th percentile and maximum of the token ratio, apart for flipped tokens and for the others."""
+    log_ratio = jnp.clip(log_ratio, -20, 20)
+    found: dict[str, M.Metric] = {"routing/flipped_tokens": M.Mean.of(flipped * 1.0, mask)}
+    for name, where in (("flipped", mask & flipped), ("unflipped", mask & ~flipped)):
+        found |= {
+            f"routing/ratio_{name}": M.Moments.of(jnp.expm1(log_ratio), where),
+            f"routing/ratio_{name}_p99": M.Histogram.of(log_ratio, where),
+            f"routing/ratio_{name}_max": M.Maximum.of(jnp.exp(log_ratio), where),
+        }
+    return found
 
 
 def expert_load(routing: Routing, num_experts: int) -> dict[str, M.Metric]:
