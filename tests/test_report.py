@@ -10,6 +10,8 @@ import pytest
 
 from jaxrl_llm.report import main, write_report
 from jaxrl_llm.reporting import figures
+from jaxrl_llm.reporting.curves import Curve, curves
+from jaxrl_llm.reporting.layer_maps import flip_map, load_map
 from jaxrl_llm.reporting.page import Page, text_table
 from jaxrl_llm.reporting.read import CLIPPED, Run, load
 from jaxrl_llm.reporting.style import colour, label_ends, panels
@@ -193,12 +195,64 @@ def test_config_table_holds_only_what_arms_differ_in(sweep):
 
 
 def test_the_flip_map_shows_layers_and_updates(sweep):
-    figure = figures.flip_map(load(sweep), "N = 8")
+    figure = flip_map(load(sweep), "N = 8")
     image = figure.axes[0].images[0].get_array()
     assert image.shape == (3, 8)
     # GRPO in the synthetic logs: 9 % times update 0..1 times layer 0.5..1.5.
     np.testing.assert_allclose(image[:, -1], [4.5, 9, 13.5], rtol=1e-6)
     np.testing.assert_allclose(image[:, 0], 0)
+
+
+def test_the_load_map_shows_layers_and_rollouts_and_blanks_what_is_missing(tmp_path):
+    for seed, steps in ((0, 4), (1, 2)):
+        rows = [{"step": s, "routing/load_max_by_layer": [1.0, 1 + seed + s]} for s in range(1, steps + 1) if s != 3]
+        write_rows(tmp_path / "A" / str(seed), [{"step": 0, "eval/greedy": 0.5}, *rows], result={})
+    write_rows(tmp_path / "A" / "2", [{"step": 1, "routing/load_max_by_layer": [9.0] * 3}], result={})  # another model
+    write_rows(tmp_path / "dense" / "0", [{"step": 1, "reward/mean": 0.5}], result={})
+    figure = load_map(load(tmp_path), "")
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["A", ""]  # and the colour bar
+    image = figure.axes[0].images[0]
+    np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2.5, 3.5, 5]])
+    assert image.get_clim() == (1, 5)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_ratios_with_and_without_a_flip_share_a_panel(sweep):
+    plot = next(plot for plot in figures.PLOTS if plot.stem == "flipped")
+    share, *panels = plot.draw(load(sweep), "N = 8").axes
+    assert share.get_legend() is None
+    assert len(panels) == 4
+    variance, maximum = panels[1], panels[3]
+    assert [text.get_text() for text in variance.get_legend().get_texts()] == ["after a changed expert", "before any"]
+    drawn = {(line.get_linestyle(), line.get_color()): line.get_ydata() for line in variance.lines}
+    for arm, (_, flips, _) in ARMS.items():
+        ink = colour(list(ARMS), arm)
+        np.testing.assert_allclose(drawn["-", ink], [4 * flips] * 3)  # rollouts 10, 20 and 30
+        np.testing.assert_allclose(drawn["--", ink], [flips / 2] * 3)
+    np.testing.assert_allclose(maximum.lines[0].get_ydata(), [41, 81, 121])
+    np.testing.assert_allclose(maximum.lines[1].get_ydata(), [6, 11, 16])
+    assert sorted(text.get_text() for text in variance.texts) == sorted(ARMS)  # one label an arm
+
+
+def test_a_panel_of_two_metrics_needs_only_one_of_them(tmp_path):
+    write_rows(tmp_path / "run", [{"step": 1, "a": None, "b": 2.0}, {"step": 2, "a": None, "b": 3.0}], result={})
+    panel = [Curve("a", "both", beside="b", names=("a", "b")), Curve("a", "one")]
+    (ax,) = curves(load(tmp_path / "run"), "", panel).axes
+    np.testing.assert_array_equal(ax.lines[-1].get_ydata(), [2, 3])
+
+
+def test_a_point_that_no_line_reaches_is_a_dot(tmp_path):
+    rows = [{"step": step, "a": 1.0 if step in (3, 10, 11) else None} for step in range(1, 21)]
+    write_rows(tmp_path / "run", rows, result={})
+    (ax,) = curves(load(tmp_path / "run"), "", [Curve("a", "a")]).axes
+    bold = ax.lines[-1]
+    assert bold.get_marker() == "o"
+    np.testing.assert_array_equal(np.flatnonzero(bold.get_markevery()), [2])
+
+
+def test_further_numbers_repeat_no_other_figure(sweep):
+    shown = {ax.get_title(loc="left") for ax in figures.other_routing(load(sweep), "N = 8").axes}
+    assert shown == {"flips sampler old"}
 
 
 def test_labels_never_overlap():

@@ -6,23 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from jaxrl_llm.reporting.curves import Curve, curves, mean
+from jaxrl_llm.reporting.layer_maps import FLIPS, LOAD, flip_map, load_map
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study
 from jaxrl_llm.reporting.statistics import survival
 from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
 
-__all__ = ["PLOTS", "Curve", "Plot", "curves", "flip_map", "outcome_by_condition", "survival_plot"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One panel of learning curves: a metric key, its title, and the scale of its axis."""
-
-    key: str
-    title: str
-    scale: str = "linear"
-    percent: bool = False
+__all__ = ["PLOTS", "Plot", "other_routing", "outcome_by_condition", "survival_plot"]
 
 
 @dataclass(frozen=True)
@@ -36,50 +27,11 @@ class Plot:
     draw: Callable[[Study, str], Figure]
 
 
-def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
-    """One panel a metric, one line an arm (mean over seeds), a band from the lowest to the highest seed."""
-    panel = [curve for curve in panel if study.has(curve.key, condition)]
-    figure, axes = panels([curve.title for curve in panel], columns=3)
-    for ax, curve in zip(axes, panel, strict=True):
-        ends = []
-        for arm in study.arms:
-            ink = colour(study.arms, arm)
-            steps, values = _aligned(study.select(arm, condition), curve.key)
-            if not len(steps):
-                continue
-            if curve.scale == "log":
-                values = np.where(values > 0, values, np.nan)
-            middle = _mean(values)
-            if len(values) > 1:
-                ax.fill_between(steps, _least(values), _most(values), color=ink, alpha=0.16, linewidth=0)
-            few = len(steps) <= 12
-            smooth = middle if few else _smooth(middle)
-            if not few:
-                ax.plot(steps, middle, color=ink, alpha=0.35, linewidth=0.8)
-            ax.plot(steps, smooth, color=ink, linewidth=2, marker="o" if few else None, markersize=3.5)
-            finite = np.flatnonzero(np.isfinite(smooth))
-            if len(finite):
-                ends.append((float(steps[finite[-1]]), float(smooth[finite[-1]]), arm, ink))
-        ax.set_yscale(curve.scale)
-        if curve.scale == "log":
-            ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-            low, high = ax.get_ylim()
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=7))
-            ax.yaxis.set_minor_locator(NullLocator())
-        if curve.percent:
-            ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        ax.set_xlabel("rollout", fontsize=8.5, color=INK)
-        if len(study.arms) > 1:
-            label_ends(ax, ends)
-    return figure
-
-
 def other_routing(study: Study, condition: str) -> Figure:
     """Every number under routing/ that no other figure shows, one panel each."""
     rows = [row for run in study.runs if run.condition == condition for row in run.rows]
     keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
-    shown = {curve.key for curve in (*_LEARNING, *_DECOMPOSITION)}
+    shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
     titles = [Curve(key, key.removeprefix("routing/").replace("_", " ")) for key in sorted(keys - shown)]
     return curves(study, condition, titles)
 
@@ -109,33 +61,6 @@ def survival_plot(study: Study, condition: str) -> Figure:
     return figure
 
 
-def flip_map(study: Study, condition: str) -> Figure:
-    """Experts that differ from the old policy's, by layer and update within a rollout; one map an arm."""
-    key = "routing/flips_old_current_by_update"
-    maps = {}
-    for arm in study.arms:
-        found = [_mean(run.series(key)[1]) for run in study.select(arm, condition) if run.series(key)[1].ndim == 3]
-        found = [one for one in found if one.shape == found[0].shape]
-        if found:
-            maps[arm] = 100 * _mean(np.stack(found))
-    figure, axes = panels(list(maps), columns=4, height=2.4)
-    top = max(float(np.nanmax(one)) for one in maps.values()) or 1.0
-    image = None
-    for ax, one in zip(axes, maps.values(), strict=True):
-        image = ax.imshow(one.T, aspect="auto", origin="lower", cmap="cividis", vmin=0, vmax=top, interpolation="none")
-        ax.grid(False)
-        ax.set_xlabel("update within the rollout", fontsize=8.5, color=INK)
-        ax.set_ylabel("MoE layer", fontsize=8.5, color=INK)
-        ax.set_yticks(range(one.shape[1]))
-        updates = range(0, one.shape[0], -(-one.shape[0] // 8))
-        ax.set_xticks(updates, [str(update + 1) for update in updates])
-    if image is not None:
-        bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
-        bar.set_label("% of experts changed", fontsize=8.5, color=INK)
-        bar.ax.tick_params(labelsize=8.5)
-    return figure
-
-
 def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: str) -> Figure:
     """One outcome against the conditions of the sweep: a dot a seed, a line through the means of each arm."""
     figure, (ax,) = panels([title], columns=1, height=3.4)
@@ -146,7 +71,7 @@ def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: s
             values = np.array([measure(run) for run in study.select(arm, condition)], np.float64)
             jitter = 0.03 * (place - (len(study.arms) - 1) / 2)
             ax.plot(np.full(len(values), x + jitter), values, "o", color=ink, alpha=0.45, markersize=4)
-            means.append((x + jitter, float(_mean(values)) if len(values) else float("nan")))
+            means.append((x + jitter, float(mean(values)) if len(values) else float("nan")))
         ax.plot([x for x, _ in means], [y for _, y in means], color=ink, linewidth=2)
         finite = [(x, y) for x, y in means if np.isfinite(y)]
         if finite:
@@ -156,34 +81,9 @@ def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: s
     return figure
 
 
-def _aligned(runs: Sequence[Run], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that any run has, and values [run, step], NaN where a run lacks the step."""
-    found = [run.series(key) for run in runs]
-    found = [(steps, values) for steps, values in found if values.ndim == 1 and len(values)]
-    steps = np.unique(np.concatenate([steps for steps, _ in found])) if found else np.zeros(0)
-    values = np.full((len(found), len(steps)), np.nan)
-    for row, (own, value) in zip(values, found, strict=True):
-        row[np.searchsorted(steps, own)] = value
-    return steps, values
-
-
-def _quiet(reduce: Callable[..., np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    def over_first_axis(values: np.ndarray) -> np.ndarray:
-        empty = ~np.any(np.isfinite(values), 0)
-        return np.where(empty, np.nan, reduce(np.where(empty, 0, values), axis=0))
-
-    return over_first_axis
-
-
-_mean, _least, _most = _quiet(np.nanmean), _quiet(np.nanmin), _quiet(np.nanmax)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving average over about a fifteenth of the run; NaN stays NaN and does not spread."""
-    reach = max(len(values) // 30, 1)
-    windows = [values[max(i - reach, 0) : i + reach + 1] for i in range(len(values))]
-    means = np.array([np.nanmean(window) if np.any(np.isfinite(window)) else np.nan for window in windows])
-    return np.where(np.isfinite(values), means, np.nan)
+def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:
+    flipped, unflipped = f"routing/ratio_flipped_{measure}", f"routing/ratio_unflipped_{measure}"
+    return Curve(flipped, title, scale, beside=unflipped, names=("after a changed expert", "before any"))
 
 
 _LEARNING = (
@@ -210,6 +110,13 @@ _DECOMPOSITION = (
     Curve("routing/parameter_var", "variance of the parameter part", scale="log"),
     Curve("routing/routing_var", "variance of the routing part", scale="log"),
 )
+_FLIPPED = (
+    Curve("routing/flipped_tokens", "tokens after a changed expert", percent=True),
+    _beside_unflipped("mean", "mean of the token ratio"),
+    _beside_unflipped("var", "variance of the token ratio", scale="log"),
+    _beside_unflipped("p99", "99th percentile of the ratio", scale="log"),
+    _beside_unflipped("max", "maximum of the ratio", scale="log"),
+)
 _WEIGHTS = (
     Curve("gradient_weight/positive", "gradient weight, advantage above 0"),
     Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
@@ -218,7 +125,9 @@ _WEIGHTS = (
 
 
 def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve]) -> Plot:
-    return Plot(stem, heading, caption, [one.key for one in panel], functools.partial(curves, panel=panel))
+    return Plot(
+        stem, heading, caption, [key for one in panel for key in one.keys], functools.partial(curves, panel=panel)
+    )
 
 
 PLOTS: Sequence[Plot] = (
@@ -242,8 +151,17 @@ PLOTS: Sequence[Plot] = (
         "Experts changed by layer and update",
         "Share of the activated experts that the current policy no longer picks, averaged over rollouts and seeds. "
         "Brighter to the right: routing drifts within a rollout; a bright row: one layer does most of it.",
-        ["routing/flips_old_current_by_update"],
+        [FLIPS],
         flip_map,
+    ),
+    Plot(
+        "load",
+        "Expert load by layer",
+        "Tokens of the busiest expert as a multiple of an even share, averaged over seeds: 1 is even, the number of "
+        "experts over top-k means that every token goes there. A row that brightens: its tokens crowd onto few "
+        "experts.",
+        [LOAD],
+        load_map,
     ),
     _plot(
         "decomposition",
@@ -251,6 +169,14 @@ PLOTS: Sequence[Plot] = (
         "Share of the variance of the log-ratio that comes from the changed selection of experts alone: "
         "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does.",
         _DECOMPOSITION,
+    ),
+    _plot(
+        "flipped",
+        "Token ratios with and without a changed expert",
+        "Solid: tokens that follow a changed expert, at any earlier position and in any layer, since attention carries "
+        "the change on; dashed: tokens before any. Solid above dashed: ratios stray further where experts changed, "
+        "though moved parameters may have caused both. A line is missing where an arm has no such token.",
+        _FLIPPED,
     ),
     Plot(
         "routing",

@@ -41,11 +41,16 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
             "routing/flips_old_current_by_update": drift.tolist(),
             "routing/flips_sampler_old": 0.001 * rng.uniform(),
             "routing/share_of_variance": 0.3 + rng.normal(0, 0.05),
+            "routing/load_max_by_layer": (1 + share * np.arange(layers)).tolist(),
             "gradient_weight/positive": 1 - clipped,
             "gradient_weight/negative": 1 - clipped / 2,
         }
         if step % 10 == 0:
             row |= {"eval/greedy": reward + 0.05, "eval/pass_at_1": reward, "eval/pass_at_k": min(reward + 0.3, 1)}
+            row |= {"routing/flipped_tokens": 0.6}
+            for name, size in (("flipped", 4.0), ("unflipped", 0.5)):
+                row |= {f"routing/ratio_{name}_mean": 1 + 0.01 * size, f"routing/ratio_{name}_var": flips * size}
+                row |= {f"routing/ratio_{name}_p99": 1 + 0.2 * size, f"routing/ratio_{name}_max": 1 + size * step}
         rows.append(row)
     rows = [{key: value for key, value in row.items() if key == "step" or key.startswith(keys)} for row in rows]
     dump = "".join(json.dumps(row) + "\n" for row in rows)
