@@ -1,4 +1,7 @@
-"""What a run ran on: compilation cache, several hosts, and the record of commit, versions, device and cores."""
+"""What a run ran on: compilation cache, several hosts, and the record of commit, versions, device and cores.
+
+`start_jax` also lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew.
+"""
 
 import ctypes
 import importlib.metadata
