@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "put_rows", "replicated", "rows", "shardings"]
+__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "put_rows", "replicated", "rows", "shardings", "spec"]
 
 AXES = ("data", "fsdp", "expert", "tensor")
 
@@ -64,8 +64,8 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """A dimension that its mesh axes do not divide stays whole (tiny models on large meshes)."""
+def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """Where an array of these logical axes lives. A dimension that its mesh axes do not divide stays whole."""
     entries = []
     for axis, size in zip(axes, shape, strict=True):
         target = None if axis is None else _RULES[axis]
@@ -78,7 +78,7 @@ def _spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> Parti
 def shardings(axes: Any, shapes: Any, mesh: Mesh) -> Any:
     """NamedShardings for a tree of logical axes (tuples of names) and the tree of its abstract arrays."""
     return jax.tree.map(
-        lambda a, s: NamedSharding(mesh, _spec(a, s.shape, mesh)), axes, shapes, is_leaf=lambda a: isinstance(a, tuple)
+        lambda a, s: NamedSharding(mesh, spec(a, s.shape, mesh)), axes, shapes, is_leaf=lambda a: isinstance(a, tuple)
     )
 
 
@@ -96,7 +96,7 @@ def put_rows(tree: Any, mesh: Mesh | None) -> Any:
     if mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
     return jax.tree.map(
-        lambda x: jax.device_put(x, NamedSharding(mesh, _spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))), tree
+        lambda x: jax.device_put(x, NamedSharding(mesh, spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))), tree
     )
 
 
@@ -104,7 +104,7 @@ def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> ja
     """Pin x to its logical axes inside a jitted function; nothing to do on one device."""
     if mesh is None or mesh.size == 1:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(axes, x.shape, mesh)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, x.shape, mesh)))
 
 
 def constrain_rows(tree: Any, mesh: Mesh | None, axis: int = 0) -> Any:

@@ -25,13 +25,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from experiments.performance import roofline
 from jaxrl_llm import objectives
-from jaxrl_llm.models.attention import Attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import choose_implementation
+from jaxrl_llm.models.flash import choose_attention
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
@@ -95,14 +94,8 @@ SMALLEST = {
 
 
 def implementations(config: ModelConfig) -> dict[str, str | None]:
-    """What the model itself picks on this platform.
-
-    Raises:
-      ValueError: flash attention was asked for where there is none.
-    """
-    attention = nnx.eval_shape(lambda: Attention(config, nnx.Rngs(0))).implementation
-    if attention == "flash" and jax.default_backend() != "gpu":
-        raise ValueError(f"attention=flash needs a GPU, this is {jax.default_backend()}; set --attention auto")
+    """What the model itself picks on this platform."""
+    attention = choose_attention(config.attention_implementation, config.head_dim, config.dtype)
     experts = choose_implementation(config.experts_implementation) if config.num_experts else None
     return {"attention": attention, "experts": experts}
 
@@ -118,7 +111,7 @@ def measure(
     """Every figure of one model on the first device; MFU and the share of the bandwidth are None on an unknown one.
 
     Raises:
-      ValueError: repeats < 1 (the first run compiles), or what `implementations` refuses.
+      ValueError: repeats < 1 (the first run compiles), or flash attention where there is none.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1, the first run compiles; set --repeats")

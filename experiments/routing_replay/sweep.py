@@ -5,12 +5,14 @@
 
 quick    GRPO, GRPO+R2, GSPO, SAPO at N = 32, 3 seeds: estimates, no verdict; at most 10 minutes on two cores
 full     all arms at N = 1, 2, 4, 8, 16, 32, 5 seeds, the learning rates of `tuned.json`; resumable, hours
-tune     the same arms and N, three learning rates each, 1 seed that `full` does not use: the budget of `tuned.json`
+tune     the same arms and N, four learning rates each, 1 seed that `full` does not use: the budget of `tuned.json`,
+         which `python experiments/routing_replay/tuned.py DIR` writes
          (full@8,32 and tune@8,32 are the parts at N = 8 and 32; the whole goes on in the same DIR)
 seeds    the arms of quick and GRPO+R3, 10 seeds at N = 32: enough for a verdict, about 20 minutes
-mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction
+mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction;
+         5 seeds
 regime   where do expert changes drive the ratio? layers, experts, k, router learning rate
-what     indices against logits under R2
+what     indices against logits under R2, 5 seeds
 """
 
 import json
@@ -36,7 +38,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "DAPO": {"objective.name": "dapo", "dynamic_sampling.max_draws": 3},
 }
 UPDATES = (1, 2, 4, 8, 16, 32)
-RATES = (1e-4, 2e-4, 4e-4)
+# From that N on: the more updates, the shorter the steps.
+RATES = {
+    1: (2e-4, 4e-4, 8e-4, 1.6e-3),
+    4: (5e-5, 1e-4, 2e-4, 4e-4),
+    16: (2.5e-5, 5e-5, 1e-4, 2e-4),
+}
 
 
 def arms(*names: str) -> list[dict[str, Any]]:
@@ -73,20 +80,19 @@ def get_sweep(variant: str = "quick") -> Sweep:
     elif variant == "full":
         runs = product(tuned(*numbers), seeds(0, 5))
     elif variant == "tune":
-        named = zipped(each("condition", [f"lr {rate:g}" for rate in RATES]), each("optimizer.learning_rate", RATES))
-        pairs = [
-            {**n, **rate, "condition": f"{n['condition']}, {rate['condition']}"}
+        rated = [
+            {**n, "condition": f"{n['condition']}, lr {rate:g}", "optimizer.learning_rate": rate}
             for n in updates(*numbers)
-            for rate in named
+            for rate in RATES[max(first for first in RATES if first <= n["updates.minibatches"])]
         ]
-        runs = product(arms(), pairs, seeds(100, 1))
+        runs = product(arms(), rated, seeds(100, 1))
     elif variant == "mismatch":
         corrected = {"arm": "GRPO+TIS", **ARMS["GRPO"], "objective.correction": "tis"}
         part = chain(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO"), [corrected])
-        runs = product(part, [{"rollout.dtype": "bfloat16"}], seeds(0, 3))
+        runs = product(part, [{"rollout.dtype": "bfloat16"}], seeds(0, 5))
     elif variant == "what":
         logits = {"arm": "GRPO+R2 logits", **ARMS["GRPO+R2"], "replay.what": "logits"}
-        runs = product(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 3))
+        runs = product(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 5))
     elif variant == "regime":
         shapes = chain(
             [{"condition": "4 layers, 16 experts, top-4"}],

@@ -8,24 +8,36 @@ query at position p sees columns <= p, so columns left over from padding or from
 
 A long cache is cut into stretches of columns, arrays of their own, so that attention can leave out those that no row
 has reached: a slice of one array would be copied before it is multiplied.
+
+Where the answers of a group keep their places, their prompt is a prefix: columns in front of the cache that are held
+and read once a group.
 """
 
 import itertools
+from typing import NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Float, Integer
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.models.config import ModelConfig
 
-__all__ = ["KVCache", "copy_rows", "empty", "write"]
+__all__ = ["KVCache", "LayerCache", "Prefix", "by_layer", "copy_rows", "empty", "write"]
 
 _SHORTEST = 64  # columns of a stretch at least,
 _MOST = 8  # and stretches of a cache at most
 
-Keys = tuple[Float[Array, "b kv head _"], ...]  # the stretches of one layer
-Values = tuple[Float[Array, "b kv _ head"], ...]
+Keys = tuple[Float[Array, "_ kv head _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
+Values = tuple[Float[Array, "_ kv _ head"], ...]
+
+
+class Prefix(flax.struct.PyTreeNode):
+    """Prompts in front of a cache: prompt i is that of its b / p consecutive rows."""
+
+    keys: tuple[Keys, ...]
+    values: tuple[Values, ...]
+    lengths: Integer[Array, "p"]
 
 
 class KVCache(flax.struct.PyTreeNode):
@@ -33,6 +45,7 @@ class KVCache(flax.struct.PyTreeNode):
 
     keys: tuple[Keys, ...]
     values: tuple[Values, ...]
+    prefix: Prefix | None = None
 
     @property
     def length(self) -> int:
@@ -48,6 +61,28 @@ def empty(config: ModelConfig, rows: int, length: int) -> KVCache:
         keys=tuple(tuple(jnp.zeros((b, kv, d, n), dtype) for n in sizes) for _ in layers),
         values=tuple(tuple(jnp.zeros((b, kv, n, d), dtype) for n in sizes) for _ in layers),
     )
+
+
+class LayerCache(NamedTuple):
+    """One layer, the column that each row's tokens are written to from, and the prefix's stretches."""
+
+    keys: Keys
+    values: Values
+    column: Integer[Array, "b"]
+    prefix: tuple[Keys, Values]
+
+
+def by_layer(cache: KVCache, positions: Integer[Array, "b t"]) -> tuple[list[LayerCache], Bool[Array, "b t s"]]:
+    """Every layer for tokens at these positions, and the columns that each token sees, the prefix's in front."""
+    prefix, visible = cache.prefix, []
+    if prefix is not None:
+        lengths = jnp.repeat(prefix.lengths, len(positions) // len(prefix.lengths))[:, None]
+        positions, width = positions - lengths, starts(prefix.values[0])[-1]
+        visible = [jnp.broadcast_to((jnp.arange(width)[None] < lengths)[:, None], (*positions.shape, width))]
+    visible.append(jnp.arange(cache.length)[None, None] <= positions[:, :, None])
+    shared = [((), ())] * len(cache.keys) if prefix is None else zip(prefix.keys, prefix.values, strict=True)
+    layers = zip(cache.keys, cache.values, shared, strict=True)
+    return [LayerCache(k, v, positions[:, 0], p) for k, v, p in layers], jnp.concatenate(visible, axis=-1)
 
 
 def starts(values: Values) -> list[int]:
@@ -95,7 +130,7 @@ def copy_rows(
             start += stretch.shape[axis]
         return tuple(out)
 
-    return KVCache(
+    return cache.replace(
         keys=tuple(copy(old, new, 3) for old, new in zip(cache.keys, source.keys, strict=True)),
         values=tuple(copy(old, new, 2) for old, new in zip(cache.values, source.values, strict=True)),
     )

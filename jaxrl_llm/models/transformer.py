@@ -8,6 +8,7 @@ scan; `Model.unstack` cuts the stacks into per-layer arrays for the decode loop,
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -19,7 +20,7 @@ from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Float, Integer, Key, Params, SegmentIds, Tokens
 from jaxrl_llm.models.attention import Attention, RMSNorm
 from jaxrl_llm.models.config import Kind, ModelConfig
-from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.kv_cache import KVCache, LayerCache, by_layer
 from jaxrl_llm.models.moe import MoE, SwiGLU
 from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.models.routing import Routing, no_record, routing_dtype
@@ -27,11 +28,12 @@ from jaxrl_llm.models.routing import Routing, no_record, routing_dtype
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
 _ROW = ("rows", None, None)
+_Seen = tuple[Any, Array, Array]  # of the tokens: rotation, visible columns, segment ids
 _UNROLLED = 8  # layers; beyond, compile time counts
 
 
 class ModelOutput(flax.struct.PyTreeNode):
-    """hidden: the final normed states [b t d]. routing: None for a dense model. cache: None unless one was given."""
+    """hidden: the final normed states [b t d]. routing: None for a dense model. cache: None unless asked for."""
 
     hidden: Float[Array, "b t d"]
     routing: Routing | None
@@ -48,9 +50,14 @@ class Block(nnx.Module):
         self.mlp = MoE(config, rngs) if kind == "moe" else SwiGLU(config, rngs)
 
     def __call__(
-        self, x: Array, rope: Any, visible: Array, cache: Any, replay: Routing | None, mesh: jax.sharding.Mesh | None
+        self,
+        x: Array,
+        seen: _Seen,
+        cache: Any,
+        replay: Routing | None,
+        mesh: jax.sharding.Mesh | None,
     ) -> tuple[Array, Any, Any]:
-        y, kv = self.attention(self.attention_norm(x), rope, visible, cache)
+        y, kv = self.attention(self.attention_norm(x), *seen, cache, mesh)
         x = sharding.constrain(x + y, _ROW, mesh)
         if isinstance(self.mlp, SwiGLU):
             return sharding.constrain(x + self.mlp(self.mlp_norm(x)), _ROW, mesh), kv, None
@@ -162,6 +169,7 @@ class Model:
         positions: Integer[Array, "b t"] | None = None,
         routing: Routing | None = None,
         cache: KVCache | None = None,
+        prefill: bool = False,
         router_logits: bool = False,
     ) -> ModelOutput:
         """One forward.
@@ -173,6 +181,7 @@ class Model:
           positions: [b t]; default from segment_ids. With a cache it is also the column written, t consecutive ones.
           routing: experts (and perhaps logits) to replay, one row per MoE layer; tokens without a record route freshly.
           cache: keys and values so far; the returned one holds these tokens too.
+          prefill: without a cache, return one of these tokens.
           router_logits: also return the router's fresh logits.
 
         Raises:
@@ -186,12 +195,13 @@ class Model:
             causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
             visible = same & causal[None]
+            layered = None
         else:
-            visible = jnp.arange(cache.length)[None, None, :] <= positions[:, :, None]
+            layered, visible = by_layer(cache, positions)
         x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
         x = sharding.constrain(x, _ROW, self.mesh)
-        rope = rotation(positions, config.head_dim, config.rope_theta)
-        x, caches, routes = self._layers(params, x, rope, visible, positions[:, 0], routing, cache)
+        seen = (rotation(positions, config.head_dim, config.rope_theta), visible, segment_ids)
+        x, caches, routes = self._layers(params, x, seen, routing, layered, prefill)
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         out = None
         if routes:
@@ -199,12 +209,21 @@ class Model:
             experts = experts.astype(routing_dtype(config.num_experts))
             experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
             out = Routing(experts=experts, logits=logits if router_logits else None)
-        return ModelOutput(ends.norm(x), out, KVCache(*map(tuple, zip(*caches, strict=True))) if caches else None)
+        if caches:
+            keys, values = map(tuple, zip(*caches, strict=True))
+            cache = KVCache(keys, values, None if cache is None else cache.prefix)
+        return ModelOutput(ends.norm(x), out, cache)
 
     def _layers(
-        self, params: Params, x: Array, rope: Any, visible: Array, column: Array, routing: Any, cache: KVCache | None
+        self,
+        params: Params,
+        x: Array,
+        seen: _Seen,
+        routing: Any,
+        cached: Sequence[LayerCache] | None,
+        prefill: bool,
     ) -> tuple[Array, list[Any], list[Any]]:
-        """Run every layer; returns x, per-layer (keys, values) if there is a cache, and routing parts."""
+        """Run every layer; returns x, per-layer (keys, values) if asked for, and routing parts."""
         caches, routes, used, layer = [], [], {"dense": 0, "moe": 0}, 0
         for kind, group in itertools.groupby(self.config.kinds):
             count, start = len(list(group)), used[kind]
@@ -213,16 +232,16 @@ class Model:
             def block(x: Array, inputs: Any, graphdef: Any = graphdef) -> tuple[Array, Any]:
                 layer_params, layer_cache, replay = inputs
                 module = nnx.merge(graphdef, layer_params)
-                x, kv, route = module(x, rope, visible, layer_cache, replay, self.mesh)
-                return x, (kv if layer_cache is not None else None, route)
+                x, kv, route = module(x, seen, layer_cache, replay, self.mesh)
+                return x, (kv if prefill or layer_cache is not None else None, route)
 
             replay = routing[start : start + count] if routing is not None and kind == "moe" else None
             stack = params[kind]
-            if isinstance(stack, tuple) or cache is not None:
+            if isinstance(stack, tuple) or prefill or cached is not None:
                 for i in range(count):
                     j = start + i
                     one = stack[j] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=j: a[j], stack)
-                    kv = None if cache is None else (cache.keys[layer + i], cache.values[layer + i], column)
+                    kv = None if cached is None else cached[layer + i]
                     x, (kv, route) = block(x, (one, kv, None if replay is None else replay[i]))
                     caches += [] if kv is None else [kv]
                     routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]

@@ -1,4 +1,4 @@
-"""The rollout engine: one prefill per prompt, shared by its group, then a jitted loop that decodes every answer."""
+"""The rollout engine: what is sampled from what, and how answers leave; `slots.py` has the loop that decodes them."""
 
 import dataclasses
 import functools
@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Integer, Key, Params
-from jaxrl_llm.models import Model, kv_cache
+from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import Routing, no_record
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
-from jaxrl_llm.rollout.slots import Answers, Decoder, Prompts
+from jaxrl_llm.rollout.slots import Answers, Decoder
 from jaxrl_llm.rollout.trajectory import Trajectory
 
 __all__ = ["Engine"]
@@ -80,27 +80,22 @@ def _generate(
 ) -> Trajectory:
     model = dataclasses.replace(engine.model, config=dataclasses.replace(engine.model.config, dtype=engine.dtype))
     params = model.unstack(params, model.config.compute_dtype)
-    width, group = prompts.shape[1], engine.group_size
-    segment_ids = (jnp.arange(width)[None] < lengths[:, None]).astype(jnp.int32)
-    cache, logits = kv_cache.empty(model.config, len(prompts), width), engine.record_router_logits
-    out = model.apply(params, prompts, segment_ids=segment_ids, cache=cache, router_logits=logits)
-    assert out.cache is not None
-    last = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     answers = Decoder(
         model=model,
         params=params,
         sampling=engine.sampling,
         eos_id=engine.eos_id,
-        prompts=Prompts(out.cache, last, lengths),
-        keys=answer_keys(key, uids, group),
+        prompts=prompts,
+        lengths=lengths,
+        keys=answer_keys(key, uids, engine.group_size),
         limits=limits,
         max_new_tokens=engine.max_new_tokens,
         slots=min(engine.slots, len(limits)) or len(limits),
         record_routing=engine.record_routing,
-        record_router_logits=logits,
+        record_router_logits=engine.record_router_logits,
     ).run()
-    expand = lambda x, axis=0: jnp.repeat(x, group, axis=axis)  # noqa: E731
-    routing = None if answers.experts is None else jax.tree.map(lambda x: expand(x, 1), out.routing)
+    expand = lambda x, axis=0: jnp.repeat(x, engine.group_size, axis=axis)  # noqa: E731
+    routing = jax.tree.map(lambda x: expand(x, 1), answers.prompts)
     trajectory = _assemble(answers, expand(prompts), expand(lengths), routing, engine.eos_id)
     rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))

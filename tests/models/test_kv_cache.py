@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import ModelConfig, kv_cache
-from jaxrl_llm.models.attention import attend, attend_cached
+from jaxrl_llm.models.attend import attend, attend_cached
 
 CONFIG = ModelConfig(vocab_size=4, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 ROWS, LENGTH = 3, 130
@@ -81,3 +81,30 @@ def test_an_unseen_stretch_is_not_read(full):
 def plain(cache):
     keys, values = whole(cache)
     return jnp.asarray(keys.swapaxes(2, 3)), jnp.asarray(values)
+
+
+def test_a_stretch_of_fewer_rows_is_that_of_consecutive_rows(full):
+    """Two prompts of three answers each: the shared columns once a prompt, or copied to every answer."""
+    keys, values = normal(5, 2, 2, 8, 7), normal(6, 2, 2, 7, 8)
+    own = tuple(tuple(jnp.concatenate([x, x + 1]) for x in part) for part in layer(full))
+    queries = normal(4, 2 * ROWS, 1, 4, 8)
+    visible = jnp.asarray(np.random.default_rng(0).random((2 * ROWS, 1, 7 + LENGTH)) < 0.5)
+    copied = [jnp.repeat(x, ROWS, axis=0) for x in (keys, values)]
+    expected = attend_cached(queries, (copied[0], *own[0]), (copied[1], *own[1]), visible)
+    found = attend_cached(queries, (keys, *own[0]), (values, *own[1]), visible)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert (
+        np.abs(found - attend_cached(queries, (copied[0][::-1], *own[0]), (copied[1], *own[1]), visible)).max() > 0.01
+    )
+
+
+def test_tokens_behind_a_prefix_have_columns_of_their_own():
+    """Prompts of 2 and 3 tokens in 3 columns, two answers each, at positions 2, 4 and 3, 6: columns 0, 2 and 0, 3."""
+    shared = kv_cache.empty(CONFIG, 2, 3)
+    prefix = kv_cache.Prefix(shared.keys, shared.values, jnp.array([2, 3]))
+    cache = kv_cache.empty(CONFIG, 4, 5).replace(prefix=prefix)
+    (only,), visible = kv_cache.by_layer(cache, jnp.array([[2], [4], [3], [6]]))
+    np.testing.assert_array_equal(only.column, [0, 2, 0, 3])
+    assert only.prefix == (prefix.keys[0], prefix.values[0])
+    expected = ["110 10000", "110 11100", "111 10000", "111 11110"]
+    assert ["".join("01"[int(v)] for v in row[0]) for row in visible] == [e.replace(" ", "") for e in expected]

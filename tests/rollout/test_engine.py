@@ -135,6 +135,20 @@ def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
     assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
 
 
+def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
+    """Temporary bytes of the compiled rollout: eight times the prompts, of 512 tokens, at four slots."""
+    long = dataclasses.replace(engine, slots=4, max_new_tokens=1, record_routing=False)
+
+    def temporary(prompts):
+        args = (np.ones((prompts, 512), np.int32), *(np.full(n, 1, np.int32) for n in (prompts, prompts, 3 * prompts)))
+        lowered = engine_module._generate.lower(long, params, *args, jax.random.key(0))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(4), temporary(32)
+    cache = 2 * 2 * 1 * 8 * 512 * 4  # bytes a prompt: keys and values, layers, heads, head size, columns, float32
+    assert many - few < 28 * cache / 4, (few, many)
+
+
 def test_an_answer_has_its_own_bound(engine, free, sample):
     limits = np.array([1, 9, 2, 5, 1, 9, 3, 3, 4, 8, 9, 1], np.int32)
     for slots in (0, 5):

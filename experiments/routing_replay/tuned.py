@@ -1,0 +1,38 @@
+"""Write tuned.json, which `full` reads: for every N and arm the learning rate whose run in `tune` ended highest.
+
+    python experiments/routing_replay/tuned.py runs/routing_replay/tune
+
+Highest in held-out sampled accuracy; a run that diverged counts as 0. A missing run refuses the whole, so that every
+arm is tuned with the same budget.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from jaxrl_llm.reporting.read import load
+from jaxrl_llm.reporting.tables import OUTCOMES
+
+
+def tuned(folder: str) -> dict[str, dict[str, float]]:
+    """{"N = 8": {"GRPO": 0.0002, ...}, ...} of the sweep in a folder.
+
+    Raises:
+        ValueError: a run of the sweep has not ended.
+    """
+    found: dict[str, dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    sampled = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
+    for run in load(folder).runs:
+        if not run.ended:
+            raise ValueError(f"{run.workdir} is {run.status}; let the sweep of {folder} end first")
+        updates, rate = run.condition.split(", lr ")
+        found[updates][run.arm][float(rate)] = sampled.measure(run)
+    return {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in found.items()}
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name("tuned.json")
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(old | tuned(sys.argv[1]), indent=1) + "\n")
+    print(path.read_text())

@@ -1,0 +1,95 @@
+"""Flash attention through a library: cuDNN on GPU (jax.nn), the splash kernel on TPU (jax.experimental.pallas).
+
+Source: FlashAttention, arXiv 2205.14135. Both kernels are differentiated by their library.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import Mesh
+
+from jaxrl_llm import sharding
+from jaxrl_llm.array_typing import Array, Float, SegmentIds
+
+__all__ = ["choose_attention", "flash_attention"]
+
+_BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
+_LARGEST = 512  # block that the splash kernel is given
+
+
+def choose_attention(implementation: str, head_dim: int, dtype: str) -> str:
+    """plain or flash; `auto` is flash for bfloat16 where the platform has one for this head size.
+
+    Raises:
+      ValueError: flash was asked for where there is none.
+    """
+    platform = jax.default_backend()
+    fits = {"gpu": head_dim % 8 == 0 and dtype == "bfloat16", "tpu": head_dim % 64 == 0}.get(platform, False)
+    if implementation == "flash" and not fits:
+        raise ValueError(
+            f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8) or a TPU (head_dim a "
+            f"multiple of 64), this is {platform} with {dtype} and head_dim={head_dim}; set it to 'auto'"
+        )
+    if implementation == "auto":
+        return "flash" if fits and dtype == "bfloat16" else "plain"
+    return implementation
+
+
+def flash_attention(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv t d"],
+    values: Float[Array, "b kv t d"],
+    segment_ids: SegmentIds,
+    mesh: Mesh | None = None,
+) -> Float[Array, "b t h d"]:
+    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; what padding (segment 0) gets is of no account."""
+    if jax.default_backend() == "gpu":
+        causal = jnp.tril(jnp.ones((queries.shape[1],) * 2, bool))
+        visible = (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
+        keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+        return jax.nn.dot_product_attention(queries, keys, values, mask=visible[:, None], implementation="cudnn")
+    return splash_attention(queries, keys, values, segment_ids, mesh)
+
+
+def splash_attention(
+    queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None, interpret: bool = False
+) -> Array:
+    """`flash_attention` by the TPU's kernel; on a mesh each device runs its own rows and heads.
+
+    interpret: run the kernel as plain JAX, on any platform.
+    """
+    time = queries.shape[1]
+    kernel = functools.partial(_kernel, interpret=interpret)
+    if mesh is not None and mesh.size > 1:
+        heads = ("rows", "kv_heads", None, None)
+        q, kv, ids = (
+            sharding.spec(axes, x.shape, mesh)
+            for axes, x in ((heads, keys), (heads, keys), (("rows", None), segment_ids))
+        )
+        kernel = jax.shard_map(kernel, mesh=mesh, in_specs=(q, kv, kv, ids), out_specs=q, check_vma=False)
+    pad = -time % _BLOCK
+    widen = lambda x, axis: jnp.pad(x, [(0, pad if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
+    q = jnp.swapaxes(queries * queries.shape[-1] ** -0.5, 1, 2)
+    out = kernel(widen(q, 2), widen(keys, 2), widen(values, 2), widen(segment_ids, 1))
+    return jnp.swapaxes(out[:, :, :time], 1, 2)
+
+
+def _kernel(queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:
+    """[b h t d] of one device; t is a multiple of _BLOCK."""
+    _, heads, time, _ = queries.shape
+    block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if time % size == 0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    mask = splash.MultiHeadMask([splash.CausalMask((time, time))] * heads)
+    attend: Any = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+    one = lambda q, k, v, ids: attend(q, k, v, splash.SegmentIds(ids, ids))  # noqa: E731
+    return jax.vmap(one)(queries, keys, values, segment_ids)
