@@ -11,7 +11,7 @@ tune     the same arms and N, four learning rates each, 1 seed that `full` does 
 seeds    the arms of quick and GRPO+R3, 10 seeds at N = 32: enough for a verdict, about 20 minutes
 mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction;
          5 seeds
-regime   where do expert changes drive the ratio? layers, experts, k, router learning rate
+regime   where do expert changes drive the ratio? layers, experts, k, router learning rate, longer answers
 what     indices against logits under R2, 5 seeds
 """
 
@@ -44,6 +44,10 @@ RATES = {
     4: (5e-5, 1e-4, 2e-4, 4e-4),
     16: (2.5e-5, 5e-5, 1e-4, 2e-4),
 }
+
+
+# Sorting twenty digits takes a longer warm start to as good a policy.
+LONGER = {"warm_start.steps": 1200, "warm_start.target_pass_rate": 0.7}
 
 
 def arms(*names: str) -> list[dict[str, Any]]:
@@ -101,6 +105,7 @@ def get_sweep(variant: str = "quick") -> Sweep:
             [{"condition": "8 experts, top-2", "model.num_experts": 8, "model.num_experts_per_tok": 2}],
             [{"condition": "router lr x 10", "optimizer.router_factor": 10.0}],
             [{"condition": "router frozen", "optimizer.router_factor": 0.0}],
+            [{"condition": "21 tokens", "task.options.digits": 20, **LONGER}],
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:

@@ -15,7 +15,7 @@ from jaxrl_llm.reporting.read import load
 from jaxrl_llm.reporting.tables import OUTCOMES
 
 
-def tuned(folder: str) -> dict[str, dict[str, float]]:
+def tuned(folder: str | Path) -> dict[str, dict[str, float]]:
     """{"N = 8": {"GRPO": 0.0002, ...}, ...} of the sweep in a folder.
 
     Raises:
@@ -31,8 +31,15 @@ def tuned(folder: str) -> dict[str, dict[str, float]]:
     return {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in found.items()}
 
 
-if __name__ == "__main__":
+def main() -> None:
     path = Path(__file__).with_name("tuned.json")
-    old = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(old | tuned(sys.argv[1]), indent=1) + "\n")
-    print(path.read_text())
+    known = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        path.write_text(json.dumps(known | tuned(sys.argv[1]), indent=1) + "\n")
+    except (OSError, ValueError, IndexError) as error:
+        sys.exit(f"usage: tuned.py DIR of a finished `tune` ({error})")
+    print(path.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.ablations import sweep as ablations
 from experiments.routing_replay import sweep as routing_replay
+from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives, settings
 from jaxrl_llm.sweep import MAIN, Sweep, load_sweep, main
 
@@ -104,3 +106,37 @@ def test_a_part_of_full_is_the_same_runs():
     assert part == [run for run in whole if run["updates.minibatches"] in (8, 32)]
     with pytest.raises(ValueError, match="only full and tune"):
         routing_replay.get_sweep("quick@8")
+
+
+def test_every_arm_has_one_budget_of_rates():
+    counts = {}
+    for run in routing_replay.get_sweep("tune").runs:
+        counts.setdefault((run["arm"], run["updates.minibatches"]), set()).add(run["optimizer.learning_rate"])
+    assert len(counts) == 7 * 6
+    assert {len(rates) for rates in counts.values()} == {4}
+
+
+def test_the_best_rate_is_that_of_the_highest_end(tmp_path):
+    """GRPO ends highest at 2e-4 although it once stood higher at 1e-4; the diverged run of GSPO counts as 0."""
+    ends = {
+        ("GRPO", "N = 8, lr 0.0001"): [0.2, 0.9, 0.5],
+        ("GRPO", "N = 8, lr 0.0002"): [0.2, 0.6],
+        ("GSPO", "N = 8, lr 0.0001"): [0.1],
+        ("GSPO", "N = 8, lr 0.0002"): [0.7],
+        ("GRPO", "N = 32, lr 5e-05"): [0.3],
+    }
+    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    for number, ((arm, condition), values) in enumerate(ends.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [{"step": step, "eval/pass_at_1": value} for step, value in enumerate(values)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "result.json").write_text("{}")
+        plan["runs"].append({"folder": str(number), "arm": arm, "condition": condition, "seed": 100})
+    (tmp_path / "3" / "result.json").unlink()
+    (tmp_path / "3" / "failed.json").write_text(json.dumps({"exit_code": 1, "last_line": "loss is not finite"}))
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    assert tuned(tmp_path) == {"N = 8": {"GRPO": 2e-4, "GSPO": 1e-4}, "N = 32": {"GRPO": 5e-5}}
+    (tmp_path / "0" / "result.json").unlink()
+    with pytest.raises(ValueError, match="stopped after step 2; let the sweep of"):
+        tuned(tmp_path)
