@@ -6,6 +6,7 @@ micro-batch contributes grad(total) / count and the sum does not depend on how t
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -135,7 +136,7 @@ class Learner:
         masks = take(batch.loss_mask, layout, slice(None))
         counts = self._counts(masks, layout)
 
-        def one(i: Array) -> Any:
+        def one(i: Array | int) -> Any:
             micro = sharding.constrain_rows(take(batch.replace(**_NO_ROUTING), layout, i), self.model.mesh)
             routes = {name: take(getattr(batch, name), layout, i) for name in _NO_ROUTING}
             micro = micro.replace(
@@ -143,20 +144,7 @@ class Learner:
             )  # the rollout's would join packed answers
             return jax.value_and_grad(self._loss, has_aux=True)(learnt, micro, counts)
 
-        shapes = jax.eval_shape(one, 0)
-        (_, found), gradients = shapes
-        start = (
-            {name: jnp.zeros(total.shape, total.dtype) for name, total in found[0].items()},
-            M.identity(found[1]),
-            jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), gradients),
-        )
-
-        def body(i: Array, carry: Any) -> Any:
-            (_, (totals, metrics)), gradient = one(i)
-            add = functools.partial(jax.tree.map, jnp.add)
-            return add(carry[0], totals), M.combine(carry[1], metrics), add(carry[2], gradient)
-
-        totals, metrics, gradients = jax.lax.fori_loop(0, layout.used, body, start)
+        totals, metrics, gradients = _accumulate(one, layout)
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
         loss = sum((total / jnp.maximum(counts[name], 1) for name, total in totals.items()), jnp.zeros(()))
         return self._apply(state, gradients, loss, counts["policy"] > 0, metrics)
@@ -253,6 +241,22 @@ class Learner:
             "update/not_finite": M.Maximum(one - finite),
         }
         return state, metrics
+
+
+def _accumulate(one: Callable[[Any], Any], layout: Layout) -> Any:
+    """Totals, metrics and gradients summed over the micro-batches in use; a single one is not added to zeros."""
+    if len(layout.index) == 1:
+        (_, (totals, metrics)), gradients = one(0)
+        return totals, metrics, gradients
+    (_, found), gradients = jax.eval_shape(one, 0)
+    zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
+    add = functools.partial(jax.tree.map, jnp.add)
+
+    def body(i: Array, carry: Any) -> Any:
+        (_, (totals, metrics)), gradient = one(i)
+        return add(carry[0], totals), M.combine(carry[1], metrics), add(carry[2], gradient)
+
+    return jax.lax.fori_loop(0, layout.used, body, (zeros(found[0]), M.identity(found[1]), zeros(gradients)))
 
 
 _NO_ROUTING = {"routing": None, "recorded": None, "sampled": None}
