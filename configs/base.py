@@ -61,7 +61,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.top_k = 0  # 0: off; training refuses it unless allow_truncated
     config.rollout.top_p = 1.0  # 1: off; likewise
     config.rollout.allow_truncated = False  # train on samples of a truncated distribution
-    config.rollout.slots = 0  # answers decoded at once (continuous batching); 0: all
+    config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
     config.rollout.dtype = "float32"  # of the sampler; bfloat16 makes a real trainer-sampler mismatch
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all alike
