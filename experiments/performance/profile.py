@@ -23,9 +23,9 @@ __all__ = ["by_kind", "own_times", "self_times"]
 
 _INSTRUCTION = re.compile(r'%?([\w.\-]+) = .*?metadata=\{[^}]*?op_name="([^"]*)"')
 _KINDS = (
-    ("experts, matmuls", r"(closed_call/while|branch_\d+_fun).*dot_general"),
-    ("experts, rest", r"closed_call/while|branch_\d+_fun|/sort"),
-    ("attention, matmuls", r"bk[qs][sd],"),
+    ("attention, matmuls", r"bk[qs][sdx],"),
+    ("experts, matmuls", r"(closed_call/while|while/body/while).*dot_general"),
+    ("experts, rest", r"closed_call/while|while/body/while|/sort"),
     ("other matmuls", r"dot_general|/transpose$"),
     ("sampling", r"threefry|random|argmax|exponential"),
 )
