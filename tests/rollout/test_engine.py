@@ -135,6 +135,14 @@ def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
     assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
 
 
+@pytest.mark.parametrize("slots", [0, 2])
+def test_answers_of_one_token(engine, free, sample, slots):
+    """There is nothing to feed: no column but the prompt's."""
+    one = sample(dataclasses.replace(engine, max_new_tokens=1, slots=slots))
+    np.testing.assert_array_equal(one.tokens[one.loss_mask], free.tokens[np.arange(ROWS), START])
+    np.testing.assert_allclose(one.sampler_logprobs[one.loss_mask], free.sampler_logprobs[np.arange(ROWS), START], 1e-5)
+
+
 def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
     """Temporary bytes of the compiled rollout: eight times the prompts, of 512 tokens, at four slots."""
     long = dataclasses.replace(engine, slots=4, max_new_tokens=1, record_routing=False)
