@@ -56,6 +56,7 @@ def _keep_freed_memory() -> None:
         return
     libc.mallopt(_M_MMAP_MAX, 0)
     libc.mallopt(_M_TRIM_THRESHOLD, -1)
+    _make_room(libc)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     def trim(event: str, duration_secs: float, **_: Any) -> None:
@@ -65,6 +66,20 @@ def _keep_freed_memory() -> None:
     jax.monitoring.register_event_duration_secs_listener(trim)
 
 
+def _make_room(libc: Any) -> None:
+    """A free block below all else, for what is small and stays.
+
+    A step's temporaries then lie at the end of the heap, which grows a little when they no longer fit. In a gap, a byte
+    that something else took of it would cost their whole size once more.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    room = libc.malloc(_ROOM)
+    libc.malloc(_ROOM // 64)  # stays, so that the room is not the end of the heap
+    libc.free(room)  # neither was touched, so neither is memory yet
+
+
+_ROOM = 2**28  # bytes: less than the temporaries that matter, more than the rest
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 

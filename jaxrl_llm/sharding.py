@@ -15,7 +15,18 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["AXES", "constrain", "constrain_rows", "make_mesh", "put_rows", "replicated", "rows", "shardings", "spec"]
+__all__ = [
+    "AXES",
+    "constrain",
+    "constrain_rows",
+    "make_mesh",
+    "put_rows",
+    "replicated",
+    "row_shards",
+    "rows",
+    "shardings",
+    "spec",
+]
 
 AXES = ("data", "fsdp", "expert", "tensor")
 
@@ -89,6 +100,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Rows of a batch over data and fsdp; `axis` is the position of the row dimension."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
+
+
+def row_shards(mesh: Mesh | None) -> int:
+    """Into how many parts the mesh splits the rows of a batch."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in rows(mesh).spec[0])
 
 
 def put_rows(tree: Any, mesh: Mesh | None) -> Any:

@@ -3,7 +3,8 @@
 python -m experiments.performance.profile [--workload S] [--phase update|rollout] [--top 25]
 
 Traces one run of the compiled program with jax.profiler, takes each instruction's own time (without what it calls) and
-names it by the operation of the source that it was compiled from.
+names it by the operation of the source that it was compiled from. A loop in a loop counts as experts: so it is where
+layers are unrolled and a minibatch is one micro-batch, as in S and M.
 """
 
 import argparse

@@ -28,7 +28,12 @@ def tuned(folder: str | Path) -> dict[str, dict[str, float]]:
             raise ValueError(f"{run.workdir} is {run.status}; let the sweep of {folder} end first")
         updates, rate = run.condition.split(", lr ")
         found[updates][run.arm][float(rate)] = sampled.measure(run)
-    return {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in found.items()}
+    best = {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in found.items()}
+    for n, arms in best.items():
+        for arm, rate in arms.items():
+            if rate in (min(found[n][arm]), max(found[n][arm])):
+                print(f"{n}, {arm}: {rate:g} is at the edge of what was tried")
+    return best
 
 
 def main() -> None:

@@ -8,8 +8,6 @@ blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`
 All are dropless: every (token, expert) pair is computed, whatever the load.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
@@ -38,7 +36,7 @@ def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None
     if implementation == "auto":
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         implementation = "blocks" if platform == "cpu" else "grouped"
-    if implementation == "blocks" and mesh is not None and _row_shards(mesh) != mesh.size:
+    if implementation == "blocks" and mesh is not None and sharding.row_shards(mesh) != mesh.size:
         return "dense"
     return implementation
 
@@ -79,17 +77,12 @@ def apply_experts(
     run = block_experts if chosen == "blocks" else _grouped
     if mesh is None or mesh.size == 1:
         return run(*args)
-    if _row_shards(mesh) == mesh.size and x.shape[0] % mesh.size == 0:
+    if sharding.row_shards(mesh) == mesh.size and x.shape[0] % mesh.size == 0:
         rows, whole = sharding.rows(mesh).spec, PartitionSpec()
         # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
         split = jax.shard_map(run, mesh=mesh, in_specs=(rows,) * 3 + (whole,) * 3, out_specs=rows, check_vma=False)
         return split(*args)
     return _dense(*args) if chosen == "blocks" else run(*args)
-
-
-def _row_shards(mesh: Mesh) -> int:
-    """Into how many parts the mesh splits the rows of a batch."""
-    return math.prod(mesh.shape[axis] for axis in sharding.rows(mesh).spec[0])
 
 
 def _dense(x, experts, gates, w_gate, w_up, w_down):

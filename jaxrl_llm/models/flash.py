@@ -27,11 +27,14 @@ def choose_attention(implementation: str, head_dim: int, dtype: str) -> str:
       ValueError: flash was asked for where there is none.
     """
     platform = jax.default_backend()
-    fits = {"gpu": head_dim % 8 == 0 and dtype == "bfloat16", "tpu": head_dim % 64 == 0}.get(platform, False)
+    fits = {
+        "gpu": head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16",
+        "tpu": head_dim % 64 == 0,
+    }.get(platform, False)
     if implementation == "flash" and not fits:
         raise ValueError(
-            f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8) or a TPU (head_dim a "
-            f"multiple of 64), this is {platform} with {dtype} and head_dim={head_dim}; set it to 'auto'"
+            f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8 up to 128) or a TPU "
+            f"(head_dim a multiple of 64), this is {platform} with {dtype} and head_dim={head_dim}; set it to 'auto'"
         )
     if implementation == "auto":
         return "flash" if fits and dtype == "bfloat16" else "plain"
@@ -46,35 +49,37 @@ def flash_attention(
     mesh: Mesh | None = None,
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v, causal and inside a segment; what padding (segment 0) gets is of no account."""
-    if jax.default_backend() == "gpu":
-        causal = jnp.tril(jnp.ones((queries.shape[1],) * 2, bool))
-        visible = (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
-        keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
-        return jax.nn.dot_product_attention(queries, keys, values, mask=visible[:, None], implementation="cudnn")
-    return splash_attention(queries, keys, values, segment_ids, mesh)
+    time = queries.shape[1]
+    multiple, kernel = (2, _cudnn) if jax.default_backend() == "gpu" else (_BLOCK, _splash)
+    widen = lambda x, axis: jnp.pad(x, [(0, -time % multiple if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
+    out = kernel(widen(queries, 1), widen(keys, 2), widen(values, 2), widen(segment_ids, 1), mesh)
+    return out[:, :time]
 
 
-def splash_attention(
+def _cudnn(queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None) -> Array:
+    """An even number of tokens: the kernel's backward refuses others where there is a mask."""
+    del mesh  # the kernel knows how to be partitioned
+    causal = jnp.tril(jnp.ones((1, *[queries.shape[1]] * 2), bool))
+    visible = (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
+    keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+    return jax.nn.dot_product_attention(queries, keys, values, mask=visible[:, None], implementation="cudnn")
+
+
+def _splash(
     queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None, interpret: bool = False
 ) -> Array:
-    """`flash_attention` by the TPU's kernel; on a mesh each device runs its own rows and heads.
+    """A multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any platform.
 
-    interpret: run the kernel as plain JAX, on any platform.
+    The backward sums over mesh axes that split neither rows nor heads, since shard_map cannot see that they agree.
     """
-    time = queries.shape[1]
     kernel = functools.partial(_kernel, interpret=interpret)
     if mesh is not None and mesh.size > 1:
         heads = ("rows", "kv_heads", None, None)
-        q, kv, ids = (
-            sharding.spec(axes, x.shape, mesh)
-            for axes, x in ((heads, keys), (heads, keys), (("rows", None), segment_ids))
-        )
-        kernel = jax.shard_map(kernel, mesh=mesh, in_specs=(q, kv, kv, ids), out_specs=q, check_vma=False)
-    pad = -time % _BLOCK
-    widen = lambda x, axis: jnp.pad(x, [(0, pad if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
-    q = jnp.swapaxes(queries * queries.shape[-1] ** -0.5, 1, 2)
-    out = kernel(widen(q, 2), widen(keys, 2), widen(values, 2), widen(segment_ids, 1))
-    return jnp.swapaxes(out[:, :, :time], 1, 2)
+        parts = (heads, keys), (heads, keys), (heads, values), (("rows", None), segment_ids)
+        specs = tuple(sharding.spec(axes, x.shape, mesh) for axes, x in parts)  # heads are cut as their key heads are
+        kernel = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    scaled = jnp.swapaxes(queries * queries.shape[-1] ** -0.5, 1, 2)
+    return jnp.swapaxes(kernel(scaled, keys, values, segment_ids), 1, 2)
 
 
 def _kernel(queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:

@@ -3,8 +3,9 @@
 Keys lie transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is five times
 faster for q k^T than a transposed operand that has to be repacked at every step.
 
-Rows are left-aligned and contiguous: the token at position p of a row sits in column p, whatever the other rows do. A
-query at position p sees columns <= p, so columns left over from padding or from an earlier answer are never read.
+Rows are left-aligned and contiguous: the token at position p of a row sits in column p, whatever the other rows do
+(behind a prefix: in column p minus the prompt's length). A query sees the columns up to its own, so columns left over
+from padding or from an earlier answer are never read.
 
 A long cache is cut into stretches of columns, arrays of their own, so that attention can leave out those that no row
 has reached: a slice of one array would be copied before it is multiplied.

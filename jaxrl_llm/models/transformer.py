@@ -178,10 +178,10 @@ class Model:
           params: of `init`, or of `unstack`.
           tokens: [b t].
           segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
-          positions: [b t]; default from segment_ids. With a cache it is also the column written, t consecutive ones.
+          positions: [b t]; default from segment_ids. With a cache they give the t columns written.
           routing: experts (and perhaps logits) to replay, one row per MoE layer; tokens without a record route freshly.
           cache: keys and values so far; the returned one holds these tokens too.
-          prefill: without a cache, return one of these tokens.
+          prefill: return a cache of these tokens; there is none yet.
           router_logits: also return the router's fresh logits.
 
         Raises:
@@ -190,6 +190,7 @@ class Model:
         config = self.config
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
         positions = positions_of(segment_ids) if positions is None else positions
+        assert cache is None or not prefill
         _check_routing(config, tokens, routing)
         if cache is None:
             causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))

@@ -41,17 +41,15 @@ def _draw(maps: Mapping[str, tuple[Sequence[int], np.ndarray]], *, along: str, l
     figure, axes = panels(list(maps), columns=4, height=2.4)
     high = float(np.nanmax(np.concatenate([values.ravel() for _, values in maps.values()])))
     colours = {"cmap": "cividis", "vmin": low, "vmax": high if high > low else low + 1}
-    image = None
     for ax, (numbers, values) in zip(axes, maps.values(), strict=True):
-        image = ax.imshow(values.T, aspect="auto", origin="lower", interpolation="none", **colours)
+        ax.imshow(values.T, aspect="auto", origin="lower", interpolation="none", **colours)
         ax.grid(False)
         ax.set_xlabel(along, fontsize=8.5, color=INK)
         ax.set_ylabel("MoE layer", fontsize=8.5, color=INK)
         ax.set_yticks(range(values.shape[1]))
         places = range(0, len(numbers), -(-len(numbers) // 8))
         ax.set_xticks(places, [str(numbers[place]) for place in places])
-    if image is not None:
-        bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
-        bar.set_label(label, fontsize=8.5, color=INK)
-        bar.ax.tick_params(labelsize=8.5)
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.9, pad=0.01)
+    bar.set_label(label, fontsize=8.5, color=INK)
+    bar.ax.tick_params(labelsize=8.5)
     return figure

@@ -78,7 +78,10 @@ class Engine:
 def _generate(
     engine: Engine, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
-    model = dataclasses.replace(engine.model, config=dataclasses.replace(engine.model.config, dtype=engine.dtype))
+    config = engine.model.config
+    if config.dtype != engine.dtype:  # what was asked of attention was asked for the other dtype
+        config = dataclasses.replace(config, dtype=engine.dtype, attention_implementation="auto")
+    model = dataclasses.replace(engine.model, config=config)
     params = model.unstack(params, model.config.compute_dtype)
     answers = Decoder(
         model=model,

@@ -87,6 +87,12 @@ class Decoder:
         return self.slots == len(self.limits)
 
     @property
+    def shared(self) -> bool:
+        """Whether groups share their prompts; on a mesh only where a group and its prompt fall on the same devices."""
+        prompts, shards = len(self.lengths), sharding.row_shards(self.model.mesh)
+        return self.together and (prompts % shards == 0 or shards % prompts == 0)
+
+    @property
     def group(self) -> int:
         return len(self.limits) // len(self.lengths)
 
@@ -129,7 +135,7 @@ class Decoder:
         routing = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), room, (0, 0), (0, 0))), routing)
         answers = Answers(ints, floats, experts, logits, jnp.zeros(b, jnp.int32), None if experts is None else routing)
         # The last token of an answer is never fed, so n - 1 columns hold the others.
-        width = 0 if self.together else self.prompts.shape[1]
+        width = 0 if self.shared else self.prompts.shape[1]
         cache = kv_cache.empty(config, self.slots, width + n - 1)
         return self._pin(State(answers, zero[0], prompts, cache, zero + b, zero, zero, zero))
 
@@ -166,9 +172,9 @@ class Decoder:
     def _feed(self, state: State) -> tuple[State, Array]:
         """Run the model on each slot's last token; what follows it is at the next index."""
         # A free slot idles at column 0, which costs no attention and is overwritten when it is refilled.
-        position = state.position if self.together else jnp.where(self._active(state), state.position, 0)
+        position = state.position if self.shared else jnp.where(self._active(state), state.position, 0)
         answers, logits, cache = state.answers, state.answers.logits is not None, state.cache
-        if self.together:
+        if self.shared:
             cache = cache.replace(prefix=Prefix(state.prompts.cache.keys, state.prompts.cache.values, self.lengths))
         out = self.model.apply(
             self.params, state.tokens[:, None], positions=position[:, None], cache=cache, router_logits=logits
@@ -208,8 +214,9 @@ class Decoder:
             return (waiting > 0) & (free >= jnp.minimum(self.batch, waiting))
 
         def refill(state: State) -> State:
-            ready = state.queue < self._ready(state)
-            return self._refill(jax.lax.cond(ready, lambda s: s, self._prefill, state))
+            if self.chunk < len(self.lengths):
+                state = jax.lax.cond(state.queue < self._ready(state), lambda s: s, self._prefill, state)
+            return self._refill(state)
 
         return jax.lax.while_loop(wanted, refill, state)
 
@@ -229,7 +236,7 @@ class Decoder:
         answers, held, tokens = self._sample(state.answers, answer, index, state.prompts.hidden[row])
         put: Callable[[Array, Array], Array] = lambda old, new: old.at[slot].set(new, mode="drop")  # noqa: E731
         cache = state.cache
-        if not self.together:
+        if not self.shared:
             cache = kv_cache.copy_rows(cache, slot, state.prompts.cache, row, self.prompts.shape[1])
         state = state.replace(
             answers=answers,

@@ -1,4 +1,7 @@
-"""The splash kernel of TPUs, interpreted: it equals plain attention, alone and on a mesh."""
+"""The kernels of GPUs and TPUs, stood in for on a CPU: they are given what makes them equal plain attention."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sharding
-from jaxrl_llm.models import flash
+from jaxrl_llm.models import attention, flash
 from jaxrl_llm.models.attend import attend
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 130, 4, 2, 64  # 130: padded to two blocks of columns
@@ -27,21 +30,67 @@ def value_and_gradients(attention, problem):
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*tensors)
 
 
+def plain(queries, keys, values, segment_ids):
+    return attend(queries, keys, values, jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :]))
+
+
 @pytest.fixture(scope="module")
 def expected(problem):
-    def plain(queries, keys, values, segment_ids):
-        visible = jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
-        return attend(queries, keys, values, visible)
-
     return value_and_gradients(plain, problem)
 
 
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The TPU's kernel as plain JAX."""
+    monkeypatch.setattr(flash, "_splash", functools.partial(flash._splash, interpret=True))
+
+
 @pytest.mark.parametrize("shape", [None, (2, 1, 1, 2), (1, 1, 1, 4)], ids=["alone", "rows-heads", "beyond-heads"])
+@pytest.mark.usefixtures("interpreted")
 def test_splash_equals_plain_attention(problem, expected, shape):
     """Four devices do not divide two key heads: there every device has all of them."""
     mesh = None if shape is None else sharding.make_mesh(shape)
-    found = value_and_gradients(lambda *x: flash.splash_attention(*x, mesh, interpret=True), problem)
+    found = value_and_gradients(lambda *x: flash.flash_attention(*x, mesh), problem)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
+
+
+@pytest.mark.parametrize("time", [TIME, TIME - 1])
+def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
+    """Its backward refuses an odd one where there is a mask; XLA stands in for it."""
+    seen = []
+
+    def stand_in(queries, keys, values, *, mask, implementation):
+        seen.append((queries.shape[1], keys.shape[1], mask.shape[2:], implementation))
+        return XLA(queries, keys, values, mask=mask)
+
+    XLA = jax.nn.dot_product_attention
+    cut = problem[0][:, :time], *(x[:, :, :time] for x in problem[1:3]), problem[3][:, :time], problem[4][:, :time]
+    expected = value_and_gradients(plain, cut)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = value_and_gradients(flash.flash_attention, cut)
+    assert seen == [(TIME, TIME, (TIME, TIME), "cudnn")]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
+    """Under rematerialisation and on a mesh; packed rows and padding."""
+    sizes = {"head_dim": 64, "num_key_value_heads": 2, "num_attention_heads": 4, "remat": "block", "rope_theta": 5e4}
+    model = tiny(sharding.make_mesh((2, 1, 1, 2)), **sizes)
+    params = model.init(jax.random.key(0))
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
+    segment_ids = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * 9])
+
+    def loss(params, model):
+        hidden = model.apply(params, tokens, segment_ids=segment_ids).hidden
+        return jnp.sum(jnp.square(model.logits(params, hidden)) * (segment_ids != 0)[:, :, None])
+
+    expected = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, model)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: "flash")
+    other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
+    found = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, other)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), found, expected)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +99,13 @@ def test_splash_equals_plain_attention(problem, expected, shape):
         ("cpu", "bfloat16", ()),
         ("gpu", "bfloat16", (8, 64, 128)),
         ("gpu", "float32", ()),
-        ("tpu", "bfloat16", (64, 128)),
-        ("tpu", "float32", (64, 128)),
+        ("tpu", "bfloat16", (64, 128, 192, 256)),
+        ("tpu", "float32", (64, 128, 192, 256)),
     ],
 )
 def test_where_there_is_a_library(monkeypatch, platform, dtype, sizes):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    for head_dim in (4, 8, 64, 128):
+    for head_dim in (4, 8, 64, 128, 192, 256):
         assert flash.choose_attention("plain", head_dim, dtype) == "plain"
         by_itself = head_dim in sizes and dtype == "bfloat16"
         assert flash.choose_attention("auto", head_dim, dtype) == ("flash" if by_itself else "plain")

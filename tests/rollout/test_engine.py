@@ -130,7 +130,7 @@ def test_an_answer_ends_with_its_eos(free, ended, eos):
     assert {(True, False), (False, True), (False, False)} <= seen
 
 
-@pytest.mark.parametrize("slots", [1, 5, ROWS + 4])
+@pytest.mark.parametrize("slots", [1, 5, 7, ROWS + 4])  # 7: chunks of three prompts, the second reaches back
 def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
     assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
 
@@ -198,6 +198,25 @@ def test_a_mesh_changes_no_answer(engine, params, free, sample, slots):
     model = Model(tiny(), mesh)
     placed = jax.device_put(params, sharding.shardings(model.axes(), params, mesh))
     assert_same(sample(dataclasses.replace(engine, model=model, slots=slots), params=placed), free)
+
+
+def test_prompts_that_the_devices_do_not_divide_are_not_shared(engine, params, free, sample):
+    """Three prompts over four devices: a group and its prompt would lie apart."""
+    model = Model(tiny(), sharding.make_mesh((2, 2, 1, 1)))
+    placed = jax.device_put(params, sharding.shardings(model.axes(), params, model.mesh))
+    found = sample(dataclasses.replace(engine, model=model), params=placed, rows=slice(3))
+    assert_same(found, free, slice(3 * GROUP))
+
+
+def test_recorded_logits_do_not_depend_on_the_slots(engine, params):
+    """Chunks of three prompts, the second reaching back over two of the first."""
+    recording = dataclasses.replace(engine, record_router_logits=True)
+    whole, chunked = (
+        dataclasses.replace(recording, slots=slots).generate(params, PROMPTS, LENGTHS, UIDS, jax.random.key(1)).routing
+        for slots in (0, 7)
+    )
+    np.testing.assert_array_equal(chunked.experts, whole.experts)
+    np.testing.assert_allclose(chunked.logits, whole.logits, atol=1e-5)
 
 
 def test_bfloat16_samples_near_the_float32_distribution(engine, model, params, sample):
