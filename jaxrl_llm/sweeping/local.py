@@ -139,7 +139,8 @@ def _start(run: PlannedRun, workdir: Path, slot: set[int], module: str, lock: in
 
 
 def _stop(running: Sequence[_Process]) -> None:
-    for sign, patience in ((signal.SIGINT, _GRACE), (signal.SIGKILL, _GRACE)):
+    # SIGTERM and not SIGINT: a run that is still importing would lose the latter in some library's bare except.
+    for sign, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         alive = [one.process for one in running if one.process.poll() is None]
         for process in alive:
             os.killpg(process.pid, sign)
