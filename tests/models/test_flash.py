@@ -74,6 +74,38 @@ def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
 
 
 @pytest.mark.usefixtures("interpreted")
+def test_splash_in_bfloat16(problem):
+    """Against float32 arithmetic on the same rounded inputs; what remains is the rounding of weights and output."""
+    low = [x.astype(jnp.bfloat16) for x in problem[:3]]
+    out = flash.flash_attention(*low, problem[3])
+    assert out.dtype == jnp.bfloat16
+    exact = np.asarray(plain(*(x.astype(jnp.float32) for x in low), problem[3]))
+    seen = np.asarray(problem[3]) != 0
+    np.testing.assert_allclose(np.asarray(out, np.float32)[seen], exact[seen], atol=4 * 2**-8)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
+    sizes = {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 6e4}
+    model = tiny(**sizes)
+    params = model.init(jax.random.key(0))
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
+    apply = jax.jit(lambda model, params, routing: model.apply(params, tokens, routing=routing), static_argnums=0)
+    expected = apply(model, params, None)
+    monkeypatch.setattr(attention, "choose_attention", lambda *_: "flash")
+    other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
+    found = apply(other, params, None)
+    np.testing.assert_array_equal(found.routing.experts, expected.routing.experts)
+    np.testing.assert_allclose(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
+    shifted = expected.routing.replace(experts=(expected.routing.experts + 1) % 4)  # other experts than the router's
+    replayed = apply(other, params, shifted)
+    np.testing.assert_array_equal(replayed.routing.experts, shifted.experts)
+    monkeypatch.undo()
+    np.testing.assert_allclose(replayed.hidden, apply(model, params, shifted).hidden, rtol=1e-4, atol=1e-4)
+    assert np.abs(replayed.hidden - found.hidden).max() > 0.01
+
+
+@pytest.mark.usefixtures("interpreted")
 def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
     """Under rematerialisation and on a mesh; packed rows and padding."""
     sizes = {"head_dim": 64, "num_key_value_heads": 2, "num_attention_heads": 4, "remat": "block", "rope_theta": 5e4}
