@@ -22,6 +22,7 @@ os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)
 import filelock
 import hypothesis
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 # Array types are checked at trace time, in the package only; it must not have been imported yet.
@@ -34,6 +35,17 @@ jax.config.update("jax_debug_key_reuse", True)
 # The first example of a shape compiles: no deadline. The same examples on every machine: a failure can be repeated.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("jaxrl_llm")
+
+
+_MAPS = Path("/proc/self/maps")  # absent where there is no Linux
+_MOST = 45_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs():
+    """Every compiled program holds memory maps, of which Linux gives a process 65530; without one XLA crashes."""
+    if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MOST:
+        jax.clear_caches()
 
 
 def pytest_sessionstart():

@@ -74,11 +74,11 @@ def assert_same_run(workdir, straight, extra=()):
 
 
 def test_each_phase_compiles_once(straight):
-    """Training, greedy and sampled evaluation share a rollout program each; scoring has one, and one with replay."""
+    """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
     compiled = straight[3]
     assert compiled.count("update") == 1
     assert compiled.count("score") == 2
-    assert compiled.count("_generate") == 3
+    assert compiled.count("_generate") == 2
     assert compiled.count("_step") == 1
 
 

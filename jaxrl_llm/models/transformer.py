@@ -131,12 +131,20 @@ class Model:
             axes[kind] = jax.tree.map(lambda a: ("layers", *a), layer, is_leaf=is_axes)
         return axes
 
+    def shapes(self) -> dict[str, Any]:
+        """Shape, dtype and sharding of every parameter, without making one."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        if self.mesh is None:
+            where = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
+        else:
+            where = sharding.shardings(self.axes(), shapes, self.mesh)
+        return jax.tree.map(lambda s, to: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=to), shapes, where)
+
     def init_sharded(self, key: Key) -> dict[str, Any]:
         """Parameters born on the mesh: no device ever holds a whole copy."""
         if self.mesh is None:
             return jax.jit(self.init)(key)
-        shapes = jax.eval_shape(self.init, key)
-        return jax.jit(self.init, out_shardings=sharding.shardings(self.axes(), shapes, self.mesh))(key)
+        return jax.jit(self.init, out_shardings=jax.tree.map(lambda s: s.sharding, self.shapes()))(key)
 
     def unstack(self, params: Params, dtype: Any = None) -> dict[str, Any]:
         """Per-layer parameters for the decode loop, cast once to `dtype`; the router and the norms stay as they are."""
@@ -239,11 +247,12 @@ class Model:
             replay = routing[start : start + count] if routing is not None and kind == "moe" else None
             stack = params[kind]
             if isinstance(stack, tuple) or prefill or cached is not None:
+                traced_once = jax.jit(block)
                 for i in range(count):
                     j = start + i
                     one = stack[j] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=j: a[j], stack)
                     kv = None if cached is None else cached[layer + i]
-                    x, (kv, route) = block(x, (one, kv, None if replay is None else replay[i]))
+                    x, (kv, route) = traced_once(x, (one, kv, None if replay is None else replay[i]))
                     caches += [] if kv is None else [kv]
                     routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
             else:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
-from jaxrl_llm.masking import masked_sum
+from jaxrl_llm.masking import masked_mean, masked_sum
 from jaxrl_llm.objectives.ranges import at_least_zero, one_of
 
 __all__ = [
@@ -56,7 +56,13 @@ def degenerate_groups(rewards: PerAnswer, *, group_size: int) -> Bool[Array, "g"
 
 
 def group_advantages(
-    rewards: PerAnswer, *, group_size: int, std: str = "sample", baseline: str = "mean", eps: float = 1e-6
+    rewards: PerAnswer,
+    *,
+    group_size: int,
+    std: str = "sample",
+    baseline: str = "mean",
+    eps: float = 1e-6,
+    where: Bool[Array, "g"] | None = None,
 ) -> PerAnswer:
     """A_i = (R_i - b_i) / (sigma + eps) within groups of `group_size` contiguous answers.
 
@@ -68,6 +74,7 @@ def group_advantages(
       baseline: b_i. "mean": of the group; "leave_one_out": of the other answers, = G / (G - 1) times the centred
         reward; "none": 0.
       eps: added to sigma.
+      where: groups that enter the deviation of the batch, all if None: those that only fill a place stay out.
 
     Returns:
       [b]. A group whose rewards are all alike, and a group of one, gives exactly 0 (unless there is no baseline).
@@ -85,9 +92,13 @@ def group_advantages(
     if baseline == "leave_one_out":
         centred = centred * (group_size / max(group_size - 1, 1))
     if std != "none":
-        spread = (groups - groups.mean()).reshape(1, -1) if std == "batch" else groups - groups.mean(1, keepdims=True)
-        divisor = spread.shape[1] - (0 if std == "population" else 1)
-        centred = centred / (jnp.sqrt(jnp.sum(spread**2, 1, keepdims=True) / max(divisor, 1)) + eps)
+        counted, axis = jnp.ones_like(groups, bool), 1
+        if std == "batch":
+            counted, axis = counted if where is None else counted & where[:, None], (0, 1)
+        mean = jnp.expand_dims(masked_mean(groups, counted, axis), axis)
+        squares = masked_sum((groups - mean) ** 2, counted, axis)
+        divisor = jnp.sum(counted, axis) - (0 if std == "population" else 1)
+        centred = centred / (jnp.expand_dims(jnp.sqrt(squares / jnp.maximum(divisor, 1)), axis) + eps)
     alike = degenerate_groups(rewards, group_size=group_size)
     return jnp.where(alike[:, None], 0, centred).ravel()
 
@@ -204,8 +215,9 @@ class GroupAdvantage:
         _check_convention(self.std, self.baseline)
         at_least_zero("std_eps", self.std_eps)
 
-    def __call__(self, rewards: PerAnswer, *, group_size: int) -> PerAnswer:
-        return group_advantages(rewards, group_size=group_size, std=self.std, baseline=self.baseline, eps=self.std_eps)
+    def __call__(self, rewards: PerAnswer, *, group_size: int, where: Bool[Array, "g"] | None = None) -> PerAnswer:
+        convention = {"std": self.std, "baseline": self.baseline, "eps": self.std_eps}
+        return group_advantages(rewards, group_size=group_size, where=where, **convention)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> floa
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Evaluates parameters on fixed prompts with fixed keys, in one greedy and one sampled rollout.
+    """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
     An answer is right when its reward is 1. Sampling uses temperature 1, whatever the training rollout uses.
     """
@@ -67,9 +67,9 @@ class Evaluator:
 
     def __call__(self, params: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """({"eval/greedy", "eval/pass_at_1", "eval/pass_at_k", "eval/k"}, one row a prompt that a person can read)."""
-        greedy, said = self._rewards(params, Sampling(temperature=0.0), 1)
-        sampled, drawn = self._rewards(params, Sampling(), self.samples)
-        right = (sampled.reshape(-1, self.samples) == 1).sum(1)
+        rewards, texts = self._answered(params)
+        sampled, greedy = rewards[:, :-1], rewards[:, -1]
+        right = (sampled == 1).sum(1)
         found = {
             "eval/greedy": float((greedy == 1).mean()),
             "eval/pass_at_1": float((sampled == 1).mean()),
@@ -79,10 +79,10 @@ class Evaluator:
         rows = [
             {
                 "prompt": prompt,
-                "greedy": said[i],
+                "greedy": texts[i][-1],
                 "reward": float(greedy[i]),
-                "sampled": drawn[i * self.samples : (i + 1) * self.samples],
-                "sampled_reward": sampled[i * self.samples : (i + 1) * self.samples].tolist(),
+                "sampled": texts[i][:-1],
+                "sampled_reward": sampled[i].tolist(),
             }
             for i, prompt in enumerate(self.prompts["prompt"])
         ]
@@ -90,13 +90,20 @@ class Evaluator:
 
     def pass_rate(self, params: Any) -> float:
         """Sampled pass@1."""
-        return float((self._rewards(params, Sampling(), self.samples)[0] == 1).mean())
+        return float((self._answered(params)[0][:, :-1] == 1).mean())
 
-    def _rewards(self, params: Any, sampling: Sampling, group_size: int) -> tuple[np.ndarray, list[str]]:
+    def _answered(self, params: Any) -> tuple[np.ndarray, list[list[str]]]:
+        """Rewards [prompts, samples + 1] and texts, the greedy answer last; one rollout, since each compiles."""
+        group, batch = self.samples + 1, self.prompts
         engine = Engine(
-            self.model, sampling, group_size, self.max_new_tokens, self.task.tokenizer.eos_id, record_routing=False
+            self.model,
+            Sampling(greedy_last=True),
+            group,
+            self.max_new_tokens,
+            self.task.tokenizer.eos_id,
+            record_routing=False,
         )
-        batch = self.prompts
         uids = batch["uid"].astype(np.uint32)
         out = engine.generate(params, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
-        return verify(out, self.task, batch["prompt"], group_size)
+        rewards, texts = verify(out, self.task, batch["prompt"], group)
+        return rewards.reshape(-1, group), [texts[i : i + group] for i in range(0, len(texts), group)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Key as Keys
 
-from jaxrl_llm.array_typing import Array, Float, Integer, Key
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Key
 
 __all__ = ["Sampling", "answer_keys", "draw"]
 
@@ -15,12 +15,14 @@ __all__ = ["Sampling", "answer_keys", "draw"]
 class Sampling:
     """Temperature, then top-k, then top-p, renormalised after each; temperature 0 is greedy.
 
-    top_k=0 and top_p=1 switch the respective cut off.
+    top_k=0 and top_p=1 switch the respective cut off. greedy_last: the last answer of each group is greedy, whatever
+    the others are, so that one rollout measures both.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    greedy_last: bool = False
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -43,7 +45,11 @@ def answer_keys(key: Key, uids: Integer[Array, "p"], group_size: int) -> Keys[Ar
 
 
 def draw(
-    logits: Float[Array, "n v"], keys: Keys[Array, "n"], index: Integer[Array, "n"], sampling: Sampling
+    logits: Float[Array, "n v"],
+    keys: Keys[Array, "n"],
+    index: Integer[Array, "n"],
+    sampling: Sampling,
+    greedy: Bool[Array, "n"] | None = None,
 ) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
     """One token a row and its log-prob; the randomness is fold_in(key of the answer, index of the token in it).
 
@@ -54,12 +60,14 @@ def draw(
       logits: float32.
       keys: [n], of `answer_keys`.
       index: position of the token in its answer, from 0.
+      greedy: rows that take the most probable token instead.
 
     Returns:
       tokens int32 and log-probs float32, of the distribution after temperature and cuts (0 when greedy).
     """
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(logits.shape[0], jnp.float32)
+        return best, jnp.zeros(logits.shape[0], jnp.float32)
     vocabulary, order, kept = logits.shape[1], None, None
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < vocabulary or sampling.top_p < 1:
@@ -76,5 +84,7 @@ def draw(
     uniform = jax.vmap(lambda k: jax.random.uniform(k, logits.shape[1:], minval=tiny))(keys)
     choice = jnp.argmax(weights / -jnp.log(uniform), axis=-1)[:, None]
     logprobs = jnp.take_along_axis(shifted, choice, axis=-1)[:, 0] - jnp.log(jnp.sum(weights, axis=-1))
-    tokens = choice if order is None else jnp.take_along_axis(order, choice, axis=-1)
-    return tokens[:, 0].astype(jnp.int32), logprobs
+    tokens = (choice if order is None else jnp.take_along_axis(order, choice, axis=-1))[:, 0].astype(jnp.int32)
+    if greedy is not None:
+        tokens, logprobs = jnp.where(greedy, best, tokens), jnp.where(greedy, 0, logprobs)
+    return tokens, logprobs

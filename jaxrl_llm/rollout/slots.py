@@ -196,7 +196,8 @@ class Decoder:
         """Draw token `index` of each answer and note it; an answer that ends leaves its slot free."""
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
-        tokens, logprobs = draw(self.model.logits(self.params, hidden), self.keys[one], index, self.sampling)
+        greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None
+        tokens, logprobs = draw(self.model.logits(self.params, hidden), self.keys[one], index, self.sampling, greedy)
         answers = answers.replace(
             tokens=answers.tokens.at[answer, index].set(tokens, mode="drop"),
             logprobs=answers.logprobs.at[answer, index].set(logprobs, mode="drop"),

@@ -116,7 +116,8 @@ def _advantages(
     rewards: Any = t.rewards
     state_values: Any = old.state_values
     if not isinstance(objective.advantage, Gae):
-        advantages = objective.advantage(rewards, group_size=group_size)
+        learns = jnp.any(t.loss_mask.reshape(-1, group_size * t.loss_mask.shape[1]), axis=1)  # fillers do not
+        advantages = objective.advantage(rewards, group_size=group_size, where=learns)
         return jnp.where(t.loss_mask, advantages[:, None], 0), None, None
     values = scoring.align(state_values, t.segment_ids)
     last = jnp.maximum(jnp.sum(t.segment_ids != 0, axis=1) - 1, 0)

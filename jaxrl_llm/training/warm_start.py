@@ -73,9 +73,9 @@ def warm_start(
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
       evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
     """
-    params = model.init_sharded(jax.random.key(config.seed))
+    fresh = lambda: model.init_sharded(jax.random.key(config.seed))  # noqa: E731
     if not config.steps:
-        return params
+        return fresh()
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
@@ -89,8 +89,8 @@ def warm_start(
     with filelock.FileLock(f"{folder}.lock"):
         if folder.exists():
             log(f"warm start: from {folder}")
-            return load_tree(folder, params)
-        params = _train(model, task, config, params, data_dir, evaluate, log)
+            return load_tree(folder, model.shapes())
+        params = _train(model, task, config, fresh(), data_dir, evaluate, log)
         save_tree(folder, params)
     return params
 

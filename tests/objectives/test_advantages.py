@@ -32,6 +32,16 @@ def test_batch_deviation_is_of_the_raw_rewards():
     np.testing.assert_allclose(got, np.asarray([0.5, -0.5, 1.5, -1.5]) / np.sqrt(2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("std", ["sample", "population", "batch", "none"])
+def test_groups_that_only_fill_a_place_change_nothing(std):
+    rewards = jnp.asarray([1.0, 0, 3, 0])
+    filled = jnp.concatenate([rewards, jnp.full(2, 9.0)])
+    found = objectives.GroupAdvantage(std)(filled, group_size=2, where=jnp.asarray([True, True, False]))
+    np.testing.assert_allclose(found[:4], objectives.GroupAdvantage(std)(rewards, group_size=2), rtol=1e-6)
+    if std == "batch":  # the guard is needed: without it 9 and 9 would enter
+        assert np.abs(objectives.GroupAdvantage(std)(filled, group_size=2)[:4] - found[:4]).max() > 0.1
+
+
 @given(
     st.lists(st.integers(-4, 4).map(float), min_size=12, max_size=12),
     st.sampled_from([1, 3, 12]),

@@ -80,6 +80,15 @@ def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
         np.testing.assert_array_equal(trajectory.experts[:, row, fed], experts[:, row, fed])
 
 
+def test_the_last_answer_of_a_group_may_be_greedy(engine, sample, free):
+    greedy = sample(dataclasses.replace(engine, sampling=Sampling(0.0)))
+    both = sample(dataclasses.replace(engine, sampling=Sampling(0.7, greedy_last=True)))
+    last = np.arange(ROWS) % GROUP == GROUP - 1
+    np.testing.assert_array_equal(both.tokens, np.where(last[:, None], greedy.tokens, free.tokens))
+    expected = np.where(last[:, None], 0, free.sampler_logprobs)
+    np.testing.assert_allclose(both.sampler_logprobs, expected, atol=1e-5)
+
+
 def test_a_cache_of_several_stretches_changes_no_answer(engine, model, params, sample):
     # Five columns of prompt and 70 of answers: the rows cross from the first 64 columns into the rest.
     limits = np.array([70, 3, 9, 65, 70, 1, 30, 60, 62, 70, 2, 64], np.int32)

@@ -86,6 +86,20 @@ def test_group_advantages_stand_on_answer_tokens_alone():
     np.testing.assert_allclose(advantages, np.where(MASK, expected.reshape(-1, 1), 0), rtol=1e-4, atol=1e-6)
 
 
+def test_groups_without_a_loss_stay_out_of_the_deviation_of_the_batch():
+    """As dynamic sampling leaves them at its bound."""
+    t = tiny.draw_trajectory()
+    fills = jnp.arange(tiny.ROWS) >= tiny.ROWS - tiny.GROUP
+    t = t.replace(loss_mask=t.loss_mask & ~fills[:, None])
+    objective = objectives.make("grpo", std="batch")
+    found, other = (
+        _advantages(objective, tiny.GROUP, t.replace(rewards=jnp.where(fills, r, t.rewards)), Scored(), None)[0]
+        for r in (0.0, 100.0)
+    )
+    assert np.abs(np.asarray(found)).max() > 0.1
+    np.testing.assert_array_equal(found, other)
+
+
 def test_one_update_a_rollout_scores_nothing():
     """Its own forward is the old policy; advantages are there, nothing else was computed."""
     learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0))

@@ -73,6 +73,7 @@ def test_it_stops_at_the_pass_rate(folder):
 def quick(monkeypatch):
     """Training without training: the cache alone is under test."""
     monkeypatch.setattr(Model, "init_sharded", lambda model, key: {"x": jnp.zeros(3)})
+    monkeypatch.setattr(Model, "shapes", lambda model: {"x": jnp.zeros(3)})
     monkeypatch.setattr(module, "_train", lambda model, task, config, params, *rest: {"x": params["x"] + 1})
 
 
