@@ -1,5 +1,6 @@
 """The guards of every test: four devices, strict ranks, checked shapes, no reused key, a warm compiler."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -25,6 +26,8 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.reference.programs import make_room
+
 # Array types are checked at trace time, in the package only; it must not have been imported yet.
 install_import_hook("jaxrl_llm", "beartype.beartype")
 
@@ -32,20 +35,17 @@ install_import_hook("jaxrl_llm", "beartype.beartype")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
+# Tracing makes objects by the million and hardly a cycle: looking for them as often as usual costs a twentieth.
+gc.set_threshold(200_000, 20, 100)
+
 # The first example of a shape compiles: no deadline. The same examples on every machine: a failure can be repeated.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("jaxrl_llm")
 
 
-_MAPS = Path("/proc/self/maps")  # absent where there is no Linux
-_MOST = 45_000
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_programs():
-    """Every compiled program holds memory maps, of which Linux gives a process 65530; without one XLA crashes."""
-    if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MOST:
-        jax.clear_caches()
+    make_room()
 
 
 def pytest_sessionstart():

@@ -21,6 +21,7 @@ from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner, router_logprobs
 from tests.reference import tiny_training as tiny
 from tests.reference.covering import pairwise
+from tests.reference.programs import make_room
 
 REPLAYS = [(mode, what) for mode in ("R2", "R3") for what in ("experts", "logits")]
 IMPLEMENTATIONS = ["dense", "grouped", "blocks"]
@@ -31,6 +32,12 @@ FACTORS = (REPLAYS, IMPLEMENTATIONS, MESHES, OBJECTIVES)
 CELLS = pairwise((*scored, o) for scored in pairwise(itertools.product(*FACTORS[:3])) for o in OBJECTIVES)
 NAMES = ("replay", "implementation", "mesh", "objective")
 LAYOUT = tiny.layout_of(micro=4)
+
+
+@pytest.fixture(autouse=True)
+def _room_for_cells():
+    """A cell takes a thousand maps."""
+    make_room()
 
 
 def test_every_two_values_meet():
