@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 
 # A new module or folder gets its floor here and nowhere else.
 FLOORS = (
-    {"array_typing", "cache_folder", "masking", "metrics", "sharding"},
+    {"array_typing", "cache_folder", "masking", "metrics", "ranges", "sharding"},
     {"objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log"},
     {"training", "provenance", "reporting", "sweeping"},

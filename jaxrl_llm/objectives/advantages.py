@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
 from jaxrl_llm.masking import masked_mean, masked_sum
-from jaxrl_llm.objectives.ranges import at_least_zero, one_of
+from jaxrl_llm.ranges import at_least_zero, one_of
 
 __all__ = [
     "Gae",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
 from jaxrl_llm.masking import masked_sum, segment_sum
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.objectives.ranges import positive
+from jaxrl_llm.ranges import positive
 
 __all__ = [
     "AGGREGATIONS",

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
 from jaxrl_llm.masking import masked_sum, segment_sum
-from jaxrl_llm.objectives.ranges import suggestion
+from jaxrl_llm.ranges import suggestion
 
 __all__ = ["ARRAYS", "Batch", "clamp", "safe_exp_range"]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Float, PerToken
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.objectives.ranges import one_of
+from jaxrl_llm.ranges import one_of
 
 __all__ = ["ESTIMATORS", "check_estimator", "k3", "kl_loss"]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.objectives.batch import Batch, clamp
-from jaxrl_llm.objectives.ranges import positive
+from jaxrl_llm.ranges import positive
 
 __all__ = ["NoRatio", "Ratio", "RouterShift", "SequenceProduct", "SequenceRatio", "SequenceTokenRatio", "TokenRatio"]
 

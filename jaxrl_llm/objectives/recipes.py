@@ -9,7 +9,7 @@ from jaxrl_llm.objectives import ratios as r
 from jaxrl_llm.objectives import surrogates as s
 from jaxrl_llm.objectives.corrections import correction_named
 from jaxrl_llm.objectives.objective import Objective
-from jaxrl_llm.objectives.ranges import one_of, suggestion
+from jaxrl_llm.ranges import one_of, suggestion
 from jaxrl_llm.objectives.value import ValueLoss
 
 __all__ = ["hyperparameters", "make", "names"]

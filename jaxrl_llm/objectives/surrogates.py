@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import Mask, PerToken
 from jaxrl_llm.metrics import Mean, Metric
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.objectives.ranges import positive
+from jaxrl_llm.ranges import positive
 
 __all__ = ["Cispo", "Clip", "GeometricMean", "LogProb", "Soft", "Surrogate", "Vespo"]
 

@@ -1,10 +1,10 @@
-"""Checks of hyper-parameters: every message names the field, its value and the remedy."""
+"""Checks of fields, for every floor: each message names the field, its value and the remedy."""
 
 import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["at_least_zero", "one_of", "positive", "suggestion"]
+__all__ = ["at_least", "at_least_zero", "one_of", "positive", "suggestion", "within"]
 
 
 def _number(name: str, value: object, rule: str) -> float:
@@ -26,6 +26,19 @@ def at_least_zero(name: str, value: object, *, at_most: float = math.inf) -> Non
     rule = "at least 0 and finite" if at_most == math.inf else f"between 0 and {at_most:g}"
     number = _number(name, value, rule)
     if not 0.0 <= number <= at_most or math.isinf(number):
+        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+
+
+def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
+    """Raises ValueError unless value >= low; `remedy` says what a special value means ("0 turns it off")."""
+    if _number(name, value, f"at least {low}") < low:
+        raise ValueError(f"{name}={value!r} must be at least {low}" + (f"; {remedy}" if remedy else ""))
+
+
+def within(name: str, value: object, low: float, high: float) -> None:
+    """Raises ValueError unless low <= value <= high."""
+    rule = f"a value in {low}..{high}"
+    if not low <= _number(name, value, rule) <= high:
         raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
 
 
