@@ -221,7 +221,7 @@ def _step(
     ]
     experience = run.scorer(state, reference, got.trajectory, epochs[0])
     every = s.log.diagnostics_every
-    heavy = bool(every) and step % every == 0 and experience.batch.recorded is not None
+    heavy = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
     old_params = jax.tree.map(lambda x: x.copy(), state.params) if heavy else None
     found, layout = [], epochs[0][0]
     for layout in (layout for epoch in epochs for layout in epoch):

@@ -1,7 +1,9 @@
 """What training carries from step to step, and the batch that it learns from."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -9,17 +11,27 @@ import optax
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.training.routing_records import RoutingRecords
 
-__all__ = ["TrainBatch", "TrainState", "make_state", "parameter_axes", "with_value_head"]
+__all__ = [
+    "TrainBatch",
+    "TrainState",
+    "check_shapes",
+    "join",
+    "make_state",
+    "parameter_axes",
+    "split",
+    "state_shardings",
+    "with_value_head",
+]
 
 
 class TrainState(flax.struct.PyTreeNode):
     """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
 
     updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. Untyped, as all
-    fields are: trees of states also carry host arrays, abstract shapes and shardings.
+    fields are: a tree of this structure also carries host arrays, abstract shapes and shardings.
     """
 
     params: Any
@@ -30,11 +42,9 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class TrainBatch(flax.struct.PyTreeNode):
-    """A scored rollout; every array is indexed [b t], the routing [l b t k].
+    """A scored rollout; every array is indexed [b t], every record of routing [l b t x].
 
-    old_logprobs is None where the first forward itself gives them (one update a rollout). routing is what the training
-    forward must replay, recorded is the old policy's own routing, for diagnostics. sampled is the rollout's, where the
-    first forward is to be compared with it.
+    old_logprobs is None where the first forward itself gives them (one update a rollout).
     """
 
     tokens: Tokens
@@ -46,9 +56,7 @@ class TrainBatch(flax.struct.PyTreeNode):
     ref_logprobs: PerToken | None = None
     old_values: PerToken | None = None
     returns: PerToken | None = None
-    routing: Routing | None = None
-    recorded: Routing | None = None
-    sampled: Routing | None = None
+    routing: RoutingRecords = RoutingRecords()
 
 
 def with_value_head(params: Any, hidden_size: int) -> Any:
@@ -57,10 +65,76 @@ def with_value_head(params: Any, hidden_size: int) -> Any:
     return dict(params) | {"value_head": head}
 
 
+def split(params: Mapping[str, Any], trains: Callable[[str], bool]) -> tuple[Any, Any]:
+    """(trained, frozen) parameters by the name of each leaf, such as "['moe']['mlp']['router']"; `join` undoes it."""
+
+    def part(tree: Mapping[str, Any], name: str, wanted: bool) -> dict[str, Any]:
+        kept = {}
+        for key, x in tree.items():
+            path = f"{name}[{key!r}]"
+            below = part(x, path, wanted) if isinstance(x, Mapping) else x
+            if below if isinstance(x, Mapping) else trains(path) == wanted:
+                kept[key] = below
+        return kept
+
+    return part(params, "", True), part(params, "", False)
+
+
+def join(trained: Any, frozen: Any) -> Any:
+    """The parameters of the policy from those that are trained and those that are not (None: all are trained).
+
+    Raises:
+      ValueError: a parameter is in both.
+    """
+    if frozen is None:
+        return trained
+    both = trained.keys() & frozen.keys()
+    if any(not isinstance(tree[key], Mapping) for key in both for tree in (trained, frozen)):
+        raise ValueError(f"{', '.join(sorted(both))} is both trained and frozen; split the parameters first")
+    return {**frozen, **trained, **{key: join(trained[key], frozen[key]) for key in both}}
+
+
 def parameter_axes(model: Model, params: Any) -> Any:
-    """Logical axes of the parameters, a value head included."""
-    axes = model.axes()
-    return axes | {"value_head": {"kernel": ("norm",), "bias": ()}} if "value_head" in params else axes
+    """Logical axes of these parameters, all or a part of the model's, a value head included."""
+
+    def named(axes: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: named(axes[key], x) if isinstance(x, Mapping) else axes[key] for key, x in tree.items()}
+
+    return named(model.axes() | {"value_head": {"kernel": ("norm",), "bias": ()}}, params)
+
+
+def state_shardings(
+    model: Model,
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    critic_optimizer: optax.GradientTransformation | None = None,
+) -> TrainState:
+    """Where every array of a state lives on the model's mesh, from the names of the parameters' axes alone.
+
+    Args:
+      state: of arrays or of abstract shapes, so that a program can be lowered for a mesh that is not there.
+    """
+    mesh: Any = model.mesh
+    whole = sharding.replicated(mesh)
+
+    def of_parameters(params: Any) -> Any:
+        return None if params is None else sharding.shardings(parameter_axes(model, params), params, mesh)
+
+    def of_moments(optimizer: Any, opt_state: Any, params: Any) -> Any:
+        """The optimizer's moments live where their parameters do."""
+        if optimizer is None:
+            return None
+        return optax.tree_map_params(
+            optimizer, lambda _, where: where, opt_state, of_parameters(params), transform_non_params=lambda _: whole
+        )
+
+    return TrainState(
+        params=of_parameters(state.params),
+        opt_state=of_moments(optimizer, state.opt_state, state.params),
+        critic=of_parameters(state.critic),
+        critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, state.critic),
+        updates=whole,
+    )
 
 
 def make_state(
@@ -70,26 +144,34 @@ def make_state(
     critic: Any = None,
     critic_optimizer: optax.GradientTransformation | None = None,
 ) -> TrainState:
-    """A fresh state, all of it on the model's mesh: the optimizer's moments are born where their parameters are."""
+    """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array."""
 
-    def placed(params: Any) -> Any:
-        if model.mesh is None:
-            return params
-        shapes = jax.eval_shape(lambda: params)
-        return jax.device_put(params, sharding.shardings(parameter_axes(model, params), shapes, model.mesh))
+    def moments(optimizer: Any, params: Any, where: Any) -> Any:
+        return None if optimizer is None else jax.jit(optimizer.init, out_shardings=where)(params)
 
-    def born(optimizer: optax.GradientTransformation, params: Any) -> Any:
-        if model.mesh is None:
-            return jax.jit(optimizer.init)(params)
-        where = jax.tree.map(lambda x: x.sharding, params)
-        shapes = jax.eval_shape(optimizer.init, params)
-        whole = sharding.replicated(model.mesh)
-        places = optax.tree_map_params(optimizer, lambda _, s: s, shapes, where, transform_non_params=lambda _: whole)
-        return jax.jit(optimizer.init, out_shardings=places)(params)
+    def shapes(optimizer: Any, params: Any) -> Any:
+        return None if optimizer is None else jax.eval_shape(optimizer.init, params)
 
-    params, critic = placed(params), None if critic is None else placed(critic)
-    critic_opt_state = born(critic_optimizer, critic) if critic_optimizer is not None else None
+    where = TrainState(None, None, None, None, None)
     updates = jnp.zeros((), jnp.int32)
     if model.mesh is not None:
-        updates = jax.device_put(updates, sharding.replicated(model.mesh))
-    return TrainState(params, born(optimizer, params), critic, critic_opt_state, updates)
+        like = TrainState(params, shapes(optimizer, params), critic, shapes(critic_optimizer, critic), updates)
+        where = state_shardings(model, like, optimizer, critic_optimizer)
+        places = (where.params, where.critic, where.updates)
+        params, critic, updates = jax.device_put((params, critic, updates), places)
+    return TrainState(
+        params=params,
+        opt_state=moments(optimizer, params, where.opt_state),
+        critic=critic,
+        critic_opt_state=moments(critic_optimizer, critic, where.critic_opt_state),
+        updates=updates,
+    )
+
+
+def check_shapes(batch: TrainBatch) -> None:
+    """Every array is [b t] and every record [l b t x]; where a program is traced, so it costs a step nothing."""
+    chex.assert_equal_shape(jax.tree.leaves(batch.replace(routing=RoutingRecords())))
+    records = jax.tree.leaves(batch.routing)
+    chex.assert_rank(records, 4)
+    for record in records:
+        chex.assert_equal(record.shape[1:3], batch.tokens.shape)

@@ -16,9 +16,10 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives, scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.routing_records import router_logprobs
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner, router_logprobs
+from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 from tests.reference.covering import pairwise
 from tests.reference.programs import make_room
@@ -69,8 +70,8 @@ def rollout():
     The last token of an answer was never fed: it has no record.
     """
     trajectory = tiny.draw_trajectory()
-    room = learner().room(trajectory.tokens, routing="logits")
-    found = learner().score(params(seed=1), trajectory.tokens, None, LAYOUT, into=room).routing
+    into = learner().blank_scores(trajectory.tokens, record="logits")
+    found = learner().score(params(seed=1), trajectory.tokens, None, LAYOUT, into=into).recorded
     fed = (np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1)[None, :, :, None]
     return trajectory.replace(routing=found.replace(experts=jnp.where(fed, found.experts, no_record(found.experts))))
 
@@ -108,7 +109,7 @@ def expected(replay, objective):
     router = "router_logprobs" in recipe.needs
     batch = experience(replay, router=router).batch
     logits = jnp.zeros((tiny.CONFIG.num_moe_layers, tiny.ROWS, tiny.TIME, tiny.CONFIG.num_experts))
-    outputs, _ = forward_and_pull(params(), batch.routing, (jnp.zeros_like(batch.old_logprobs), logits))
+    outputs, _ = forward_and_pull(params(), batch.routing.replayed, (jnp.zeros_like(batch.old_logprobs), logits))
 
     @jax.jit
     @jax.value_and_grad
@@ -116,14 +117,14 @@ def expected(replay, objective):
         logprobs, logits = outputs
         arrays = {"logprobs": logprobs, "old_logprobs": old, "advantages": batch.advantages, "mask": batch.loss_mask}
         if router:
-            arrays["router_logprobs"] = router_logprobs(logits, batch.recorded)
-            arrays["old_router_logprobs"] = router_logprobs(batch.recorded.logits, batch.recorded)
+            arrays["router_logprobs"] = router_logprobs(logits, batch.routing.scored)
+            arrays["old_router_logprobs"] = router_logprobs(batch.routing.scored.logits, batch.routing.scored)
         return recipe(**arrays)[0]
 
     found = []
     for old in old_logprobs(batch):
         value, cotangents = loss(outputs, old)
-        found.append((float(value), jax.device_get(forward_and_pull(params(), batch.routing, cotangents)[1])))
+        found.append((float(value), jax.device_get(forward_and_pull(params(), batch.routing.replayed, cotangents)[1])))
     return found
 
 
