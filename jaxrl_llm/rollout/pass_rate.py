@@ -100,7 +100,7 @@ class Evaluator:
             Sampling(greedy_last=True),
             group,
             self.max_new_tokens,
-            self.task.tokenizer.eos_id,
+            (self.task.tokenizer.eos_id,),
             record_routing=False,
         )
         uids = batch["uid"].astype(np.uint32)

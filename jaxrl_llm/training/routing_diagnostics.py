@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import metrics as M
-from jaxrl_llm.array_typing import Bool, Mask, PerToken
+from jaxrl_llm.array_typing import Array, Bool, Mask, PerToken
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.scoring import previous
 from jaxrl_llm.training.agreement import differ, flips

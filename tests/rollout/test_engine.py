@@ -23,7 +23,7 @@ NONE = 255
 
 @pytest.fixture(scope="module")
 def engine(model):
-    return Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER)
+    return Engine(model, Sampling(temperature=0.7), GROUP, BOUND, end_ids=(NEVER,))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def eos(free):
 
 @pytest.fixture(scope="module")
 def ended(engine, eos, sample):
-    return sample(dataclasses.replace(engine, eos_id=eos))
+    return sample(dataclasses.replace(engine, end_ids=(eos,)))
 
 
 def forward(model, params, trajectory):
@@ -141,7 +141,7 @@ def test_an_answer_ends_with_its_eos(free, ended, eos):
 
 @pytest.mark.parametrize("slots", [1, 5, 7, ROWS + 4])  # 7: chunks of three prompts, the second reaches back
 def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
-    assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
+    assert_same(sample(dataclasses.replace(engine, end_ids=(eos,), slots=slots)), ended)
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -196,7 +196,7 @@ def test_keys_uids_and_samples_differ(engine, free, sample):
 def test_one_trace_a_shape(engine, model, sample):
     sample(engine)
     traces = engine_module._generate._cache_size()
-    sample(Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER), rows=[3, 1, 0, 2], key=5)
+    sample(Engine(model, Sampling(temperature=0.7), GROUP, BOUND, end_ids=(NEVER,)), rows=[3, 1, 0, 2], key=5)
     sample(engine, limits=np.full(ROWS, 2, np.int32))
     assert engine_module._generate._cache_size() == traces
 

@@ -239,7 +239,7 @@ def test_rollout_and_trainer_record_the_same_experts():
 
     The last token of an answer was sampled and never fed, so only the trainer has a route for it.
     """
-    engine = Engine(MODEL, Sampling(), tiny.GROUP, tiny.ANSWER, eos_id=1)
+    engine = Engine(MODEL, Sampling(), tiny.GROUP, tiny.ANSWER, end_ids=(1,))
     prompts = np.random.default_rng(0).integers(2, 16, (2, tiny.PROMPT)).astype(np.int32)
     lengths = np.array([3, 4], np.int32)
     out = engine.generate(params(), prompts, lengths, np.arange(2, dtype=np.uint32), jax.random.key(0))
