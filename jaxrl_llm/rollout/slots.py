@@ -1,7 +1,7 @@
 """Decoding with fewer slots than answers: a slot whose answer has ended takes the next one of the queue.
 
 A slot holds a copy of its answer's prompt, and prompts are prefilled in chunks, so that memory follows the slots and
-not the prompts. Sources: continuous batching in Orca (OSDI 2022); prompts have one width, the longest.
+not the prompts. All prompts have one width, that of the longest. Source: continuous batching, Orca (OSDI 2022).
 """
 
 import dataclasses

@@ -65,7 +65,6 @@ class Learner:
         `routing` is replayed where given. The forward has the shape of the training forward: in float32 both see the
         same numbers.
         """
-
         logits = into.recorded is not None and into.recorded.logits is not None
 
         def body(i: Array, into: Scored) -> Scored:
@@ -78,12 +77,12 @@ class Learner:
                 temperature=self.temperature,
                 router_logits=logits or into.by_router is not None,
             )
-            used: Any = out.routing
+            routed: Any = out.routing
             scores = Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
                 state_values=None if into.state_values is None else scoring.values(params["value_head"], out.hidden),
-                recorded=None if into.recorded is None else used if logits else Routing(used.experts),
-                by_router=None if into.by_router is None else by_router(used),
+                recorded=None if into.recorded is None else routed if logits else Routing(routed.experts),
+                by_router=None if into.by_router is None else by_router(routed),
             )
             return put(into, scores, layout, i)
 

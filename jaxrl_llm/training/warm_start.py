@@ -73,9 +73,9 @@ def warm_start(
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
       evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
     """
-    fresh = lambda: model.init_sharded(jax.random.key(config.seed))  # noqa: E731
+    key = jax.random.key(config.seed)
     if not config.steps:
-        return fresh()
+        return model.init_sharded(key)
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
@@ -90,7 +90,7 @@ def warm_start(
         if folder.exists():
             log(f"warm start: from {folder}")
             return load_tree(folder, model.shapes())
-        params = _train(model, task, config, fresh(), data_dir, evaluate, log)
+        params = _train(model, task, config, model.init_sharded(key), data_dir, evaluate, log)
         save_tree(folder, params)
     return params
 
