@@ -15,6 +15,7 @@ from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import Routing, no_record
+from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.slots import Refilled
@@ -40,8 +41,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"rollout.{name}={getattr(self, name)} must be at least {least}")
+            at_least(f"rollout.{name}", getattr(self, name), least)
         if not self.end_ids:
             raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
 

@@ -11,6 +11,7 @@ replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.1137
 import dataclasses
 
 from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.ranges import one_of
 from jaxrl_llm.training.routing_records import RoutingRecords
 
 __all__ = ["ReplayConfig", "in_scoring", "prescribe"]
@@ -22,10 +23,8 @@ class ReplayConfig:
     what: str  # experts (indices; gates follow the current router) | logits (indices and gates frozen)
 
     def __post_init__(self) -> None:
-        if self.mode not in ("off", "R2", "R3"):
-            raise ValueError(f"replay.mode={self.mode!r} is not one of off, R2, R3")
-        if self.what not in ("experts", "logits"):
-            raise ValueError(f"replay.what={self.what!r} is not one of experts, logits")
+        one_of("replay.mode", self.mode, ("off", "R2", "R3"))
+        one_of("replay.what", self.what, ("experts", "logits"))
 
     @property
     def records_logits(self) -> bool:

@@ -20,6 +20,7 @@ from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.ranges import at_least, fraction
 from jaxrl_llm.training.state import make_state
 
 __all__ = ["WarmStartConfig", "warm_start"]
@@ -37,15 +38,10 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "learning_rate"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"warm_start.{name}={getattr(self, name)} must not be negative")
+            at_least(f"warm_start.{name}", getattr(self, name), 0)
         for name in ("batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"warm_start.{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.target_pass_rate < 1:
-            raise ValueError(
-                f"warm_start.target_pass_rate={self.target_pass_rate} must lie in [0, 1); 0 takes all steps"
-            )
+            at_least(f"warm_start.{name}", getattr(self, name), 1)
+        fraction("warm_start.target_pass_rate", self.target_pass_rate, "0 takes all steps")
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
         """Where the parameters lie: named by a hash of everything they depend on, this config included."""

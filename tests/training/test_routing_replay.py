@@ -373,5 +373,5 @@ def test_a_dense_model_and_a_record_of_another_model_raise():
 
 @pytest.mark.parametrize(("field", "value"), [("mode", "R4"), ("what", "probs")])
 def test_unknown_kinds_of_replay_are_named(field, value):
-    with pytest.raises(ValueError, match=f"replay.{field}='{value}' is not one of"):
+    with pytest.raises(ValueError, match=f"replay.{field}='{value}' is unknown.*; use one of"):
         ReplayConfig(**({"mode": "R2", "what": "experts"} | {field: value}))
