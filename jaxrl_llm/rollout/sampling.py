@@ -28,7 +28,7 @@ class Sampling:
     def __post_init__(self) -> None:
         at_least("rollout.temperature", self.temperature, 0, "0 is greedy")
         at_least("rollout.top_k", self.top_k, 0, "0 keeps every token")
-        positive("rollout.top_p", self.top_p, at_most=1)
+        positive("rollout.top_p", self.top_p, at_most=1.0)
 
     @property
     def greedy(self) -> bool:
