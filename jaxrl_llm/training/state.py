@@ -1,6 +1,6 @@
 """What training carries from step to step, and the batch that it learns from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Mask, PerToken, SegmentIds, Tokens
@@ -65,19 +66,11 @@ def with_value_head(params: Any, hidden_size: int) -> Any:
     return dict(params) | {"value_head": head}
 
 
-def split(params: Mapping[str, Any], trains: Callable[[str], bool]) -> tuple[Any, Any]:
-    """(trained, frozen) parameters by the name of each leaf, such as "['moe']['mlp']['router']"; `join` undoes it."""
-
-    def part(tree: Mapping[str, Any], name: str, wanted: bool) -> dict[str, Any]:
-        kept = {}
-        for key, x in tree.items():
-            path = f"{name}[{key!r}]"
-            below = part(x, path, wanted) if isinstance(x, Mapping) else x
-            if below if isinstance(x, Mapping) else trains(path) == wanted:
-                kept[key] = below
-        return kept
-
-    return part(params, "", True), part(params, "", False)
+def split(params: Any, trains: Callable[[tuple[str, ...]], bool]) -> tuple[Any, Any]:
+    """(trained, frozen) parameters by the path of each, such as ("moe", "mlp", "router"); `join` undoes it."""
+    flat = flatten_dict(params)
+    trained, frozen = ({path: x for path, x in flat.items() if bool(trains(path)) is part} for part in (True, False))
+    return unflatten_dict(trained), unflatten_dict(frozen)
 
 
 def join(trained: Any, frozen: Any) -> Any:
@@ -88,19 +81,17 @@ def join(trained: Any, frozen: Any) -> Any:
     """
     if frozen is None:
         return trained
-    both = trained.keys() & frozen.keys()
-    if any(not isinstance(tree[key], Mapping) for key in both for tree in (trained, frozen)):
-        raise ValueError(f"{', '.join(sorted(both))} is both trained and frozen; split the parameters first")
-    return {**frozen, **trained, **{key: join(trained[key], frozen[key]) for key in both}}
+    ours, others = flatten_dict(trained), flatten_dict(frozen)
+    both = sorted(".".join(path) for path in ours.keys() & others.keys())
+    if both:
+        raise ValueError(f"{', '.join(both[:3])} is both trained and frozen; part the parameters with `split`")
+    return unflatten_dict(ours | others)
 
 
 def parameter_axes(model: Model, params: Any) -> Any:
     """Logical axes of these parameters, all or a part of the model's, a value head included."""
-
-    def named(axes: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: named(axes[key], x) if isinstance(x, Mapping) else axes[key] for key, x in tree.items()}
-
-    return named(model.axes() | {"value_head": {"kernel": ("norm",), "bias": ()}}, params)
+    axes = flatten_dict(model.axes() | {"value_head": {"kernel": ("norm",), "bias": ()}})
+    return unflatten_dict({path: axes[path] for path in flatten_dict(params)})
 
 
 def state_shardings(
