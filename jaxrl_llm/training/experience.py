@@ -19,7 +19,7 @@ from jaxrl_llm.training.agreement import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.routing_records import count_unrecorded
 from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe
-from jaxrl_llm.training.state import TrainBatch, TrainState, join
+from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
 __all__ = ["Experience", "Scorer"]
@@ -59,13 +59,13 @@ class Scorer:
         Args:
           reference: parameters of pi_ref, or None if the objective needs none.
           layouts: the micro-batches of all minibatches of one epoch.
-          frozen: parameters of the policy that are not trained, as for `Learner.update`.
+          frozen: as for `Learner.update`.
 
         Raises:
           ValueError: replay asks for a routing that was not recorded.
         """
         t, needs = trajectory, self.learner.objective.needs
-        params, old, ref = join(state.params, frozen), Scored(), None
+        params, old, ref = self.learner.policy(state.params, frozen), Scored(), None
         if not self.first_forward:
             into = self._old_scores(t, values="value_head" in params)
             old = self._score(params, t, layouts, into, in_scoring(self.replay, t.routing))

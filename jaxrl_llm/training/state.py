@@ -74,13 +74,11 @@ def split(params: Any, trains: Callable[[tuple[str, ...]], bool]) -> tuple[Any, 
 
 
 def join(trained: Any, frozen: Any) -> Any:
-    """The parameters of the policy from those that are trained and those that are not (None: all are trained).
+    """The parameters of the policy from those that are trained and those that are not.
 
     Raises:
       ValueError: a parameter is in both.
     """
-    if frozen is None:
-        return trained
     ours, others = flatten_dict(trained), flatten_dict(frozen)
     both = sorted(".".join(path) for path in ours.keys() & others.keys())
     if both:
@@ -99,31 +97,34 @@ def state_shardings(
     state: TrainState,
     optimizer: optax.GradientTransformation,
     critic_optimizer: optax.GradientTransformation | None = None,
+    axes: Any = None,
 ) -> TrainState:
     """Where every array of a state lives on the model's mesh, from the names of the parameters' axes alone.
 
     Args:
       state: of arrays or of abstract shapes, so that a program can be lowered for a mesh that is not there.
+      axes: logical axes of state.params, where these are not parameters of the model (adapters).
     """
     mesh: Any = model.mesh
     whole = sharding.replicated(mesh)
 
-    def of_parameters(params: Any) -> Any:
-        return None if params is None else sharding.shardings(parameter_axes(model, params), params, mesh)
-
-    def of_moments(optimizer: Any, opt_state: Any, params: Any) -> Any:
+    def of_moments(optimizer: Any, opt_state: Any, of_parameters: Any) -> Any:
         """The optimizer's moments live where their parameters do."""
         if optimizer is None:
             return None
         return optax.tree_map_params(
-            optimizer, lambda _, where: where, opt_state, of_parameters(params), transform_non_params=lambda _: whole
+            optimizer, lambda _, where: where, opt_state, of_parameters, transform_non_params=lambda _: whole
         )
 
+    params = sharding.shardings(axes or parameter_axes(model, state.params), state.params, mesh)
+    critic = None
+    if state.critic is not None:
+        critic = sharding.shardings(parameter_axes(model, state.critic), state.critic, mesh)
     return TrainState(
-        params=of_parameters(state.params),
-        opt_state=of_moments(optimizer, state.opt_state, state.params),
-        critic=of_parameters(state.critic),
-        critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, state.critic),
+        params=params,
+        opt_state=of_moments(optimizer, state.opt_state, params),
+        critic=critic,
+        critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, critic),
         updates=whole,
     )
 
@@ -134,8 +135,14 @@ def make_state(
     optimizer: optax.GradientTransformation,
     critic: Any = None,
     critic_optimizer: optax.GradientTransformation | None = None,
+    axes: Any = None,
 ) -> TrainState:
-    """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array."""
+    """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array.
+
+    Args:
+      params: those that are trained: the policy's, a part of them (`split`), or adapters.
+      axes: as for `state_shardings`.
+    """
 
     def moments(optimizer: Any, params: Any, where: Any) -> Any:
         return None if optimizer is None else jax.jit(optimizer.init, out_shardings=where)(params)
@@ -147,7 +154,7 @@ def make_state(
     updates = jnp.zeros((), jnp.int32)
     if model.mesh is not None:
         like = TrainState(params, shapes(optimizer, params), critic, shapes(critic_optimizer, critic), updates)
-        where = state_shardings(model, like, optimizer, critic_optimizer)
+        where = state_shardings(model, like, optimizer, critic_optimizer, axes)
         places = (where.params, where.critic, where.updates)
         params, critic, updates = jax.device_put((params, critic, updates), places)
     return TrainState(

@@ -6,6 +6,7 @@ micro-batch contributes grad(total) / count and the sum does not depend on how t
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -47,7 +48,8 @@ class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
     critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
-    several answers. `temperature` is the rollout's.
+    several answers. `temperature` is the rollout's. `combine` makes the policy's parameters from those that are trained
+    and those that are frozen: a union of two parts, or weights and their adapters.
     """
 
     model: Model
@@ -57,6 +59,11 @@ class Learner:
     temperature: float = 1.0
     aux_coef: float = 0.0
     packed: bool = False
+    combine: Callable[[Any, Any], Any] = join
+
+    def policy(self, trained: Any, frozen: Any = None) -> Any:
+        """The policy's parameters; without frozen ones, those that are trained are all of them."""
+        return trained if frozen is None else self.combine(trained, frozen)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
     def score(self, params: Any, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
@@ -124,7 +131,7 @@ class Learner:
         was; metrics say so (`update/skipped`, `update/not_finite`).
 
         Args:
-          frozen: parameters of the policy that are not trained, where state.params holds only a part of them.
+          frozen: parameters that `combine` takes beside state.params, where these are not the whole policy.
 
         Raises:
           AssertionError: an array of the batch is not [b t] or a record not [l b t x], which would broadcast.
@@ -141,7 +148,7 @@ class Learner:
 
             def loss(trained: Any) -> Any:
                 params, critic = trained
-                return self._loss((join(params, frozen), critic), micro, counts)
+                return self._loss((self.policy(params, frozen), critic), micro, counts)
 
             return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic))
 

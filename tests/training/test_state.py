@@ -1,5 +1,6 @@
 """The state of training: where it lives, parameters that are not trained, and arrays that would broadcast."""
 
+import dataclasses
 import functools
 
 import chex
@@ -69,28 +70,48 @@ def test_parameters_are_split_by_name_and_joined_again():
     assert list(trained["moe"]["mlp"]) == ["router"]
     assert "router" not in frozen["moe"]["mlp"]
     jax.tree.map(np.testing.assert_array_equal, join(trained, frozen), params)
-    assert join(params, None) is params
+    assert LEARNER.policy(params) is params
     axes = parameter_axes(MODEL, trained)
     assert axes == {"moe": {"mlp": {"router": ("layers", "embed", "router")}}}
     with pytest.raises(ValueError, match=r"moe\.mlp\.router is both trained and frozen"):
         join(trained, params)
 
 
+def plus(change, weights):
+    """Weights and what is added to a part of them, as adapters are; the change starts at zero."""
+    router = weights["moe"]["mlp"]["router"] + change["router"]["by"]
+    return weights | {"moe": weights["moe"] | {"mlp": weights["moe"]["mlp"] | {"router": router}}}
+
+
 def test_only_what_is_trained_gets_gradients_and_moments():
-    """The change of the trained part is that of an update of all; there are no moments of the rest."""
+    """A part of the parameters, or what is added to them, changes as in an update of all; the rest has no moments."""
     params = tiny.draw_params(MODEL)
-    trained, frozen = split(params, in_router)
+    before = params["moe"]["mlp"]["router"]
     adam = Learner(MODEL, LEARNER.objective, optax.adam(1e-2), packed=True)
-    after, part = (
-        adam.update(make_state(MODEL, jax.tree.map(jnp.copy, p), adam.optimizer), BATCH, LAYOUT, f)[0]
-        for p, f in ((params, None), (trained, frozen))
+    added = dataclasses.replace(adam, combine=plus)
+    whole, part, change = (
+        learner.update(make_state(MODEL, jax.tree.map(jnp.copy, trained), adam.optimizer), BATCH, LAYOUT, frozen)[0]
+        for learner, trained, frozen in (
+            (adam, params, None),
+            (adam, *split(params, in_router)),
+            (added, {"router": {"by": jnp.zeros_like(before)}}, params),
+        )
     )
-    found, before = part.params["moe"]["mlp"]["router"], params["moe"]["mlp"]["router"]
-    np.testing.assert_allclose(found, after.params["moe"]["mlp"]["router"], rtol=1e-5)
-    assert np.abs(np.asarray(found - before)).max() > 1e-3
-    assert jax.tree.structure(part.params) == jax.tree.structure(trained)
-    moments = optax.tree_utils.tree_get(part.opt_state, "mu")
-    assert jax.tree.structure(moments) == jax.tree.structure(trained)
+    expected = np.asarray(whole.params["moe"]["mlp"]["router"] - before)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(part.params["moe"]["mlp"]["router"] - before, expected, atol=1e-6)
+    np.testing.assert_allclose(change.params["router"]["by"], expected, atol=1e-6)
+    for state in (part, change):
+        moments = optax.tree_utils.tree_get(state.opt_state, "mu")
+        assert [x.shape for x in jax.tree.leaves(moments)] == [before.shape]
+
+
+def test_adapters_live_where_their_axes_say():
+    learner, _ = spread()
+    adapters = {"router": {"by": jnp.zeros((2, 16, 4))}}
+    state = make_state(learner.model, adapters, learner.optimizer, axes={"router": {"by": ("layers", "embed", None)}})
+    moment = optax.tree_utils.tree_get(state.opt_state, "mu")["router"]["by"]
+    assert moment.sharding.spec == state.params["router"]["by"].sharding.spec == (None, "fsdp", None)
 
 
 def put_past_the_constructor(batch, **fields):
