@@ -212,15 +212,19 @@ def test_bad_choices_are_refused_with_the_remedy(name, hyperparameters, message)
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"ratio": objectives.NoRatio()}, "Clip with NoRatio has no gradient"),
+        ({"ratio": objectives.NoRatio()}, "Clip with NoRatio: .*unit token or sequence.* unit none; use TokenRatio"),
         (
             {"surrogate": objectives.GeometricMean(), "ratio": objectives.SequenceRatio()},
-            "averages token ratios itself",
+            "GeometricMean with SequenceRatio: .*unit token.* unit sequence; use TokenRatio",
         ),
-        ({"surrogate": objectives.Vespo()}, "Vespo and SequenceProduct belong together"),
-        ({"ratio": objectives.SequenceProduct()}, "Vespo and SequenceProduct belong together"),
-        ({"advantage": objectives.Gae()}, "Gae needs a value function"),
-        ({"value": objectives.ValueLoss()}, "Gae needs a value function"),
+        ({"surrogate": objectives.Vespo()}, "Vespo with TokenRatio: .*use SequenceProduct"),
+        ({"ratio": objectives.SequenceProduct()}, "Clip with SequenceProduct: .* unit product; use TokenRatio"),
+        ({"advantage": objectives.Gae()}, "Gae needs a value function; set value"),
+        ({"value": objectives.ValueLoss()}, "ValueLoss needs returns, which GroupAdvantage does not make; use Gae"),
+        (
+            {"ratio": objectives.SamplerRatio(), "correction": objectives.Truncated()},
+            "correction would count the sampler's mismatch twice.*set correction=None",
+        ),
         ({"aggregation": objectives.Constant()}, "max_length=None"),
     ],
 )
