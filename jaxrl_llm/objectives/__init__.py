@@ -35,6 +35,7 @@ from jaxrl_llm.objectives.ratios import (
 )
 from jaxrl_llm.objectives.recipes import Recipe, fields, hyperparameters, make, names, recipe, register
 from jaxrl_llm.objectives.surrogates import Cispo, Clip, GeometricMean, LogProb, Soft, Surrogate, Vespo
+from jaxrl_llm.objectives.trust_regions import DivergenceMask, StalenessClip
 from jaxrl_llm.objectives.value import ValueLoss
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Constant",
     "Correction",
     "Declaration",
+    "DivergenceMask",
     "Gae",
     "GeometricMean",
     "GroupAdvantage",
@@ -65,6 +67,7 @@ __all__ = [
     "SequenceRatio",
     "SequenceTokenRatio",
     "Soft",
+    "StalenessClip",
     "Surrogate",
     "TokenMean",
     "TokenRatio",

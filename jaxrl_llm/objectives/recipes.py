@@ -8,6 +8,7 @@ from jaxrl_llm.objectives import advantages as A
 from jaxrl_llm.objectives import aggregation as agg
 from jaxrl_llm.objectives import ratios as r
 from jaxrl_llm.objectives import surrogates as s
+from jaxrl_llm.objectives import trust_regions as t
 from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
 from jaxrl_llm.objectives.objective import Objective
 from jaxrl_llm.objectives.parts import Declaration, declaration, declarations
@@ -49,6 +50,8 @@ _RECIPES = {
     "gmpo":       Recipe(_GROUP,         r.TokenRatio(),         s.GeometricMean(),     _BY_SEQUENCE),
     "vespo":      Recipe(_GROUP,         r.SequenceProduct(),    s.Vespo(),             _BY_TOKEN),
     "rspo":       Recipe(_GROUP,         r.RouterShift(),        s.Clip(),              _BY_SEQUENCE),
+    "sat":        Recipe(_GROUP,         r.SamplerRatio(),       t.StalenessClip(),     _BY_SEQUENCE),
+    "dppo":       Recipe(_GROUP,         r.SamplerRatio(),       t.DivergenceMask(),    _BY_TOKEN),
 }
 # fmt: on
 

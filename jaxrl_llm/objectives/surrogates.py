@@ -81,18 +81,24 @@ class Clip(Surrogate):
         if self.dual_clip is not None:
             positive("dual_clip", self.dual_clip, above=1.0)
 
+    def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken | float, PerToken | float]:
+        """How far below and above 1 a ratio may lie: numbers, or one a token."""
+        return self.clip_low, self.clip_high
+
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         ratio, good, bad = jnp.exp(log_ratio), batch.advantages > 0, batch.advantages < 0
-        low, high = bad & (ratio < 1 - self.clip_low), good & (ratio > 1 + self.clip_high)
+        below, above = self.radii(log_ratio, batch)
+        low, high = bad & (ratio < 1 - below), good & (ratio > 1 + above)
         return low, high if self.dual_clip is None else high | (bad & (ratio > self.dual_clip))
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         ratio = jnp.exp(log_ratio)
         low, high = self.clipped(log_ratio, batch)
-        ceiling = 1 + self.clip_high
+        below, above = self.radii(log_ratio, batch)
+        ceiling = 1 + above
         if self.dual_clip is not None:
             ceiling = jnp.where(batch.advantages < 0, self.dual_clip, ceiling)
-        return batch.advantages * jnp.where(low, 1 - self.clip_low, jnp.where(high, ceiling, ratio))
+        return batch.advantages * jnp.where(low, 1 - below, jnp.where(high, ceiling, ratio))
 
 
 @dataclasses.dataclass(frozen=True)
