@@ -1,4 +1,4 @@
-"""Surrogates with a trust region of another shape than the fixed clip: adapted to the batch, or made of a divergence."""
+"""Surrogates with a trust region other than the fixed clip: contracted by the batch, or made of a divergence."""
 
 import dataclasses
 from typing import ClassVar
@@ -33,7 +33,7 @@ class StalenessClip(Clip):
     kernel is chosen here: the Hill function of |d| / q, which is 1/2 at the quantile.
     """
 
-    tail: float = hyperparameter(0.9, "SAT: beyond this quantile of |log r| the clip range is contracted")
+    tail: float = hyperparameter(0.9, "SAT: the clip range is contracted beyond this quantile of abs(log r)")
     whole_minibatch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -64,9 +64,9 @@ class DivergenceMask(Surrogate):
     bound r besides (by 20 and 10) and differentiate sg(r) log pi: the same gradient. Default thresholds: verl's.
     """
 
-    divergence: str = hyperparameter("tv", "tv | kl: DPPO's divergence of the sampled token's two probabilities")
-    divergence_low: float = hyperparameter(0.2, "DPPO: beyond it a token that falls with A < 0 is masked")
-    divergence_high: float = hyperparameter(0.2, "DPPO: beyond it a token that rises with A > 0 is masked")
+    divergence: str = hyperparameter("tv", "tv | kl: DPPO's divergence of the two probabilities of a sampled token")
+    divergence_low: float = hyperparameter(0.2, "DPPO: tokens that fall with A < 0 are masked beyond it")
+    divergence_high: float = hyperparameter(0.2, "DPPO: tokens that rise with A > 0 are masked beyond it")
     units: ClassVar[tuple[str, ...]] = ("token",)
 
     def __post_init__(self) -> None:

@@ -23,8 +23,8 @@ def test_sat_by_hand():
     """Quantile 0.6 of |log r| is 0.1054 + 0.4 (0.1398 - 0.1054) = 0.1191; ratios 0.8 and 1.15 are beyond it.
 
     c = 1 / (1 + (0.2231 / 0.1191)^2) = 0.2218 and 1 / (1 + (0.1398 / 0.1191)^2) = 0.4208. With A > 0 ratio 1.15 is
-    bounded at 1 + 0.2 * 0.4208 = 1.0842 and 1.1 is not; with A < 0 ratio 0.8 is bounded at 1 - 0.2 * 0.2218 = 0.9556 and 0.9 is
-    not. On their way back to 1, 0.8 with A > 0 and 1.15 with A < 0 are as they were.
+    bounded at 1 + 0.2 * 0.4208 = 1.0842 and 1.1 is not; with A < 0 ratio 0.8 is bounded at 1 - 0.2 * 0.2218 = 0.9556
+    and 0.9 is not. On their way back to 1, 0.8 with A > 0 and 1.15 with A < 0 are as they were.
     """
     clip = objectives.StalenessClip(tail=0.6)
     good = batch_of(TAIL, 1.0)
