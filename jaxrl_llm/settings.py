@@ -199,12 +199,14 @@ def config_hash(config: ConfigDict) -> str:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
+    Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
     """
     raw = config.to_dict()
     free = {"checkpoint", "log"}
     free |= {"steps"} if raw["optimizer"]["schedule"] == "constant" else set()
     free |= set() if raw["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in raw.items() if key not in free}
+    kept["objective"] = {key: value for key, value in raw["objective"].items() if value is not None}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -1,5 +1,7 @@
 """SAT's clip that the batch contracts, DPPO's mask, and the ratio to the sampler: numbers by hand, and their limits."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +14,15 @@ from tests.reference.answers import make, random_batch
 TAIL = np.log([1.05, 0.9, 1.1, 0.8, 1.15])  # |log r| 0.0488, 0.1054, 0.0953, 0.2231, 0.1398
 
 
-def batch_of(log_ratio, advantages, old=0.5):
+def batch_of(log_ratio, advantages, old: Any = 0.5):
     log_ratio = jnp.asarray(log_ratio)[None]
     start = jnp.full(log_ratio.shape, jnp.log(old))
-    arrays = {"logprobs": start + log_ratio, "old_logprobs": start, "mask": jnp.ones(log_ratio.shape, bool)}
-    return objectives.Batch.of(**arrays, advantages=jnp.broadcast_to(jnp.asarray(advantages), log_ratio.shape))
+    arrays: dict[str, Any] = {
+        "logprobs": start + log_ratio,
+        "old_logprobs": start,
+        "mask": jnp.ones(log_ratio.shape, bool),
+    }
+    return objectives.Batch.of(advantages=jnp.broadcast_to(jnp.asarray(advantages), log_ratio.shape), **arrays)
 
 
 def test_sat_by_hand():
