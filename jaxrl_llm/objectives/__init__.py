@@ -33,12 +33,14 @@ from jaxrl_llm.objectives.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
-from jaxrl_llm.objectives.recipes import Recipe, fields, hyperparameters, make, names, recipe, register
+from jaxrl_llm.objectives.recipes import RECIPES
+from jaxrl_llm.objectives.registry import Recipe, fields, hyperparameters, make, names, recipe, register
 from jaxrl_llm.objectives.surrogates import Cispo, Clip, GeometricMean, LogProb, Soft, Surrogate, Vespo
 from jaxrl_llm.objectives.trust_regions import DivergenceMask, StalenessClip
 from jaxrl_llm.objectives.value import ValueLoss
 
 __all__ = [
+    "RECIPES",
     "Advantage",
     "Aggregation",
     "Batch",

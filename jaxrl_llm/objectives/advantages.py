@@ -252,7 +252,7 @@ class Gae(Advantage):
 
     gamma: float = hyperparameter(1.0, "discount per token")
     lam: float = hyperparameter(1.0, "GAE's lambda")
-    reward_kl_coef: float = hyperparameter(0.0, "KL to the start inside the reward")
+    reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
     needs_values: ClassVar[bool] = True
 
     @property

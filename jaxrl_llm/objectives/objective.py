@@ -40,9 +40,9 @@ class Objective:
     ratio: Ratio
     surrogate: Surrogate
     aggregation: Aggregation
-    kl_coef: float = hyperparameter(0.0, "KL to the start as a loss term")
-    kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased")
-    entropy_coef: float = hyperparameter(0.0, "entropy bonus")
+    kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term")
+    kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased: estimator of that KL")
+    entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus")
     correction: Correction | None = None
     value: ValueLoss | None = None
 

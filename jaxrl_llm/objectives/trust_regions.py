@@ -30,7 +30,7 @@ class StalenessClip(Clip):
 
     Source: SAT, arXiv 2607.18722 section 4: detached log-ratio, quantile 0.9 of the batch, a Hill kernel of exponent 2
     and the contraction of one endpoint, read in descriptions of the paper, not in its text. The normalisation of the
-    kernel is chosen here: the Hill function of |d| / q, which is 1/2 at the quantile.
+    kernel is a choice made here: the Hill function of |d| / q, which is 1/2 at the quantile.
     """
 
     tail: float = hyperparameter(0.9, "SAT: the clip range is contracted beyond this quantile of abs(log r)")

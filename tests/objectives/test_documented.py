@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize
-from jaxrl_llm.objectives import recipes
+from jaxrl_llm.objectives import registry as known
 from jaxrl_llm.settings import validate
 from tests.reference.answers import random_batch
 
@@ -22,7 +22,7 @@ HEAD = "| name | type | recipes | default | meaning |\n|---|---|---|---|---|"
 @pytest.fixture
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    monkeypatch.setattr(known, "_RECIPES", dict(known._RECIPES))
 
 
 def block(containing):

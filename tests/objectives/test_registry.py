@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.objectives import recipes
+from jaxrl_llm.objectives import registry as known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Scaled(objectives.TokenRatio):
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    monkeypatch.setattr(known, "_RECIPES", dict(known._RECIPES))
 
 
 def with_ratio(ratio, of="grpo"):
