@@ -39,6 +39,15 @@ def test_sat_by_hand():
     np.testing.assert_allclose(clip(bad.log_ratio, bad)[0], [-1.05, -0.9, -1.1, -0.9556, -1.15], rtol=1e-4)
 
 
+def test_the_quantile_is_of_the_rows_of_all_devices():
+    arrays = {k: jnp.asarray(x, jnp.float32) for k, x in random_batch(spread=1.0).items() if "router" not in k}
+    arrays["mask"] = arrays["mask"] > 0
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    loss = jax.jit(lambda x: make("sat", tail=0.3)(**x)[0])
+    np.testing.assert_allclose(loss(jax.device_put(arrays, rows)), loss(arrays), rtol=1e-6)
+
+
 def test_sat_lies_inside_the_plain_clip():
     """Its surrogate is nowhere above the clip's, and equals it where no token is beyond the quantile (tail 1)."""
     batch = objectives.Batch.of(**{k: x for k, x in random_batch(spread=1.0).items() if "router" not in k})
