@@ -75,11 +75,10 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.objective = ConfigDict()
     config.objective.name = "grpo"  # a recipe: see docs/objectives.md
-    for (
-        field,
-        declared,
-    ) in objectives.fields().items():  # clip_low, kl_coef, aggregation ...: docs/objectives.md, --help
-        config.objective[field] = placeholder(declared.kind)  # None: the recipe's default
+    # Then one field for every hyper-parameter of every recipe: clip_low, kl_coef, aggregation and so on, declared where
+    # they are used and listed in docs/objectives.md and by --help. None stands for the recipe's own default.
+    for field, declared in objectives.fields().items():
+        config.objective[field] = placeholder(declared.kind)
 
     config.replay = ConfigDict()  # routing replay, MoE only
     config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)
