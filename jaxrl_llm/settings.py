@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.objectives import Gae, Objective
+from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.sharding import AXES
 from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
@@ -199,12 +199,14 @@ def config_hash(config: ConfigDict) -> str:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
+    Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
     """
     raw = config.to_dict()
     free = {"checkpoint", "log"}
     free |= {"steps"} if raw["optimizer"]["schedule"] == "constant" else set()
     free |= set() if raw["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in raw.items() if key not in free}
+    kept["objective"] = {key: value for key, value in raw["objective"].items() if value is not None}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -284,7 +286,12 @@ def _check_batch(s: Settings) -> None:
         raise ValueError(
             f"updates.micro_batch_rows={updates.micro_batch_rows} must divide the {per_minibatch} rows of a minibatch"
         )
-    if s.rollout.group_size < 2 and not isinstance(s.objective.advantage, Gae):
+    if s.objective.whole_minibatch and updates.micro_batch_rows not in (0, per_minibatch):
+        raise ValueError(
+            f"updates.micro_batch_rows={updates.micro_batch_rows} cuts the minibatch that "
+            f"{s.objective_name} reads as a whole; set it to 0"
+        )
+    if s.rollout.group_size < 2 and s.objective.advantage.compares_groups:
         raise ValueError(
             f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
             "set it to at least 2"
@@ -307,7 +314,7 @@ def _check_mesh(s: Settings) -> None:
 
 
 def _check_critic(s: Settings) -> None:
-    needed = isinstance(s.objective.advantage, Gae)
+    needed = s.objective.advantage.needs_values
     if needed and s.critic.kind == "none":
         raise ValueError(f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate")
     if not needed and s.critic.kind != "none":

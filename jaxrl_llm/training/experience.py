@@ -13,7 +13,7 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.objectives import Gae, Objective
+from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.agreement import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
@@ -121,7 +121,7 @@ def _advantages(
     chex.assert_shape([t.rewards, t.truncated], (len(t.tokens),))  # [b 1] would broadcast
     rewards: Any = t.rewards
     state_values: Any = old.state_values
-    if not isinstance(objective.advantage, Gae):
+    if not objective.advantage.needs_values:
         learns = jnp.any(t.loss_mask.reshape(-1, group_size * t.loss_mask.shape[1]), axis=1)  # fillers do not
         advantages = objective.advantage(rewards, group_size=group_size, where=learns)
         return jnp.where(t.loss_mask, advantages[:, None], 0), None, None
