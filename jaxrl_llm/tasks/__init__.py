@@ -14,9 +14,12 @@ from jaxrl_llm.tasks.data import (
     supervised,
 )
 from jaxrl_llm.tasks.splits import data_name
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.text_tokenizer import TextTokenizer, load_tokenizer
+from jaxrl_llm.tasks.tokenizer import UNKNOWN, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.train_tokenizer import write_tokenizer
 
 __all__ = [
+    "UNKNOWN",
     "CharTokenizer",
     "Example",
     "PromptBatch",
@@ -24,6 +27,8 @@ __all__ = [
     "SupervisedBatch",
     "SupervisedStream",
     "Task",
+    "TextTokenizer",
+    "Tokenizer",
     "all_prompts",
     "arithmetic",
     "check_range",
@@ -31,6 +36,7 @@ __all__ = [
     "data_name",
     "default_data_dir",
     "examples",
+    "load_tokenizer",
     "make",
     "modular",
     "names",
@@ -38,4 +44,5 @@ __all__ = [
     "register",
     "sort",
     "supervised",
+    "write_tokenizer",
 ]
