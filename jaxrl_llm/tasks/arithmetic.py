@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.ranges import within
+from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 __all__ = ["addition", "subtraction"]
@@ -34,7 +35,7 @@ def subtraction(*, digits: int = 3, reverse: bool = True) -> Task:
 
 
 def _two_operands(name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool) -> Task:
-    check_range(f"{name}.digits", digits, 1, 18)
+    within(f"{name}.digits", digits, 1, 18)
 
     def solve(left: int, right: int) -> str:
         value = apply(left, right)
@@ -45,7 +46,7 @@ def _two_operands(name: str, sign: str, apply: Callable[[int, int], int], digits
         left, right = map(int, rng.integers(0, 10**digits, size=2))
         return f"{left}{sign}{right}=", solve(left, right)
 
-    def verify(prompt: str, answer: str) -> float:
+    def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
         left, right = prompt.removesuffix("=").split(sign)
         return float(answer == solve(int(left), int(right)))
 

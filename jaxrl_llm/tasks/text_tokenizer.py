@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxrl_llm.tasks import chat_template
 from jaxrl_llm.tasks.tokenizer import UNKNOWN, before_end
@@ -34,7 +34,6 @@ class TextTokenizer:
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     vocab_size: int = dataclasses.field(init=False)
     fingerprint: str = dataclasses.field(init=False)
-    pad_id: ClassVar[int] = 0  # an ordinary token elsewhere: see `Tokenizer`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocab_size", max(self.backend.get_vocab(with_added_tokens=True).values()) + 1)
@@ -45,6 +44,10 @@ class TextTokenizer:
             )
         whole = json.dumps([self.backend.to_str(), self.end_ids, self.template])
         object.__setattr__(self, "fingerprint", hashlib.sha256(whole.encode()).hexdigest()[:16])
+
+    @property
+    def pad_id(self) -> int:
+        return 0  # an ordinary token elsewhere: see `Tokenizer`
 
     @functools.cached_property
     def start(self) -> str:

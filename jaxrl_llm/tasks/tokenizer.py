@@ -1,11 +1,11 @@
-"""What a tokenizer is, and one of single characters: small enough that a tiny model can learn a task."""
+"""What a tokenizer is, and two that need no file: of single characters, which a tiny model can learn, and of bytes."""
 
 import dataclasses
 import hashlib
 from collections.abc import Iterable
 from typing import ClassVar, Protocol, runtime_checkable
 
-__all__ = ["UNKNOWN", "CharTokenizer", "Tokenizer", "before_end"]
+__all__ = ["UNKNOWN", "ByteTokenizer", "CharTokenizer", "Tokenizer", "before_end"]
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the text of an id that a tokenizer does not know, and of broken UTF-8
 
@@ -75,9 +75,7 @@ class CharTokenizer:
     """
 
     vocabulary: str
-    pad_id: ClassVar[int] = 0
     eos_id: ClassVar[int] = 1
-    end_ids: ClassVar[tuple[int, ...]] = (1,)
 
     def __post_init__(self) -> None:
         twice = sorted({c for c in self.vocabulary if self.vocabulary.count(c) > 1})
@@ -86,6 +84,14 @@ class CharTokenizer:
                 f"vocabulary={self.vocabulary!r} must be non-empty, hold each character once (repeated: {twice}) "
                 f"and not hold {UNKNOWN!r}; list every character of prompts and answers once"
             )
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def pad_id(self) -> int:
+        return 0
 
     @property
     def vocab_size(self) -> int:
@@ -124,3 +130,40 @@ class CharTokenizer:
         return "".join(
             self.vocabulary[i - 2] if 2 <= i < self.vocab_size else UNKNOWN for i in before_end(ids, self.end_ids)
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+    """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
+
+    The tokenizer of a text task when the model brings none: any text can be encoded, nothing has to be trained.
+    """
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def pad_id(self) -> int:
+        return 0
+
+    @property
+    def vocab_size(self) -> int:
+        return 258
+
+    @property
+    def fingerprint(self) -> str:
+        return "bytes"
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + 2 for byte in text.encode()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text before the first end; an id without a byte becomes U+FFFD, and so does broken UTF-8.
+
+        Raises:
+            ValueError: an id is negative.
+        """
+        kept = before_end(ids, self.end_ids)
+        # 0xFF is no byte of UTF-8, so that an unknown id is replaced as broken bytes are.
+        return bytes(i - 2 if 2 <= i < self.vocab_size else 0xFF for i in kept).decode(errors="replace")
