@@ -19,7 +19,14 @@ _PATIENCE = 20.0  # seconds for the server's answer
 
 
 @register
-def gsm8k(*, folder: str = "", verifier: str = "numeric", prompt_length: int = 256, answer_length: int = 512) -> Task:
+def gsm8k(
+    *,
+    folder: str = "",
+    verifier: str = "numeric",
+    prompt_length: int = 256,
+    answer_length: int = 512,
+    time_limit: float = 5.0,
+) -> Task:
     """The data set's own splits; the right answer is the number behind `####`, the worked one is in `row["solution"]`.
 
     Args:
@@ -28,6 +35,7 @@ def gsm8k(*, folder: str = "", verifier: str = "numeric", prompt_length: int = 2
         verifier: numeric, exact, math, "package.module:function" or "file.py:function".
         prompt_length: most tokens of a prompt; questions beyond it are dropped and counted.
         answer_length: most tokens of an answer, the end included.
+        time_limit: seconds in which math or a function of one's own must have scored an answer.
     """
     verify, isolated = named_verifier(verifier)
 
@@ -49,6 +57,7 @@ def gsm8k(*, folder: str = "", verifier: str = "numeric", prompt_length: int = 2
         tokenizer=ByteTokenizer(),
         verify=verify,
         isolated=isolated,
+        time_limit=time_limit,
         source=Source(read, lambda: digest(*files().values())),
         train_size=0,
         test_size=0,

@@ -24,6 +24,7 @@ def jsonl(
     verifier: str = "exact",
     prompt_length: int = 256,
     answer_length: int = 256,
+    time_limit: float = 5.0,
 ) -> Task:
     """One JSON object a line, with a prompt, its right answer, and whatever else the verifier reads as `row`.
 
@@ -35,6 +36,7 @@ def jsonl(
         verifier: exact, numeric, math, "package.module:function" or "file.py:function".
         prompt_length: most tokens of a prompt; rows beyond it are dropped and counted.
         answer_length: most tokens of an answer, the end included.
+        time_limit: seconds in which math or a function of one's own must have scored an answer.
     """
     if not path:
         raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")
@@ -62,6 +64,7 @@ def jsonl(
         tokenizer=ByteTokenizer(),
         verify=verify,
         isolated=isolated,
+        time_limit=time_limit,
         source=Source(read, lambda: digest(*files)),
         train_size=0,
         test_size=0,

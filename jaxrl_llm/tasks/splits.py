@@ -69,8 +69,8 @@ def is_test(prompt: str) -> bool:
 def data_name(task: Task) -> str:
     """The folder of the task's data: its options and sizes in words, and a digest of what it holds.
 
-    The digest changes with the task's code, with numpy's generators and with the file that a data set is read from,
-    and where prompts are dropped with everything that decides their length, so that stale data is never read.
+    The digest changes with the task's code, with numpy's generators, with the file that a data set is read from, with
+    what turns prompts into ids, and where long prompts are dropped with their bound: stale data is never read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())
@@ -81,8 +81,9 @@ def data_name(task: Task) -> str:
         assert task.sample is not None
         rng = np.random.default_rng(_SEED)
         content = list(itertools.islice(iter(lambda: task.sample(rng), None), _FINGERPRINTED))  # pyright: ignore
-    bound = (task.prompt_length, task.tokenizer.fingerprint, task.prompting) if task.source or task.drop_long else ()
-    return f"{task.name}-{words}-{_digest(repr((options, content, *bound))) & 0xFFFFFF:06x}"
+    bound = task.prompt_length if task.source is not None or task.drop_long else None
+    whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound)
+    return f"{task.name}-{words}-{_digest(repr(whole)) & 0xFFFFFF:06x}"
 
 
 def _digest(text: str) -> int:

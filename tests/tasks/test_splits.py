@@ -121,7 +121,7 @@ def test_a_writer_waits_for_the_other_one(tmp_path):
         assert writer.is_alive()
         assert [path.name for path in folder.iterdir()] == ["lock"]
     writer.join()
-    assert (folder / "1.0.0" / "dataset_info.json").exists()
+    assert (folder / "1.1.0" / "dataset_info.json").exists()
 
 
 WRITE_AT_ONCE = """
@@ -141,6 +141,6 @@ def test_several_processes_may_write_at_once(tmp_path):
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
     (tmp_path / "go").touch()
-    last = splits.generate(tasks.make("sort", **SMALL))["train"][23]["prompt"]
+    last = splits.generate(tasks.make("sort", **SMALL))["train"].examples[23]["prompt"]
     assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
     assert not list(tmp_path.rglob("*incomplete*"))
