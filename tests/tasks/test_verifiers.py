@@ -136,3 +136,11 @@ def test_expressions_agree_with_python_on_any_text(text):
 def test_well_formed_expressions_have_pythons_value(leaves, signs, shape):
     text = shape.format(leaves[0], signs[0], leaves[1], signs[1], leaves[2])
     assert expressions.evaluate(text, NUMBERS) == eval(text)
+
+
+def test_a_chat_models_sum_is_read_from_its_sentence():
+    task = tasks.make("addition", reverse=False, strict=False)
+    sentences = ["58 + 67 = 125.", "The sum is 125", "125", "It is 126", "", "one hundred and twenty-five"]
+    assert [task.verify("58+67=", text, "125", {}) for text in sentences] == [1, 1, 1, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"addition\.strict=False reads numbers .* set addition\.reverse=False"):
+        tasks.make("addition", strict=False)
