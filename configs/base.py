@@ -22,6 +22,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.name = "sort"  # see docs/tasks.md
     config.task.options = ConfigDict({"digits": 10})  # the task's own options; empty: its defaults
     config.task.data_dir = ""  # where the data lies or is written; empty: the user's cache folder
+    config.task.tokenizer = ""  # folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own
+    config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
+    config.task.chat = False  # the tokenizer's chat template around that
+    config.task.system = ""  # system message of the chat; empty: none, or the template's own
+    config.task.chat_options = ConfigDict()  # of the chat template, for example {"enable_thinking": False}
+    config.task.verify_truncated = False  # answers cut off by the bound are verified as they are; otherwise they get 0
 
     config.model = ConfigDict()  # Qwen3 / Qwen3-MoE; names as in its published configuration
     config.model.num_hidden_layers = 3

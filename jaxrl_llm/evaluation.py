@@ -1,4 +1,4 @@
-"""python -m jaxrl_llm.evaluation --workdir DIR: pass@1, pass@k and samples of a finished or running DIR.
+"""python -m jaxrl_llm.evaluation --workdir DIR: mean reward, pass@1, pass@k and samples of a finished or running DIR.
 
 Reads the DIR's own config.json and newest checkpoint (or --step), writes nothing into it but evaluation.jsonl.
 """
@@ -53,12 +53,14 @@ def _evaluate(workdir: Path) -> int:
     prompts = tasks.all_prompts(settings.task, _SPLIT.value, limit=_PROMPTS.value, data_dir=settings.data_dir)
     evaluator = Evaluator(run.model, settings.task, prompts, _SAMPLES.value, settings.answer_length)
     found, rows = evaluator(state.params)
-    right = [sum(reward == 1 for reward in row["sampled_reward"]) for row in rows]
-    result = {"step": step, "split": _SPLIT.value, "prompts": len(rows), "eval/greedy": found["eval/greedy"]}
+    solved = settings.task.solved
+    right = [sum(reward >= solved for reward in row["sampled_reward"]) for row in rows]
+    result = {"step": step, "split": _SPLIT.value, "prompts": len(rows)}
+    result |= {name: found[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
     result |= {f"eval/pass_at_{k}": pass_at_k(right, _SAMPLES.value, k) for k in ks}
     for row in rows[: _SHOW.value]:
-        answers = "  ".join(f"{text}{'' if reward == 1 else ' ✗'}" for text, reward in _pairs(row)[:4])
-        print(f"{row['prompt']}  greedy: {row['greedy']}{'' if row['reward'] == 1 else ' ✗'}   sampled: {answers}")
+        answers = "  ".join(f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in _pairs(row)[:4])
+        print(f"{row['prompt']}  greedy: {row['greedy']}{'' if row['reward'] >= solved else ' ✗'}   sampled: {answers}")
     print(json.dumps(result))
     with open(workdir / "evaluation.jsonl", "a") as log:
         log.write(json.dumps(result) + "\n")

@@ -35,7 +35,7 @@ def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
         raise ValueError(f"{name}={value!r} must be at least {low}" + (f"; {remedy}" if remedy else ""))
 
 
-def within(name: str, value: object, low: float, high: float) -> None:
+def within(name: str, value: object, low: int | float, high: int | float) -> None:
     """Raises ValueError unless low <= value <= high."""
     rule = f"a value in {low}..{high}"
     if not low <= _number(name, value, rule) <= high:

@@ -104,7 +104,7 @@ def build(s: Settings) -> Run:
             s.rollout.sampling,
             s.rollout.group_size,
             s.answer_length,
-            (s.task.tokenizer.eos_id,),
+            s.task.tokenizer.end_ids,
             slots=s.rollout.slots,
             dtype=s.rollout.dtype,
             record_routing=s.model.num_moe_layers > 0,
