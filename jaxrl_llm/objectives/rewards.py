@@ -1,6 +1,7 @@
 """Rewards of several named sources, summed with their weights and logged apart."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,12 @@ __all__ = ["weighted_rewards"]
 
 
 def weighted_rewards(
-    sources: Mapping[str, PerAnswer], weights: Mapping[str, float], *, where: Bool[Array, "b"] | None = None
+    sources: Mapping[str, Any], weights: Mapping[str, float], *, where: Bool[Array, "b"] | None = None
 ) -> tuple[PerAnswer, dict[str, Metric]]:
     """R = sum over names of weight * source, and `reward/NAME` of every source, before its weight.
 
     Args:
-      sources: name to rewards [b], of a verifier, a reward model or a rule on the length. One without a weight is
+      sources: name to rewards, arrays [b], of a verifier, a reward model or a rule on the length. One without a weight is
         logged and not summed.
       weights: name to weight; 0 and negative ones are allowed.
       where: answers that enter the metrics, all if None.

@@ -298,7 +298,7 @@ def test_a_batch_without_a_pair_costs_nothing():
     batch = {**random_pairs(9), "mask": np.zeros((8, 6), bool)}
     for name in NAMES:
         loss, gradient = evaluated(preference.make(name), batch)
-        assert loss == 0
+        assert float(loss) == 0
         assert not any(np.asarray(x).any() for x in gradient.values())
 
 
@@ -308,7 +308,6 @@ def test_a_batch_without_a_pair_costs_nothing():
         ("dpoo", {}, "objective='dpoo' is unknown.*did you mean 'dpo'"),
         ("dpo", {"betta": 0.1}, "dpo has no hyper-parameter 'betta' .did you mean 'beta'"),
         ("dpo", {"beta": 0}, "beta=0.0 is out of range; give beta above 0"),
-        ("dpo", {"beta": "0.1"}, "beta='0.1' is not a number"),
         ("cdpo", {"label_smoothing": 0.6}, "label_smoothing=0.6 is out of range; .* between 0 and 0.5"),
         ("simpo", {"target_margin": -1.0}, "target_margin=-1.0 is out of range"),
         ("reward_model", {"center_rewards_coefficient": -1.0}, "center_rewards_coefficient=-1.0 is out of range"),
