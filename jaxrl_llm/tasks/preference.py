@@ -17,7 +17,7 @@ from jaxrl_llm.tasks.data import default_data_dir, examples
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
-__all__ = ["PairBatch", "PairEncoder", "all_pairs", "pair_stream", "pairs"]
+__all__ = ["PairBatch", "PairEncoder", "TooLong", "all_pairs", "pair_stream", "pairs"]
 
 Ids = Integer[np.ndarray, "p"]
 Rows = Integer[np.ndarray, "n t"]
@@ -35,6 +35,10 @@ class PairBatch(TypedDict):
     prompt: list[str]
     chosen: list[str]
     rejected: list[str]
+
+
+class TooLong(ValueError):
+    """A prompt or an answer has more tokens than its bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +63,14 @@ class PairEncoder:
         """The ids of a prompt, or of an answer (chosen or rejected) with EOS.
 
         Raises:
-            ValueError: the text is too long, or has a character that the tokenizer does not know.
+            TooLong: over the bound.
+            ValueError: the text has a character that the tokenizer does not know.
         """
         ids = self.tokenizer.encode(text) + ([] if kind == "prompt" else [self.tokenizer.eos_id])
         name = "prompt_length" if kind == "prompt" else "answer_length"
         if len(ids) > getattr(self, name):
             shown = text if len(text) <= 60 else text[:57] + "..."
-            raise ValueError(
+            raise TooLong(
                 f"the {kind} {shown!r} has {len(ids)} tokens{'' if kind == 'prompt' else ' with EOS'}, over {name}="
                 f"{getattr(self, name)}; raise {name}"
             )
@@ -137,7 +142,7 @@ def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batc
         ValueError: no pair, a batch size below 1, or a seed out of range; on the way, an answer that is too long.
     """
     at_least("batch_size", batch_size, 1)
-    within("seed", seed, 0, 2**32 - 1)
+    within("seed", seed, 0.0, 2.0**32 - 1)
     if not len(source):
         raise ValueError("source holds no pair; look at what its reader skipped")
     import grain

@@ -61,7 +61,7 @@ def prepare(task: Task, rules: PairRules, examples: Mapping[str, Sequence[Exampl
         ValueError: see `make_pairs`; or data_dir cannot be written.
     """
     few = [examples["test"][i] for i in range(min(_FINGERPRINTED, len(examples["test"])))]
-    drawn = repr((data_name(task), rules, list(make_pairs(task, rules, few, "test"))))
+    drawn = repr((data_name(task), task.answer_length, rules, list(make_pairs(task, rules, few, "test"))))
     words = "-".join(f"{key}_{value}" for key, value in dataclasses.asdict(rules).items())
     digest = hashlib.blake2b(drawn.encode(), digest_size=4).hexdigest()
     name = f"{task.name}-{re.sub(r'[^a-z0-9_.-]', 'x', words)}-{digest}"

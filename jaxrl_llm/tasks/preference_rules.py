@@ -11,6 +11,7 @@ from jaxrl_llm.tasks.base import Example, Task
 
 __all__ = ["CORRUPTIONS", "Pair", "PairRules", "make_pairs"]
 
+_SPLITS = ("train", "test")
 _ATTEMPTS = 200  # at a wrong answer to one prompt
 
 
@@ -79,7 +80,7 @@ class PairRules:
         one_of("preference.corruption", self.corruption, ["any", *CORRUPTIONS])
         at_least_zero("preference.equal_share", self.equal_share, at_most=1.0)
         at_least_zero("preference.label_noise", self.label_noise, at_most=1.0)
-        within("preference.seed", self.seed, 0, 2**32 - 1)
+        within("preference.seed", self.seed, 0.0, 2.0**32 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split:
     """
     alphabet = "".join(sorted({character for example in examples for character in example["answer"]}))
     for example in examples:
-        rng = np.random.default_rng([rules.seed, len(split), example["uid"]])
+        rng = np.random.default_rng([rules.seed, _SPLITS.index(split), example["uid"]])
         swapped, alike = rng.random() < rules.label_noise, rng.random() < rules.equal_share
         judge = _Judge(task, example)
         if alike:
@@ -128,8 +129,9 @@ def _corrupted(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphab
         if judge.fits(wrong) and judge.reward(wrong) < right:
             return wrong
     raise ValueError(
-        f"preference.corruption={rules.corruption!r} makes no wrong answer of {answer!r} to {judge.example['prompt']!r} in "
-        f"{_ATTEMPTS} attempts; set preference.corruption='any', or raise the task's answer_length"
+        f"preference.corruption={rules.corruption!r} makes no wrong answer of {answer!r} to "
+        f"{judge.example['prompt']!r} in {_ATTEMPTS} attempts; set preference.corruption='any', or raise the task's "
+        "answer_length"
     )
 
 
@@ -148,5 +150,6 @@ def _equally_correct(rng: np.random.Generator, judge: _Judge, rules: PairRules, 
                 return shorter, longer
     raise ValueError(
         f"preference.equal_share={rules.equal_share} has no longer answer to {judge.example['prompt']!r} that is as "
-        f"wrong as {wrong!r} and within the task's answer_length; set preference.corruption='any' or raise answer_length"
+        f"wrong as {wrong!r} and within the task's answer_length; set preference.corruption='any', or raise the "
+        "task's answer_length"
     )
