@@ -281,6 +281,24 @@ def test_no_split_changes_anything(name):
         assert finalize(other) == pytest.approx(finalize(metrics), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_devices_change_nothing(name, devices):
+    """Rows spread over devices, with two pairs on each or one."""
+    objective, batch = centred(name), random_pairs(7)
+    rows = jax.sharding.NamedSharding(jax.make_mesh((devices,), ("data",)), jax.sharding.PartitionSpec("data"))
+    with jax.enable_x64(True):
+        counts = objective.counts(jnp.asarray(batch["mask"]))
+        (loss, metrics), gradient = part(objective, counts, {key: jnp.asarray(x) for key, x in batch.items()})
+        spread = {key: jax.device_put(x, rows) for key, x in batch.items()}
+        (spread_loss, spread_metrics), spread_gradient = part(objective, counts, spread)
+    assert len(spread["logprobs"].sharding.device_set) == devices
+    np.testing.assert_allclose(spread_loss, loss, rtol=1e-12)
+    assert finalize(spread_metrics) == pytest.approx(finalize(metrics), rel=1e-6, abs=1e-7)
+    for key, x in gradient.items():
+        np.testing.assert_allclose(spread_gradient[key], x, rtol=1e-12, atol=1e-16)
+
+
 def test_a_pair_that_was_torn_apart_is_seen():
     """Half a pair adds nothing, is not counted and shows in `pairs/incomplete`."""
     batch = random_pairs(8, pairs=2)
