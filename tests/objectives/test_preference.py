@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import objectives
+from jaxrl_llm import objectives, sharding
 from jaxrl_llm.metrics import finalize, merge
 from jaxrl_llm.objectives import preference
 from tests.reference import pair_loops
@@ -286,7 +286,7 @@ def test_no_split_changes_anything(name):
 def test_devices_change_nothing(name, devices):
     """Rows spread over devices, with two pairs on each or one."""
     objective, batch = centred(name), random_pairs(7)
-    rows = jax.sharding.NamedSharding(jax.make_mesh((devices,), ("data",)), jax.sharding.PartitionSpec("data"))
+    rows = jax.sharding.NamedSharding(sharding.make_mesh((devices, 1, 1, 1)), jax.sharding.PartitionSpec("data"))
     with jax.enable_x64(True):
         counts = objective.counts(jnp.asarray(batch["mask"]))
         (loss, metrics), gradient = part(objective, counts, {key: jnp.asarray(x) for key, x in batch.items()})
