@@ -267,7 +267,8 @@ def _task(config: TaskConfig, pretrained: str, rollout: RolloutConfig) -> tasks.
     drops = task.source is not None or task.drop_long
     if rollout.max_prompt_length > task.prompt_length and not drops:
         raise ValueError(
-            f"rollout.max_prompt_length={rollout.max_prompt_length} exceeds the task's {task.prompt_length}; set it to 0"
+            f"rollout.max_prompt_length={rollout.max_prompt_length} exceeds the task's {task.prompt_length}; "
+            "set it to 0"
         )
     return dataclasses.replace(
         task,

@@ -82,7 +82,7 @@ BAD = {
     # unknown and missing keys
     "optimizer.learning_rat": (1e-3, "optimizer has no field 'learning_rat'; did you mean 'learning_rate'?"),
     "objectiv": ({}, "config has no field 'objectiv'; did you mean 'objective'?"),
-    "task.options.digit": (3, "task 'sort' has no option 'digit', did you mean 'digits'?"),
+    "task.options.digit": (3, "task 'sort' has no option 'digit' (did you mean 'digits'?)"),
     "objective.tau": (1.0, "config.objective: .*'tau'"),
     "objective.tau_pos": (1.0, "config.objective: grpo has no hyper-parameter 'tau_pos'; it belongs to sapo"),
     # types
@@ -96,7 +96,7 @@ BAD = {
     "mesh.shape": (4, r"mesh.shape=4 must be a tuple of whole numbers"),
     "model.mlp_only_layers": ((True,), r"model.mlp_only_layers=\(True,\) must be a tuple of whole numbers"),
     # names
-    "task.name": ("sorting", "unknown task 'sorting', did you mean 'sort'?"),
+    "task.name": ("sorting", "unknown task 'sorting' (did you mean 'sort'?)"),
     "objective.name": ("grop", "grop.*grpo"),
     "objective.aggregation": ("mean", "aggregation='mean'"),
     "objective.kl_estimator": ("k1", "config.objective: .*k1"),

@@ -19,8 +19,8 @@ def weighted_rewards(
     """R = sum over names of weight * source, and `reward/NAME` of every source, before its weight.
 
     Args:
-      sources: name to rewards, arrays [b], of a verifier, a reward model or a rule on the length. One without a weight is
-        logged and not summed.
+      sources: name to rewards, arrays [b], of a verifier, a reward model or a rule on the length. One without a weight
+        is logged and not summed.
       weights: name to weight; 0 and negative ones are allowed.
       where: answers that enter the metrics, all if None.
 
