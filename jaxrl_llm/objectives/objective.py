@@ -14,10 +14,10 @@ from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
 from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
-from jaxrl_llm.ranges import at_least_zero
 from jaxrl_llm.objectives.ratios import NoRatio, Ratio, RouterShift, SequenceProduct, TokenRatio
 from jaxrl_llm.objectives.surrogates import GeometricMean, Surrogate, Vespo
 from jaxrl_llm.objectives.value import ValueLoss
+from jaxrl_llm.ranges import at_least_zero
 
 __all__ = ["Objective", "Terms"]
 

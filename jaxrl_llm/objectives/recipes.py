@@ -9,8 +9,8 @@ from jaxrl_llm.objectives import ratios as r
 from jaxrl_llm.objectives import surrogates as s
 from jaxrl_llm.objectives.corrections import correction_named
 from jaxrl_llm.objectives.objective import Objective
-from jaxrl_llm.ranges import one_of, suggestion
 from jaxrl_llm.objectives.value import ValueLoss
+from jaxrl_llm.ranges import one_of, suggestion
 
 __all__ = ["hyperparameters", "make", "names"]
 
