@@ -20,6 +20,7 @@ __all__ = [
     "constrain",
     "constrain_rows",
     "make_mesh",
+    "platform",
     "put_rows",
     "replicated",
     "row_shards",
@@ -73,6 +74,16 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
         )
     devices = devices[: math.prod(sizes)]
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def platform(mesh: Mesh | None) -> str:
+    """cpu, gpu or tpu: of the mesh, which may be one to compile for only, or without a mesh of the default device."""
+    if mesh is None:
+        default = jax.config.jax_default_device or jax.devices()[0]
+        name = default if isinstance(default, str) else default.platform
+    else:
+        name = mesh.devices.flat[0].platform
+    return "gpu" if name in ("cuda", "rocm") else name
 
 
 def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.performance import roofline
-from jaxrl_llm import objectives
+from jaxrl_llm import objectives, sharding
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import choose_implementation
 from jaxrl_llm.models.flash import choose_attention
@@ -95,7 +95,7 @@ SMALLEST = {
 
 def implementations(config: ModelConfig) -> dict[str, str | None]:
     """What the model itself picks on this platform."""
-    attention = choose_attention(config.attention_implementation, config.head_dim, config.dtype)
+    attention = choose_attention(config, sharding.platform(None))
     experts = choose_implementation(config.experts_implementation) if config.num_experts else None
     return {"attention": attention, "experts": experts}
 

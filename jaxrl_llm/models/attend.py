@@ -80,34 +80,41 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def attend_cached(
-    queries: Float[Array, "b t h d"], keys: kv_cache.Keys, values: kv_cache.Values, visible: Bool[Array, "b t s"]
+    queries: Float[Array, "b t h d"],
+    keys: kv_cache.Keys,
+    values: kv_cache.Values,
+    visible: Bool[Array, "b t s"],
+    platform: str = "cpu",
 ) -> Float[Array, "b t h d"]:
     """The same over a cache: keys are transposed, and a stretch of columns that no row sees costs nothing.
 
-    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once.
+    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On a
+    GPU every stretch is computed, since the device would wait for the host at each condition.
     """
     q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
     dot = functools.partial(jnp.einsum, "bkqx,bkxy->bkqy")
     score = functools.partial(dot, preferred_element_type=jnp.float32)
-    scores = [_where_seen(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
+    product = _product if platform == "gpu" else _product_where_seen
+    scores = [product(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
     weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
-    parts = [_where_seen(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
+    parts = [product(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
     return _by_query_head(functools.reduce(jnp.add, parts), queries.shape)
 
 
-def _where_seen(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
-    """left [b kv q x] times a stretch [p kv x y] where some row sees it, otherwise zeros."""
+def _product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+    """left [b kv q x] times a stretch [p kv x y] of the cache."""
+    del seen
     b, kv, q, x = left.shape
     p, y = stretch.shape[0], stretch.shape[3]
+    together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
+    return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
 
-    def product(left: Array, stretch: Array) -> Array:
-        together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
-        return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
 
-    if jax.default_backend() == "gpu":  # which would wait for the host at each condition
-        return product(left, stretch)
+def _product_where_seen(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+    """The product where some row sees the stretch, otherwise zeros."""
+    product = functools.partial(_product, seen, dot)
     out = jax.eval_shape(product, left, stretch)
     return jax.lax.cond(seen, product, lambda *_: jnp.zeros(out.shape, out.dtype), left, stretch)
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention with q/k norm, as in Qwen3: causal, within a segment, over a batch or over a cache."""
+"""Grouped-query attention: causal, within a segment, over a batch or over a cache."""
 
 import functools
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, SegmentIds
 from jaxrl_llm.models import kv_cache
 from jaxrl_llm.models.attend import attend_cached, attend_causal
@@ -20,8 +21,8 @@ __all__ = ["Attention", "RMSNorm"]
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang & Sennrich, arXiv 1910.07467)."""
 
-    def __init__(self, size: int, config: ModelConfig, axis: str = "norm"):
-        self.scale = nnx.Param(jnp.ones(size, config.param_dtype), logical=(axis,))
+    def __init__(self, size: int, config: ModelConfig):
+        self.scale = nnx.Param(jnp.ones(size, config.param_dtype), logical=("norm",))
         self.eps = config.rms_norm_eps
 
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
@@ -63,7 +64,11 @@ def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], config
 
 
 class Attention(nnx.Module):
-    """q, k, v, o without biases; RMSNorm over the head dimension of q and k, then RoPE (Qwen3, arXiv 2505.09388)."""
+    """q, k, v, o; biases on q, k, v (`attention_bias`); RMSNorm of q and k (`qk_norm`), then RoPE.
+
+    Sources: grouped queries arXiv 2305.13245; q/k norm over the head dimension Qwen3, arXiv 2505.09388, over all heads
+    OLMoE, arXiv 2409.02060; biases Qwen2, arXiv 2407.10671.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         d, head = config.hidden_size, config.head_dim
@@ -72,10 +77,15 @@ class Attention(nnx.Module):
         self.k = matrix(rngs, (d, kv * head), ("embed", "kv_heads"), config)
         self.v = matrix(rngs, (d, kv * head), ("embed", "kv_heads"), config)
         self.o = matrix(rngs, (heads * head, d), ("heads", "embed"), config)
-        self.q_norm = RMSNorm(head, config)
-        self.k_norm = RMSNorm(head, config)
-        self.head_dim = head
-        self.implementation = choose_attention(config.attention_implementation, head, config.dtype)
+        if config.attention_bias:
+            self.q_bias = nnx.Param(jnp.zeros(heads * head, config.param_dtype), logical=("heads",))
+            self.k_bias = nnx.Param(jnp.zeros(kv * head, config.param_dtype), logical=("kv_heads",))
+            self.v_bias = nnx.Param(jnp.zeros(kv * head, config.param_dtype), logical=("kv_heads",))
+        if config.qk_norm != "none":
+            per_head = config.qk_norm == "head"
+            self.q_norm = RMSNorm(head if per_head else heads * head, config)
+            self.k_norm = RMSNorm(head if per_head else kv * head, config)
+        self.config = config
 
     def __call__(
         self,
@@ -89,11 +99,11 @@ class Attention(nnx.Module):
         """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone."""
         b, t, _ = x.shape
         flat = x.reshape(b * t, -1)  # two dimensions: a weight's gradient is then one matmul without a transpose
-        split = lambda w: (flat @ w[...].astype(x.dtype)).reshape(b, t, -1, self.head_dim)  # noqa: E731
-        q, k, v = rotate(self.q_norm(split(self.q)), rope), rotate(self.k_norm(split(self.k)), rope), split(self.v)
+        q, k, v = (self._project(name, flat).reshape(b, t, -1, self.config.head_dim) for name in "qkv")
+        q, k = rotate(q, rope), rotate(k, rope)
         if cache is None:
             keys, values = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-            if self.implementation == "flash":
+            if choose_attention(self.config, sharding.platform(mesh)) == "flash":
                 y = flash_attention(q, keys, values, segment_ids, mesh)
             else:
                 y = attend_causal(q, keys, values, visible)
@@ -101,5 +111,15 @@ class Attention(nnx.Module):
         else:
             kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column)
             shared_keys, shared_values = cache.prefix
-            y = attend_cached(q, (*shared_keys, *kv[0]), (*shared_values, *kv[1]), visible)
+            y = attend_cached(q, (*shared_keys, *kv[0]), (*shared_values, *kv[1]), visible, sharding.platform(mesh))
         return (y.reshape(b * t, -1) @ self.o[...].astype(x.dtype)).reshape(b, t, -1), kv
+
+    def _project(self, name: str, x: Float[Array, "n d"]) -> Float[Array, "n heads"]:
+        """x W_name, with its bias and its norm where the architecture has them."""
+        y = x @ getattr(self, name)[...].astype(x.dtype)
+        if self.config.attention_bias:
+            y = y + getattr(self, f"{name}_bias")[...].astype(x.dtype)[None]
+        if name == "v" or self.config.qk_norm == "none":
+            return y
+        norm: RMSNorm = getattr(self, f"{name}_norm")
+        return norm(y.reshape(*x.shape[:1], -1, norm.scale.shape[0])).reshape(y.shape)

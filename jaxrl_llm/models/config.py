@@ -1,4 +1,4 @@
-"""The shape of a Qwen3 or Qwen3-MoE transformer, as one frozen dataclass that checks itself."""
+"""The shape of a transformer, as one frozen dataclass that checks itself."""
 
 import dataclasses
 from typing import Literal
@@ -12,11 +12,13 @@ _DTYPES = ("float32", "bfloat16")
 _REMAT = ("none", "block", "dots")
 _EXPERTS = ("auto", "dense", "grouped", "blocks")
 _ATTENTION = ("auto", "plain", "flash")
+_QK_NORM = ("none", "head", "full")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Names follow the published Qwen3 / Qwen3-MoE configuration; `num_experts=0` is a dense model."""
+    """Names follow the published configurations of Qwen3 and Qwen3-MoE, and so do the defaults of what sets families
+    apart (`qk_norm`, `attention_bias`, `rope_scaling`); `num_experts=0` is a dense model."""
 
     vocab_size: int
     num_hidden_layers: int = 4
@@ -28,10 +30,13 @@ class ModelConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 128  # SwiGLU width of one expert
-    norm_topk_prob: bool = True  # gates sum to 1 over the chosen experts
+    norm_topk_prob: bool = True  # the gates of a token's experts sum to 1
     decoder_sparse_step: int = 1  # every n-th layer has experts
     mlp_only_layers: tuple[int, ...] = ()  # layers that stay dense
+    qk_norm: str = "head"  # RMSNorm of q and k: none (Llama, Qwen2) | head (Qwen3) | full, over all heads (OLMoE)
+    attention_bias: bool = False  # on q, k and v (Qwen2)
     rope_theta: float = 1_000_000.0
+    rope_scaling: tuple[float, ...] = ()  # Llama 3: factor, low and high frequency factor, original length; (): none
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     param_dtype: str = "float32"
@@ -48,9 +53,16 @@ class ModelConfig:
             ("remat", self.remat, _REMAT),
             ("experts_implementation", self.experts_implementation, _EXPERTS),
             ("attention_implementation", self.attention_implementation, _ATTENTION),
+            ("qk_norm", self.qk_norm, _QK_NORM),
         ):
             if value not in allowed:
                 raise ValueError(f"model.{name}={value!r} is not one of {', '.join(allowed)}")
+        scaling = self.rope_scaling
+        if scaling and (len(scaling) != 4 or not min(scaling) > 0 or not scaling[1] < scaling[2]):
+            raise ValueError(
+                f"model.rope_scaling={scaling} must be () or four positive numbers: factor, low_freq_factor, "
+                "high_freq_factor (above the low one), original_max_position_embeddings"
+            )
 
     def _check_sizes(self) -> None:
         sizes = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")

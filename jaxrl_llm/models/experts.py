@@ -34,8 +34,7 @@ def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None
             f"implementation={implementation!r} is not one of {IMPLEMENTATIONS}; set model.experts_implementation"
         )
     if implementation == "auto":
-        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        implementation = "blocks" if platform == "cpu" else "grouped"
+        implementation = "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
     if implementation == "blocks" and mesh is not None and sharding.row_shards(mesh) != mesh.size:
         return "dense"
     return implementation

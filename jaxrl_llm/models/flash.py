@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Float, SegmentIds
+from jaxrl_llm.models.config import ModelConfig
 
 __all__ = ["choose_attention", "flash_attention"]
 
@@ -20,13 +21,13 @@ _BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TP
 _LARGEST = 512  # block that the splash kernel is given
 
 
-def choose_attention(implementation: str, head_dim: int, dtype: str) -> str:
-    """plain or flash; `auto` is flash for bfloat16 where the platform has one for this head size.
+def choose_attention(config: ModelConfig, platform: str) -> str:
+    """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size.
 
     Raises:
       ValueError: flash was asked for where there is none.
     """
-    platform = jax.default_backend()
+    implementation, head_dim, dtype = config.attention_implementation, config.head_dim, config.dtype
     fits = {
         "gpu": head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16",
         "tpu": head_dim % 64 == 0,
@@ -50,8 +51,11 @@ def flash_attention(
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v, causal and inside a segment; what padding (segment 0) gets is of no account."""
     time = queries.shape[1]
-    multiple, kernel = (2, _cudnn) if jax.default_backend() == "gpu" else (_BLOCK, _splash)
-    widen = lambda x, axis: jnp.pad(x, [(0, -time % multiple if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
+    multiple, kernel = (2, _cudnn) if sharding.platform(mesh) == "gpu" else (_BLOCK, _splash)
+
+    def widen(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, -time % multiple if a == axis else 0) for a in range(x.ndim)])
+
     out = kernel(widen(queries, 1), widen(keys, 2), widen(values, 2), widen(segment_ids, 1), mesh)
     return out[:, :time]
 
@@ -96,5 +100,8 @@ def _kernel(queries: Array, keys: Array, values: Array, segment_ids: Array, inte
     )
     mask = splash.MultiHeadMask([splash.CausalMask((time, time))] * heads)
     attend: Any = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
-    one = lambda q, k, v, ids: attend(q, k, v, splash.SegmentIds(ids, ids))  # noqa: E731
-    return jax.vmap(one)(queries, keys, values, segment_ids)
+
+    def of_row(q: Array, k: Array, v: Array, ids: Array) -> Array:
+        return attend(q, k, v, splash.SegmentIds(ids, ids))
+
+    return jax.vmap(of_row)(queries, keys, values, segment_ids)

@@ -209,7 +209,7 @@ class Model:
             layered, visible = by_layer(cache, positions)
         x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
         x = sharding.constrain(x, _ROW, self.mesh)
-        seen = (rotation(positions, config.head_dim, config.rope_theta), visible, segment_ids)
+        seen = (rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling), visible, segment_ids)
         x, caches, routes = self._layers(params, x, seen, routing, layered, prefill)
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         out = None

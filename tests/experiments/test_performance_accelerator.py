@@ -10,6 +10,7 @@ import pytest
 
 from experiments.performance import accelerator, roofline, turns
 from experiments.performance.accelerator import CASES, SMALLEST, Case
+from jaxrl_llm import sharding
 from jaxrl_llm.models.transformer import Model
 
 # By hand, d = 32, 2 query heads and 1 key head of size 16, vocabulary 128, tied, one layer:
@@ -110,7 +111,7 @@ def test_devices_by_their_kind(kind, flops, bandwidth):
 
 def test_kernels_are_chosen_by_platform(monkeypatch):
     def of(platform, **fields):
-        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        monkeypatch.setattr(sharding, "platform", lambda mesh: platform)
         return accelerator.implementations(dataclasses.replace(SMALLEST["moe"].model, **fields))
 
     assert of("cpu") == {"attention": "plain", "experts": "blocks"}

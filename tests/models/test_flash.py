@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sharding
-from jaxrl_llm.models import attention, flash
+from jaxrl_llm.models import ModelConfig, attention, flash
 from jaxrl_llm.models.attend import attend
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 130, 4, 2, 64  # 130: padded to two blocks of columns
@@ -67,7 +67,7 @@ def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
     cut = problem[0][:, :time], *(x[:, :, :time] for x in problem[1:3]), problem[3][:, :time], problem[4][:, :time]
     expected = value_and_gradients(plain, cut)
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sharding, "platform", lambda mesh: "gpu")
     found = value_and_gradients(flash.flash_attention, cut)
     assert seen == [(TIME, TIME, (TIME, TIME), "cudnn")]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
@@ -135,14 +135,17 @@ def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
         ("tpu", "float32", (64, 128, 192, 256)),
     ],
 )
-def test_where_there_is_a_library(monkeypatch, platform, dtype, sizes):
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+def test_where_there_is_a_library(platform, dtype, sizes):
+    def chosen(implementation, head_dim):
+        config = ModelConfig(vocab_size=8, head_dim=head_dim, dtype=dtype, attention_implementation=implementation)
+        return flash.choose_attention(config, platform)
+
     for head_dim in (4, 8, 64, 128, 192, 256):
-        assert flash.choose_attention("plain", head_dim, dtype) == "plain"
+        assert chosen("plain", head_dim) == "plain"
         by_itself = head_dim in sizes and dtype == "bfloat16"
-        assert flash.choose_attention("auto", head_dim, dtype) == ("flash" if by_itself else "plain")
+        assert chosen("auto", head_dim) == ("flash" if by_itself else "plain")
         if head_dim in sizes:
-            assert flash.choose_attention("flash", head_dim, dtype) == "flash"
+            assert chosen("flash", head_dim) == "flash"
         else:
             with pytest.raises(ValueError, match=f"this is {platform} with {dtype} and head_dim={head_dim}; set it"):
-                flash.choose_attention("flash", head_dim, dtype)
+                chosen("flash", head_dim)

@@ -183,8 +183,8 @@ def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(saved):
             r"missing model\.layers\.1\.self_attn\.q_norm\.weight;",
         ),
         (lambda t: t.pop("lm_head.weight"), r"missing lm_head\.weight; left over none"),
-        (lambda t: t.update(a=np.zeros(1)), r"missing none; left over a$"),
-        (lambda t: t.update({f"x{i}": np.zeros(1) for i in range(5)}), r"left over x0, x1, x2 and 2 more"),
+        (lambda t: t.update(a=np.zeros(1, np.float32)), r"missing none; left over a$"),
+        (lambda t: t.update({f"x{i}": np.zeros(1, np.float32) for i in range(5)}), r"left over x0, x1, x2 and 2 more"),
         (
             lambda t: t.update({"model.norm.weight": np.zeros(15, np.float32)}),
             r"model\.norm\.weight has shape \(15,\), config\.json asks for \(16,\)",
@@ -208,7 +208,7 @@ def test_tensors_that_do_not_fit(saved, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model_type="llama"), r"model_type='llama' is not one of qwen3, qwen3_moe"),
+        (dict(model_type="gpt2"), r"model_type='gpt2' is not one of qwen3, qwen3_moe, llama, qwen2, olmoe, mixtral"),
         (dict(attention_bias=True), r"attention_bias=True, which this model does not compute"),
         (dict(use_sliding_window=True), r"use_sliding_window=True"),
         (dict(layer_types=["full_attention", "sliding_attention"]), r"use_sliding_window=True"),
@@ -233,7 +233,8 @@ def test_configs_that_are_refused(saved, changes, message):
 
 def test_missing_folders_and_files_name_the_remedy(saved, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"is not a folder\. Nothing is downloaded from here: fetch the checkpoint"
+        FileNotFoundError,
+        match=r"is neither a folder nor a \.gguf file\. Nothing is downloaded from here: fetch the checkpoint",
     ):
         load_pretrained("Qwen/Qwen3-0.6B")
     _, _, path = saved()

@@ -1,0 +1,105 @@
+"""The tensors of safetensors files, read strip by strip so that a file is never mapped or held as a whole."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["INDEX", "SINGLE", "FileTensor", "existing", "open_folder", "read_header", "some", "weight_files"]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class FileTensor:
+    """A tensor at `offset` of an open file."""
+
+    file: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop of the first axis."""
+        shape = (stop - start, *self.shape[1:])
+        row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        size, offset = row * (stop - start), self.offset + row * start
+        pieces = []
+        while size:  # one read gives 2 GiB at most
+            piece = os.pread(self.file, size, offset)
+            if not piece:
+                raise ValueError("the file ends inside a tensor; the checkpoint is incomplete: fetch it again")
+            pieces.append(piece)
+            size, offset = size - len(piece), offset + len(piece)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return np.frombuffer(data, self.dtype).reshape(shape)
+
+
+def weight_files(folder: Path) -> tuple[list[Path], set[str]]:
+    """The files that hold a folder's tensors, and the names that its index lists (none without an index)."""
+    if not (folder / INDEX).is_file():
+        return [existing(folder / SINGLE)], set()
+    listed = json.loads((folder / INDEX).read_text())["weight_map"]
+    return [existing(folder / name) for name in sorted(set(listed.values()))], set(listed)
+
+
+def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
+    """Every tensor of a folder; the files stay open as long as `stack`.
+
+    Raises:
+      FileNotFoundError, ValueError: a file is missing or cut off, or lacks a tensor that the index lists.
+    """
+    tensors: dict[str, FileTensor] = {}
+    files, listed = weight_files(folder)
+    for path in files:
+        file = stack.enter_context(path.open("rb")).fileno()
+        data, header = read_header(path)
+        for name, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
+                raise ValueError(f"{name} has type {entry['dtype']}; only F32, BF16 and F16 tensors load")
+            dtype, (begin, _) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
+            tensors[name] = FileTensor(file, data + begin, tuple(entry["shape"]), dtype)
+    if absent := listed - set(tensors):
+        raise ValueError(f"{INDEX} lists tensors that its files lack: {some(absent)}; fetch the checkpoint again")
+    return tensors
+
+
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the data of a file begin, and name -> {dtype, shape, data_offsets}.
+
+    Raises:
+      ValueError: not a safetensors file, or one that is cut off.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        raise ValueError(f"{str(path)!r} is not a safetensors file, or is cut off: fetch it again")
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if 8 + length + end != size:
+        raise ValueError(f"{str(path)!r} has {size} bytes and its header asks for {8 + length + end}: fetch it again")
+    return 8 + length, header
+
+
+def existing(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r} does not exist; the checkpoint is incomplete: fetch it again")
+    return path
+
+
+def some(names: Iterable[str]) -> str:
+    """A few of them, sorted."""
+    first, rest = sorted(names)[:3], len(set(names)) - 3
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "") if first else "none"
