@@ -10,11 +10,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import objectives, tasks
+from jaxrl_llm import models, objectives, tasks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.sampling import Sampling
@@ -121,13 +121,14 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A whole run. `task` and `objective` are made; `model` has the task's vocabulary."""
+    """A whole run. `task` and `objective` are made; `model` is complete, `pretrained` its checkpoint's path or ""."""
 
     seed: int
     steps: int
     task: tasks.Task
     data_dir: str | None
     model: ModelConfig
+    pretrained: str
     warm_start: WarmStartConfig
     rollout: RolloutConfig
     dynamic_sampling: DynamicSampling
@@ -184,7 +185,8 @@ def validate(config: ConfigDict) -> Settings:
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
     task = _task(task_config, raw["model"].get("pretrained", ""), blocks["rollout"])
-    model = _block("model", ModelConfig, {**raw["model"], "vocab_size": task.tokenizer.vocab_size})
+    _same_keys("model", set(raw["model"]), {f.name for f in dataclasses.fields(ModelConfig)} | {"pretrained"})
+    model = _block("model", ModelConfig, models.complete_fields(raw["model"], task.tokenizer.vocab_size))
     name, objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
     settings = Settings(
         seed=raw["seed"],
@@ -192,6 +194,7 @@ def validate(config: ConfigDict) -> Settings:
         task=task,
         data_dir=task_config.data_dir or None,
         model=model,
+        pretrained=raw["model"]["pretrained"],
         objective=objective,
         objective_name=name,
         **blocks,
@@ -213,6 +216,8 @@ def config_hash(config: ConfigDict) -> str:
     free |= set() if raw["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in raw.items() if key not in free}
     kept["objective"] = {key: value for key, value in raw["objective"].items() if value is not None}
+    if path := raw["model"]["pretrained"]:  # what the checkpoint is counts, not where it lies
+        kept["model"] = raw["model"] | {"pretrained": models.fingerprint(path)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -244,9 +249,10 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
     if isinstance(value, list):
         value = tuple(value)
     if get_origin(kind) is tuple:
-        if not isinstance(value, tuple) or not all(type(n) is int for n in value):
-            raise ValueError(f"{where}={value!r} must be a tuple of whole numbers, for example (1, 2)")
-        return value
+        whole = get_args(kind)[0] is int
+        if not isinstance(value, tuple) or not all(type(n) is int or (not whole and type(n) is float) for n in value):
+            raise ValueError(f"{where}={value!r} must be a tuple of {'whole ' * whole}numbers, for example (1, 2)")
+        return value if whole else tuple(float(n) for n in value)
     expected = {bool: bool, int: int, float: float, str: str}.get(kind, object)
     if not isinstance(value, expected) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{where}={value!r} must be of type {kind.__name__}, not {type(value).__name__}")

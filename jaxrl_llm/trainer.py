@@ -51,6 +51,7 @@ class Run:
             s.task,
             s.warm_start,
             data_dir=s.data_dir,
+            pretrained=s.pretrained,
             evaluate=self.evaluator.pass_rate,
             evaluated_on={"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length},
             log=log,

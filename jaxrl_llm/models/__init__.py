@@ -2,6 +2,7 @@
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.model_fields import complete_fields
 from jaxrl_llm.models.pretrained import load_params, load_pretrained, save_pretrained
 from jaxrl_llm.models.published import Published, fingerprint, read_published
 from jaxrl_llm.models.routing import Routing
@@ -14,6 +15,7 @@ __all__ = [
     "ModelOutput",
     "Published",
     "Routing",
+    "complete_fields",
     "fingerprint",
     "load_params",
     "load_pretrained",

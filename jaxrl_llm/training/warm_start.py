@@ -19,7 +19,7 @@ from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
 from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.masking import masked_mean
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model, fingerprint, load_params
 from jaxrl_llm.ranges import at_least, fraction
 from jaxrl_llm.training.state import make_state
 
@@ -57,6 +57,7 @@ def warm_start(
     config: WarmStartConfig,
     *,
     data_dir: str | None = None,
+    pretrained: str = "",
     evaluate: Callable[[Any], float] | None = None,
     evaluated_on: Mapping[str, Any] | None = None,
     log: Callable[[str], None] = print,
@@ -66,16 +67,21 @@ def warm_start(
     Adam, gradient norm clipped at 1, -mean log p of the answer's tokens (EOS included) over the batch.
 
     Args:
+      pretrained: path of the checkpoint that training starts from; "": fresh parameters.
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
       evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
     """
-    key = jax.random.key(config.seed)
+
+    def untrained() -> Any:
+        return load_params(pretrained, model) if pretrained else model.init_sharded(jax.random.key(config.seed))
+
     if not config.steps:
-        return model.init_sharded(key)
+        return untrained()
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
         | {"cores": os.cpu_count() if mesh is None else str(mesh)}
+        | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
         | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
     )
     try:
@@ -86,7 +92,7 @@ def warm_start(
         if folder.exists():
             log(f"warm start: from {folder}")
             return load_tree(folder, model.shapes())
-        params = _train(model, task, config, model.init_sharded(key), data_dir, evaluate, log)
+        params = _train(model, task, config, untrained(), data_dir, evaluate, log)
         save_tree(folder, params)
     return params
 

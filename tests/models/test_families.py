@@ -131,9 +131,10 @@ def test_export_is_what_was_imported(checkpoint, loaded, tmp_path):
 
 
 def test_families_are_told_apart():
-    """Each config.json gives a ModelConfig whose config.json is of the same family; what no family computes is refused."""
+    """Each config.json gives a ModelConfig of the same family; what no family computes is refused."""
     for name, (theirs, changes) in FAMILIES.items():
-        published = getattr(transformers, f"{theirs}Config")(**{**SIZES, "rope_parameters": PLAIN, **changes}).to_dict()
+        make = getattr(transformers, f"{theirs}Config")
+        published = make(**{**SIZES, "rope_parameters": PLAIN, **changes}).to_dict()
         config = from_published(published, "float32")
         assert family_of(config) == published["model_type"], name
         assert from_published(to_published(config)) == config
