@@ -1,6 +1,6 @@
 """GRPO from a published checkpoint: every size of the model is the checkpoint's. The task must speak its tokenizer.
 
-Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir runs/pretrained
+Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir DIR
           with the task and the lengths of the answers as further flags
 
 For a run that is to be planned or tried before the checkpoint is fetched, write a config that holds its sizes in the

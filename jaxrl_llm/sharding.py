@@ -43,6 +43,7 @@ _RULES: dict[str, str | tuple[str, ...] | None] = {
     "head_dim": None,
     "router": None,
     "norm": None,
+    "rank": None,
 }
 
 

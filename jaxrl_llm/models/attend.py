@@ -88,8 +88,8 @@ def attend_cached(
 ) -> Float[Array, "b t h d"]:
     """The same over a cache: keys are transposed, and a stretch of columns that no row sees costs nothing.
 
-    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On a
-    GPU every stretch is computed, since the device would wait for the host at each condition.
+    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On
+    a GPU every stretch is computed, since the device would wait for the host at each condition.
     """
     q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))

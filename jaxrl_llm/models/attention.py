@@ -13,6 +13,7 @@ from jaxrl_llm.models import kv_cache
 from jaxrl_llm.models.attend import attend_cached, attend_causal
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.flash import choose_attention, flash_attention
+from jaxrl_llm.models.low_rank import project
 from jaxrl_llm.models.rope import rotate
 
 __all__ = ["Attention", "RMSNorm"]
@@ -112,11 +113,11 @@ class Attention(nnx.Module):
             kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column)
             shared_keys, shared_values = cache.prefix
             y = attend_cached(q, (*shared_keys, *kv[0]), (*shared_values, *kv[1]), visible, sharding.platform(mesh))
-        return (y.reshape(b * t, -1) @ self.o[...].astype(x.dtype)).reshape(b, t, -1), kv
+        return project(y.reshape(b * t, -1), self.o[...]).reshape(b, t, -1), kv
 
     def _project(self, name: str, x: Float[Array, "n d"]) -> Float[Array, "n heads"]:
         """x W_name, with its bias and its norm where the architecture has them."""
-        y = x @ getattr(self, name)[...].astype(x.dtype)
+        y = project(x, getattr(self, name)[...])
         if self.config.attention_bias:
             y = y + getattr(self, f"{name}_bias")[...].astype(x.dtype)[None]
         if name == "v" or self.config.qk_norm == "none":

@@ -1,7 +1,7 @@
 """A GGUF file as if it were a folder in the Hugging Face layout: a config.json, and tensors under their names there.
 
-Quantised tensors are dequantised to float32 a few rows at a time. Files of architecture `llama` hold the rows of q and k
-interleaved, (0, half, 1, half + 1, ...) of each head; they are put back here in the half-split order of `rope.py`.
+Quantised tensors are dequantised to float32 a few rows at a time. Files of architecture `llama` hold the rows of q and
+k interleaved, (0, half, 1, half + 1, ...) of each head; they are put back here in the half-split order of `rope.py`.
 Needs the package `gguf` (extra `hf`).
 """
 

@@ -1,4 +1,4 @@
-"""The fields of a run's model block, completed by the checkpoint that it starts from, which they must not contradict."""
+"""The fields of a run's model block, completed by the checkpoint that it starts from: they must not contradict it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ _OF_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
 def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Every field of a ModelConfig, from the `model` block of a run.
 
-    A field that is None is the checkpoint's. A field that is set must equal the checkpoint's, but for those that say how
-    the run computes (types of parameters and of computation, rematerialisation, implementations), which may differ.
+    A field that is None is the checkpoint's. A field that is set must equal the checkpoint's, but for those that say
+    how the run computes (types of parameters and of computation, rematerialisation, implementations), which may differ.
 
     Args:
       given: field -> value, and "pretrained": the path of a checkpoint, or "" for fresh parameters.
@@ -43,8 +43,8 @@ def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     absent = sorted(name for name, value in fields.items() if value is None)
     if absent:
         raise ValueError(
-            f"model.{absent[0]}=None is taken from a checkpoint, and there is none: set model.pretrained to its path, or "
-            f"set {', '.join(f'model.{name}' for name in absent)}"
+            f"model.{absent[0]}=None is taken from a checkpoint, and there is none: set model.pretrained to its path, "
+            f"or set {', '.join(f'model.{name}' for name in absent)}"
         )
     if isinstance(fields["vocab_size"], int) and fields["vocab_size"] < tokens:
         raise ValueError(

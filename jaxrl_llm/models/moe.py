@@ -10,6 +10,7 @@ from jaxrl_llm.models import routing as routing_lib
 from jaxrl_llm.models.attention import matrix
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import apply_experts
+from jaxrl_llm.models.low_rank import project, whole
 from jaxrl_llm.models.routing import Routing
 
 __all__ = ["MoE", "SwiGLU", "load_balance_loss"]
@@ -25,8 +26,8 @@ class SwiGLU(nnx.Module):
         self.down = matrix(rngs, (f, d), ("mlp", "embed"), config)
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
-        return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+        hidden = jax.nn.silu(project(x, self.gate[...])) * project(x, self.up[...])
+        return project(hidden, self.down[...])
 
 
 class MoE(nnx.Module):
@@ -48,10 +49,10 @@ class MoE(nnx.Module):
         """Returns the output, the experts used and the router's fresh logits."""
         b, t, d = x.shape
         logits = jnp.matmul(
-            x.astype(jnp.float32), self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
+            x.astype(jnp.float32), whole(self.router[...]).astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
         )
         experts, gates = routing_lib.choose(logits, self.num_chosen, self.normalise, replay)
-        gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
+        gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         y = apply_experts(
             x.reshape(b * t, d),
             experts.reshape(b * t, -1),

@@ -1,4 +1,4 @@
-"""The transformer: Qwen3 / Qwen3-MoE blocks, stacked and scanned, as a pure function of a params pytree.
+"""The transformer: blocks, stacked and scanned, as a pure function of a params pytree.
 
 Modules are Flax NNX where they are defined and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
 optimizer, checkpoint and sharding only ever see that dict and `Model.apply`. Consecutive layers of one kind run in one
@@ -8,7 +8,7 @@ scan; `Model.unstack` cuts the stacks into per-layer arrays for the decode loop,
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flax.struct
@@ -83,8 +83,7 @@ def _definition(config: ModelConfig, part: str) -> tuple[Any, Any]:
     """(graphdef, logical axes) of a block or of the ends, without making arrays."""
     module = nnx.eval_shape(lambda: _make(config, part, jax.random.key(0)))
     graphdef, state = nnx.split(module)
-    is_variable = lambda v: isinstance(v, nnx.Variable)  # noqa: E731
-    axes = jax.tree.map(lambda v: v.get_metadata()["logical"], state, is_leaf=is_variable)
+    axes = jax.tree.map(lambda v: v.get_metadata()["logical"], state, is_leaf=lambda v: isinstance(v, nnx.Variable))
     return graphdef, nnx.to_pure_dict(axes)
 
 
@@ -113,7 +112,10 @@ class Model:
 
     def init(self, key: Key) -> dict[str, Any]:
         """Fresh parameters: {"ends": ..., "dense": stacked dense blocks, "moe": stacked MoE blocks}."""
-        make = lambda part, k: nnx.to_pure_dict(nnx.state(_make(self.config, part, k)))  # noqa: E731
+
+        def make(part: str, key: Key) -> dict[str, Any]:
+            return nnx.to_pure_dict(nnx.state(_make(self.config, part, key)))
+
         params = {"ends": make("ends", jax.random.fold_in(key, 0))}
         for salt, kind in enumerate(("dense", "moe"), start=1):
             count = self.config.kinds.count(kind)
@@ -124,11 +126,10 @@ class Model:
 
     def axes(self) -> dict[str, Any]:
         """The logical axes of every parameter, in the same tree."""
-        is_axes = lambda a: isinstance(a, tuple)  # noqa: E731
         axes = {"ends": _definition(self.config, "ends")[1]}
         for kind in dict.fromkeys(self.config.kinds):
             layer = _definition(self.config, kind)[1]
-            axes[kind] = jax.tree.map(lambda a: ("layers", *a), layer, is_leaf=is_axes)
+            axes[kind] = jax.tree.map(lambda a: ("layers", *a), layer, is_leaf=lambda a: isinstance(a, tuple))
         return axes
 
     def shapes(self) -> dict[str, Any]:
@@ -210,7 +211,10 @@ class Model:
         x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
         x = sharding.constrain(x, _ROW, self.mesh)
         seen = (rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling), visible, segment_ids)
-        x, caches, routes = self._layers(params, x, seen, routing, layered, prefill)
+        if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
+            x, caches, routes = self._one_by_one(params, x, seen, routing, layered)
+        else:
+            caches, (x, routes) = [], self._scan(params, x, seen, routing)
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         out = None
         if routes:
@@ -218,51 +222,66 @@ class Model:
             experts = experts.astype(routing_dtype(config.num_experts))
             experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
             out = Routing(experts=experts, logits=logits if router_logits else None)
-        if caches:
+        if prefill or cache is not None:
             keys, values = map(tuple, zip(*caches, strict=True))
             cache = KVCache(keys, values, None if cache is None else cache.prefix)
         return ModelOutput(ends.norm(x), out, cache)
 
-    def _layers(
-        self,
-        params: Params,
-        x: Array,
-        seen: _Seen,
-        routing: Any,
-        cached: Sequence[LayerCache] | None,
-        prefill: bool,
-    ) -> tuple[Array, list[Any], list[Any]]:
-        """Run every layer; returns x, per-layer (keys, values) if asked for, and routing parts."""
-        caches, routes, used, layer = [], [], {"dense": 0, "moe": 0}, 0
+    def _runs_of_layers(self) -> Iterator[tuple[Kind, range]]:
+        """Consecutive layers of one kind, and their places in that kind's stack."""
+        done = {"dense": 0, "moe": 0}
         for kind, group in itertools.groupby(self.config.kinds):
-            count, start = len(list(group)), used[kind]
-            graphdef = _definition(self.config, kind)[0]
+            start = done[kind]
+            done[kind] += len(list(group))
+            yield kind, range(start, done[kind])
 
-            def block(x: Array, inputs: Any, graphdef: Any = graphdef) -> tuple[Array, Any]:
-                layer_params, layer_cache, replay = inputs
-                module = nnx.merge(graphdef, layer_params)
-                x, kv, route = module(x, seen, layer_cache, replay, self.mesh)
-                return x, (kv if prefill or layer_cache is not None else None, route)
+    def _block(self, kind: Kind, seen: _Seen) -> Any:
+        """A block as a function (x, (parameters, cache, replay)) -> (x, (keys and values, routing parts))."""
+        graphdef = _definition(self.config, kind)[0]
 
-            replay = routing[start : start + count] if routing is not None and kind == "moe" else None
-            stack = params[kind]
-            if isinstance(stack, tuple) or prefill or cached is not None:
-                traced_once = jax.jit(block)
-                for i in range(count):
-                    j = start + i
-                    one = stack[j] if isinstance(stack, tuple) else jax.tree.map(lambda a, j=j: a[j], stack)
-                    kv = None if cached is None else cached[layer + i]
-                    x, (kv, route) = traced_once(x, (one, kv, None if replay is None else replay[i]))
-                    caches += [] if kv is None else [kv]
-                    routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
-            else:
-                stack = jax.tree.map(lambda a, s=start, n=count: a[s : s + n], stack)
-                # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers.
-                unroll = count if jax.default_backend() == "cpu" and count <= _UNROLLED else 1
-                x, (_, route) = jax.lax.scan(self._rematerialised(block), x, (stack, None, replay), unroll=unroll)
-                routes += [] if route is None else [route]
-            used[kind] += count
-            layer += count
+        def block(x: Array, inputs: Any) -> tuple[Array, Any]:
+            params, cache, replay = inputs
+            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh)
+            return x, (kv, route)
+
+        return block
+
+    def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
+        """Every layer from its stack, one scan a run of equal layers; returns x and the routing parts of each run."""
+        routes = []
+        for kind, places in self._runs_of_layers():
+            block = self._block(kind, seen)
+
+            def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
+                layer, replay = inputs
+                x, (_, route) = block(x, (layer, None, replay))
+                return x, route
+
+            here = slice(places.start, places.stop)
+            stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
+            replay = routing[here] if routing is not None and kind == "moe" else None
+            # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers.
+            unrolled = sharding.platform(self.mesh) == "cpu" and len(places) <= _UNROLLED
+            unroll = len(places) if unrolled else 1
+            x, route = jax.lax.scan(self._rematerialised(without_cache), x, (stack, replay), unroll=unroll)
+            routes += [] if route is None else [route]
+        return x, routes
+
+    def _one_by_one(
+        self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
+    ) -> tuple[Array, list[Any], list[Any]]:
+        """Every layer by itself, equal ones traced once; returns x, each layer's keys and values, routing parts."""
+        caches, routes = [], []
+        blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
+        for kind, places in self._runs_of_layers():
+            for place in places:
+                stack = params[kind]
+                layer = stack[place] if isinstance(stack, tuple) else jax.tree.map(lambda a, i=place: a[i], stack)
+                replay = routing[place] if routing is not None and kind == "moe" else None
+                cache = None if cached is None else cached[len(caches)]
+                x, (kv, route) = blocks[kind](x, (layer, cache, replay))
+                caches.append(kv)
+                routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
         return x, caches, routes
 
     def _rematerialised(self, block: Any) -> Any:
@@ -277,13 +296,13 @@ def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) 
         return
     if not config.num_moe_layers:
         raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
-    for name, found, width in (
+    for name, given, width in (
         ("experts", routing.experts, config.num_experts_per_tok),
         ("logits", routing.logits, config.num_experts),
     ):
         expected = (config.num_moe_layers, *tokens.shape, width)
-        if found is not None and found.shape != expected:
+        if given is not None and given.shape != expected:
             raise ValueError(
-                f"routing.{name} has shape {found.shape}, this forward needs {expected} [MoE layers, rows, time, "
+                f"routing.{name} has shape {given.shape}, this forward needs {expected} [MoE layers, rows, time, "
                 "experts per token or experts]; record it with the same model and the same tokens"
             )

@@ -39,9 +39,10 @@ LLAMA3 = dict(
     original_max_position_embeddings=64,  # the frequencies 1, 1/10 and two lower: kept, mixed, divided
 )
 MOE = dict(num_experts=4, num_experts_per_tok=2)
+MIXED = dict(**MOE, head_dim=8, moe_intermediate_size=12, num_hidden_layers=3, mlp_only_layers=[1], norm_topk_prob=True)
 FAMILIES = {
     "qwen3": ("Qwen3", dict(head_dim=12, num_key_value_heads=1)),
-    "qwen3_moe": ("Qwen3Moe", dict(**MOE, head_dim=8, moe_intermediate_size=12, num_hidden_layers=3, mlp_only_layers=[1], norm_topk_prob=True)),
+    "qwen3_moe": ("Qwen3Moe", MIXED),
     "llama": ("Llama", dict(head_dim=12)),
     "llama-tied": ("Llama", dict(tie_word_embeddings=True)),
     "llama3": ("Llama", dict(rope_parameters=LLAMA3)),
@@ -49,7 +50,7 @@ FAMILIES = {
     "qwen2-tied": ("Qwen2", dict(tie_word_embeddings=True)),
     "olmoe": ("Olmoe", dict(MOE)),
     "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

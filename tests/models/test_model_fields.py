@@ -47,7 +47,7 @@ def test_fields_that_agree_may_be_written_down(saved):
         (
             dict(hidden_size=64, qk_norm="head"),
             20,
-            r"contradicts model\.hidden_size=64 \(the checkpoint: 16\), .*model\.qk_norm='head' \(the checkpoint: 'none'\)",
+            r"contradicts model\.hidden_size=64 \(the checkpoint: 16\), .*qk_norm='head' \(the checkpoint: 'none'\)",
         ),
         (dict(vocab_size=20), 20, r"model\.vocab_size=20 \(the checkpoint: 24\); set them to None"),
         (dict(), 25, r"model\.vocab_size=24 is less than the tokenizer's 25 tokens"),

@@ -1,0 +1,122 @@
+"""LoRA (Hu et al., arXiv 2106.09685): W + (alpha / r) A B with W frozen, A [m r] drawn and B [r n] zero at first.
+
+Adapters are a tree of their own: the part of the parameters' tree that holds the target matrices, with {"a", "b"} in
+the place of each, stacked over layers and experts as they are. `attach` puts them beside the frozen weights for
+training, `merge` adds them to the weights for the rollout and for export, so that decoding costs nothing extra.
+"""
+
+import dataclasses
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm import ranges, sharding
+from jaxrl_llm.array_typing import Array, Key, Params
+from jaxrl_llm.models.low_rank import LowRank, whole
+from jaxrl_llm.models.transformer import Model
+
+__all__ = ["TARGETS", "LoRAConfig", "adapter_axes", "attach", "init_adapters", "merge"]
+
+TARGETS = {
+    "attention": (("attention", "q"), ("attention", "k"), ("attention", "v"), ("attention", "o")),
+    "mlp": (("mlp", "gate"), ("mlp", "up"), ("mlp", "down")),  # of dense layers and of experts
+    "router": (("mlp", "router"),),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """rank 0: off, every parameter is trained. The change is scaled by alpha / rank. targets: names in TARGETS."""
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("attention", "mlp")
+
+    def __post_init__(self) -> None:
+        ranges.at_least("lora.rank", self.rank, 0, "0 trains every parameter")
+        ranges.positive("lora.alpha", self.alpha)
+        for target in self.targets:
+            ranges.one_of("lora.targets", target, TARGETS)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def holds(self, path: tuple[str, ...]) -> bool:
+        """Whether the matrix at this path of the parameters' tree is adapted."""
+        return any(path[1:] == target for name in self.targets for target in TARGETS[name])
+
+
+def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
+    """float32 adapters on the model's mesh: A normal with standard deviation 1 / sqrt(m), B zero.
+
+    Raises:
+      ValueError: rank 0, or no matrix of the model is a target.
+    """
+    _checked(config, model)
+
+    def make(key: Key) -> dict[str, Any]:
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+        def pair(path: tuple[str, ...], leaf: Any) -> dict[str, Array]:
+            *lead, m, n = leaf.shape
+            own = jax.random.fold_in(key, zlib.crc32("/".join(path).encode()))  # whatever the other targets are
+            a = jax.random.normal(own, (*lead, m, config.rank)) * m**-0.5
+            return {"a": a, "b": jnp.zeros((*lead, config.rank, n))}
+
+        return _select(config, shapes, pair)
+
+    if model.mesh is None:
+        return jax.jit(make)(key)
+    places = sharding.shardings(adapter_axes(config, model), jax.eval_shape(make, key), model.mesh)
+    return jax.jit(make, out_shardings=places)(key)
+
+
+def adapter_axes(config: LoRAConfig, model: Model) -> dict[str, Any]:
+    """The logical axes of every adapter: those of its weight, with the rank in the place of the other side."""
+    _checked(config, model)
+
+    def pair(path: tuple[str, ...], axes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        del path
+        return {"a": (*axes[:-1], "rank"), "b": (*axes[:-2], "rank", axes[-1])}
+
+    return _select(config, model.axes(), pair)
+
+
+def attach(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
+    """Parameters that `Model.apply` takes, with every target as weight and change apart; gradients of the adapters cost
+    no gradient of the weights (experts and the router apart, which are multiplied whole)."""
+    return _joined(params, adapters, scale)
+
+
+def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
+    """Plain parameters with the changes added, in the types of the weights."""
+    attached = _joined(params, adapters, scale)
+    return jax.tree.map(whole, attached, is_leaf=lambda x: isinstance(x, LowRank))
+
+
+def _joined(params: Any, adapters: Any, scale: float) -> Any:
+    if isinstance(adapters, dict) and set(adapters) == {"a", "b"}:
+        return LowRank(params, adapters["a"] * scale, adapters["b"])
+    return {key: _joined(x, adapters[key], scale) if key in adapters else x for key, x in params.items()}
+
+
+def _select(config: LoRAConfig, tree: Any, make: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """make(path, leaf) for every target of a tree like the parameters'; branches without one are left out."""
+    out = {}
+    for name, value in tree.items():
+        below = (*path, name)
+        if isinstance(value, dict):
+            out |= {name: inner} if (inner := _select(config, value, make, below)) else {}
+        elif config.holds(below):
+            out[name] = make(below, value)
+    return out
+
+
+def _checked(config: LoRAConfig, model: Model) -> None:
+    if not config.rank:
+        raise ValueError("lora.rank=0 has no adapters; set it to at least 1")
+    if not _select(config, model.axes(), lambda path, axes: path):
+        raise ValueError(f"lora.targets={config.targets} name no matrix of this model; add attention or mlp")
