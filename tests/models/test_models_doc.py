@@ -19,11 +19,10 @@ def test_the_code_runs():
 
 
 def test_the_table_names_every_parameter_and_its_axes():
-    model = Model(ModelConfig(vocab_size=8, num_experts=2, mlp_only_layers=(0,)))
-    is_axes = lambda a: isinstance(a, tuple)  # noqa: E731
-    leaves = jax.tree_util.tree_leaves_with_path(model.axes(), is_leaf=is_axes)
+    model = Model(ModelConfig(vocab_size=8, num_experts=2, mlp_only_layers=(0,), attention_bias=True))
+    leaves = jax.tree_util.tree_leaves_with_path(model.axes(), is_leaf=lambda a: isinstance(a, tuple))
     expected = {".".join(entry.key for entry in path): " ".join(axes) for path, axes in leaves}
-    found = {}
+    documented = {}
     for cells in (
         line.strip("|").split("|") for line in TEXT.splitlines() if re.match(r"\| `(ends|KIND|dense|moe)\.", line)
     ):
@@ -33,5 +32,5 @@ def test_the_table_names_every_parameter_and_its_axes():
                 parts = names[0].split(".")
                 name = ".".join(parts[: len(parts) - name.count(".")]) + name
             for kind in ("dense", "moe") if name.startswith("KIND") else ("",):
-                found[name.replace("KIND", kind)] = cells[2].strip()
-    assert found == expected
+                documented[name.replace("KIND", kind)] = cells[2].strip()
+    assert documented == expected

@@ -1,6 +1,8 @@
 """Published checkpoints: what is written is read back exactly, in every spelling; what does not fit says so."""
 
+import contextlib
 import json
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm import sharding
-from jaxrl_llm.models import ModelConfig, load_pretrained, save_pretrained
+from jaxrl_llm.models import ModelConfig, fingerprint, load_pretrained, published, save_pretrained
 
 MIXED = dict(num_experts=4, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=(1,), norm_topk_prob=False)
 EVERY = pytest.mark.parametrize(
@@ -165,6 +167,56 @@ def test_a_sharded_model_is_saved_whole(tiny, params_of, tmp_path):
     _equal(load_pretrained(tmp_path)[1], params)
 
 
+def test_loading_holds_little_beside_the_parameters(tiny, params_of, tmp_path):
+    """The peak stays below the parameters and twice the largest tensor, far below a second copy of a stacked array."""
+    model = tiny(hidden_size=128, intermediate_size=512, num_hidden_layers=12)
+    save_pretrained(params_of(model), model.config, tmp_path)
+    size = sum(x.nbytes for x in jax.tree.leaves(params_of(model)))
+    largest = 4 * 128 * 512
+    tracemalloc.start()
+    loaded = load_pretrained(tmp_path)[1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    _equal(loaded, params_of(model))
+    assert size < peak < size + 2 * largest
+
+
+def test_the_fingerprint_is_that_of_the_weights(saved, tmp_path, monkeypatch):
+    """Whole for a small checkpoint; of a large one its header and both ends of every tensor."""
+    _, _, path = saved()
+    monkeypatch.setattr(published, "_SAMPLE", 16)
+    for whole in (2**20, 0):
+        monkeypatch.setattr(published, "_WHOLE", whole)
+        first = fingerprint(path)
+        assert first == fingerprint(path.rename(tmp_path / "elsewhere"))
+        (tmp_path / "elsewhere").rename(path)
+        content = (path / "model.safetensors").read_bytes()
+        seen = set()
+        for place in (9, len(content) // 2, len(content) - 1):
+            changed = bytearray(content)
+            changed[place] ^= 1
+            (path / "model.safetensors").write_bytes(changed)
+            with contextlib.suppress(ValueError):  # a header that is no longer JSON
+                seen.add(fingerprint(path))
+        assert first not in seen or not whole
+        assert len(seen) >= 2
+        (path / "model.safetensors").write_bytes(content)
+    _edit(path, rope_theta=7.0)
+    assert fingerprint(path) != first
+
+
+def test_a_file_that_is_cut_off(saved):
+    _, _, path = saved()
+    content = (path / "model.safetensors").read_bytes()
+    for size, message in (
+        (len(content) - 1, r"bytes and its header asks for \d+: fetch it again"),
+        (20, r"is cut off"),
+    ):
+        (path / "model.safetensors").write_bytes(content[:size])
+        with pytest.raises(ValueError, match=message):
+            load_pretrained(path)
+
+
 def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(saved):
     _, params, path = saved(tie_word_embeddings=True)
     tensors = load_file(path / "model.safetensors")
@@ -210,6 +262,8 @@ def test_tensors_that_do_not_fit(saved, change, message):
     [
         (dict(model_type="gpt2"), r"model_type='gpt2' is not one of qwen3, qwen3_moe, llama, qwen2, olmoe, mixtral"),
         (dict(attention_bias=True), r"attention_bias=True, which this model does not compute"),
+        (dict(mlp_bias=True), r"mlp_bias=True"),
+        (dict(clip_qkv=8.0), r"clip_qkv=8\.0"),
         (dict(use_sliding_window=True), r"use_sliding_window=True"),
         (dict(layer_types=["full_attention", "sliding_attention"]), r"use_sliding_window=True"),
         (dict(rope_scaling={"type": "yarn", "factor": 4}), r"rope scaling='yarn'"),

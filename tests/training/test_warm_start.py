@@ -77,8 +77,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "_train", lambda model, task, config, params, *rest: {"x": params["x"] + 1})
 
 
-def test_another_start_has_another_cache(quick, tmp_path):
+def test_another_start_has_another_cache(quick, tmp_path, monkeypatch):
     """One changed ingredient each, of everything that the parameters depend on; and none where they do not."""
+    monkeypatch.setattr(module, "load_params", lambda path, model: {"x": jnp.zeros(3)})
+    monkeypatch.setattr(module, "fingerprint", lambda path: f"digest of {path}")
     names = {
         "as it is": start(tmp_path),
         "steps": start(tmp_path, config=config(tmp_path, steps=21)),
@@ -90,6 +92,8 @@ def test_another_start_has_another_cache(quick, tmp_path):
         "measured": start(tmp_path, config=config(tmp_path, target_pass_rate=0.5), evaluated_on={"samples": 2}),
         "model": start(tmp_path, model=tiny.make_model(hidden_size=8)),
         "mesh": start(tmp_path, model=tiny.make_model((2, 1, 1, 1))),
+        "pretrained": start(tmp_path, pretrained="a"),
+        "other weights": start(tmp_path, pretrained="b"),
         "task": start(tmp_path, task=tasks.make("sort", digits=3, train_size=64, test_size=8)),
         "size": start(tmp_path, task=tasks.make("sort", digits=2, train_size=32, test_size=8)),
     }
