@@ -7,6 +7,8 @@ For a run that is to be planned or tried before the checkpoint is fetched, write
 fields of `model` and sets `model.pretrained` beside them: a checkpoint that contradicts them is an error.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -36,11 +38,12 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant:
         raise ValueError(f"unknown variant {variant!r}; this config has none")
     config = base.get_config()
+    model: Any = config.model
     for kind, names in _ARCHITECTURE.items():
         for name in names:
-            del config.model[name]  # a field keeps its type, and takes None only as a placeholder
-            config.model[name] = placeholder(kind)
-    config.model.remat = "block"
+            del model[name]  # a field keeps its type, and takes None only as a placeholder
+            model[name] = placeholder(kind)
+    model.remat = "block"
     config.warm_start.steps = 0
     config.optimizer.learning_rate = 1e-6
     return config

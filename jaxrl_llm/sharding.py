@@ -78,12 +78,8 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
 
 
 def platform(mesh: Mesh | None) -> str:
-    """cpu, gpu or tpu: of the mesh, which may be one to compile for only, or without a mesh of the default device."""
-    if mesh is None:
-        default = jax.config.jax_default_device or jax.devices()[0]
-        name = default if isinstance(default, str) else default.platform
-    else:
-        name = mesh.devices.flat[0].platform
+    """cpu, gpu or tpu: of the mesh, which may be one to compile for only, or without a mesh of this machine."""
+    name = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 

@@ -7,6 +7,7 @@ the peaks are apart: `read` goes through the files in pieces of 16 MiB and keeps
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -27,7 +28,7 @@ from jaxrl_llm.models.tensor_names import stacked_arrays
 
 __all__ = ["generate", "measure"]
 
-_SIZES = dict(
+_MODEL = ModelConfig(
     vocab_size=65536,
     hidden_size=2048,
     intermediate_size=6144,
@@ -40,7 +41,7 @@ _SIZES = dict(
 
 def generate(folder: Path, layers: int, dtype: str) -> None:
     """A checkpoint of random numbers, one file a layer."""
-    config = ModelConfig(**_SIZES, num_hidden_layers=layers, param_dtype=dtype, dtype=dtype)
+    config = dataclasses.replace(_MODEL, num_hidden_layers=layers, param_dtype=dtype, dtype=dtype)
     folder.mkdir(parents=True, exist_ok=True)
     rng, files, total = np.random.default_rng(0), {}, 0
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32

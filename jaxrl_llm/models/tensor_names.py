@@ -41,7 +41,8 @@ _ROWS = 64  # of a matrix that is transposed: a strip that stays in the cache wh
 class StoredTensor(Protocol):
     """A tensor in a file, read in strips of its first axis."""
 
-    shape: tuple[int, ...]
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
     def rows(self, start: int, stop: int) -> np.ndarray: ...
 

@@ -169,10 +169,10 @@ def test_a_sharded_model_is_saved_whole(tiny, params_of, tmp_path):
 
 def test_loading_holds_little_beside_the_parameters(tiny, params_of, tmp_path):
     """The peak stays below the parameters and twice the largest tensor, far below a second copy of a stacked array."""
-    model = tiny(hidden_size=128, intermediate_size=512, num_hidden_layers=12)
+    model = tiny(hidden_size=256, intermediate_size=2048, num_hidden_layers=4)
     save_pretrained(params_of(model), model.config, tmp_path)
     size = sum(x.nbytes for x in jax.tree.leaves(params_of(model)))
-    largest = 4 * 128 * 512
+    largest = 4 * 256 * 2048
     tracemalloc.start()
     loaded = load_pretrained(tmp_path)[1]
     peak = tracemalloc.get_traced_memory()[1]
