@@ -69,12 +69,6 @@ def test_without_a_checkpoint_nothing_is_open():
 
 def test_a_run_takes_its_model_from_the_checkpoint(saved, tmp_path):
     """The whole way through the settings; the run's identity follows the weights, not their place."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {text: i for i, text in enumerate(["<end>", *"0123456789="])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))
-    (tmp_path / "checkpoint" / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     config = pretrained.get_config()
     config.model.pretrained = saved[1]
     settings = validate(config)
