@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jaxrl_llm.ranges import suggestion
 
@@ -184,9 +184,9 @@ def _function(spec: str) -> Callable[..., float]:
         raise ValueError(
             f"verifier={spec!r} cannot be imported ({error}); name a module or an existing file"
         ) from error
-    function: Any = getattr(module, name, None)
+    function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(
             f"verifier={spec!r}: {place} has no function {name!r}; name one of (prompt, answer, gold, row)"
         )
-    return function
+    return cast(Callable[..., float], function)
