@@ -28,7 +28,7 @@ from jaxrl_llm.training.state import TrainState, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "build", "train"]
+__all__ = ["Run", "Stopped", "build", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,21 +113,32 @@ def build(s: Settings) -> Run:
     )
 
 
-def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
+class Stopped(KeyboardInterrupt):
+    """A signal ended the run after a step and its checkpoint."""
+
+    def __init__(self, text: str, number: int):
+        super().__init__(text)
+        self.signal = number
+
+
+def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     """Train to `settings.steps`, from the newest checkpoint of the DIR if there is one; returns the last evaluation.
+
+    A damaged checkpoint is named and set aside, and the one before it is used.
 
     Raises:
       FloatingPointError: a loss or gradient is not finite; the message has the step.
       ValueError: a run-time check failed, or the checkpoint belongs to another run.
-      KeyboardInterrupt: Ctrl-C, after the current step and its checkpoint.
+      OSError: a checkpoint or a log could not be written; the checkpoints before it stay.
+      Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
-    began = time.monotonic()
-    run = build(settings)
+    began, settings = time.monotonic(), run.settings
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state, stream, first = run.start(log.note), run.prompts(), 0
     reference = _reference(run, state, log)
     if checkpoints.latest is not None:
-        first, state, extra = checkpoints.restore(state)
+        first, state, extra = checkpoints.restore(state, note=log.note)
+        checkpoints.set_aside(after=first)
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
         stream.set_state(extra["stream"])
@@ -160,7 +171,7 @@ def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
                 save(step)
             if stop and not last:
                 checkpoints.close()
-                raise KeyboardInterrupt(f"stopped after step {step}")
+                raise Stopped(f"stopped after step {step}", stop)
     checkpoints.close()
     return found
 
@@ -255,18 +266,21 @@ def _reference(run: Run, state: TrainState, log: RunLog) -> Any:
 
 
 @contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once."""
+def _interruptible() -> Iterator[Callable[[], int]]:
+    """Gives the number of the signal that asked to stop, 0 so far.
+
+    Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once.
+    """
     asked = []
 
     def ask(number: int, frame: Any) -> None:
         if asked:
-            raise KeyboardInterrupt
+            raise Stopped("stopped at once", number)
         asked.append(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
