@@ -1,8 +1,8 @@
 """REINFORCE with a group baseline: no ratio, so a rollout serves one update (Williams 1992).
 
 Command:  python -m jaxrl_llm.main --config configs/reinforce.py --workdir runs/reinforce
-Minutes:  about 1 on two CPU cores (39 s measured beside other work, from a cached warm start); :smoke half of it
-Expect:   reward/mean from about 0.7 to about 0.9; greedy answers from 0.79 to 0.91 held-out; no ratio, so nothing is clipped
+Minutes:  about 1 on two CPU cores (39 s beside other work, from a cached warm start); :smoke half of it
+Expect:   reward/mean from about 0.7 to about 0.9, held-out greedy from 0.79 to 0.91; no ratio, so nothing is clipped
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 (arXiv 2510.23027).
 
 Command:  python -m jaxrl_llm.main --config configs/rspo.py --workdir runs/rspo
-Minutes:  about 1 on two CPU cores (36 s measured beside other work, from a cached warm start); :smoke half of it
-Expect:   reward/mean from about 0.7 to about 0.9; greedy answers from 0.79 to 0.91 held-out, with under 1 % of tokens clipped
+Minutes:  about 1 on two CPU cores (36 s beside other work, from a cached warm start); :smoke half of it
+Expect:   reward/mean from about 0.7 to about 0.9, held-out greedy from 0.79 to 0.91; under 1 % of tokens clipped
 """
 
 from ml_collections import ConfigDict

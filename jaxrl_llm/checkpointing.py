@@ -125,14 +125,12 @@ class Checkpoints:
                 what = "is damaged or does not fit this model and optimizer"
                 wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
                 continue
-            for reason in wrong if note else []:
-                note(f"{reason}; going on from step {one}")
+            if note is not None:
+                for reason in wrong:
+                    note(f"{reason}; going on from step {one}")
             return one, state, extra
-        raise ValueError(
-            f"{'; '.join(wrong)}; "
-            + ("give another --step, " if step is not None else "")
-            + "use the config that wrote it, or another --workdir"
-        )
+        remedy = "use the config that wrote it, or another --workdir"
+        raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
 
     def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)

@@ -75,15 +75,19 @@ def load(source: Source, fields: Sequence[tuple[str, str]] = ()) -> ConfigDict:
         config = module.get_config(source.variant) if source.variant else module.get_config()
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config of {source.file} returned {config!r:.80}; return a ml_collections.ConfigDict")
-    inherited = config.get("task", {}).get("name")
+    inherited = _task_name(config)
     with config.unlocked():
         for path, text in fields:
             _set(config, path, text)
-        if config.get("task", {}).get("name") != inherited and "options" in config.task:
-            given = {path.rpartition(".")[2] for path, _ in fields if path.startswith("task.options")}
-            given |= {"train_size", "test_size"}
-            config.task.options = ConfigDict({k: v for k, v in config.task.options.items() if k in given})
+        if _task_name(config) != inherited and "task.options" not in dict(fields):
+            kept = {"train_size", "test_size"} | {path.rpartition(".")[2] for path, _ in fields}
+            task: Any = config["task"]
+            task["options"] = ConfigDict({k: v for k, v in task["options"].items() if k in kept})
     return config
+
+
+def _task_name(config: ConfigDict) -> Any:
+    return config.to_dict().get("task", {}).get("name")
 
 
 def load_module(path: Path) -> ModuleType:
@@ -144,7 +148,7 @@ def one_line(path: Path) -> Iterator[None]:
 
 def _set(config: ConfigDict, path: str, text: str) -> None:
     *blocks, field = path.split(".")
-    block = config
+    block: Any = config
     for name in blocks:
         if name not in block or not isinstance(block[name], ConfigDict):
             raise ValueError(unknown_field(path, flat(config)))
@@ -163,6 +167,7 @@ def _value(path: str, text: str, kind: type) -> Any:
     if text == "None":
         return None
     kind = dict if issubclass(kind, ConfigDict) else kind
+    value: Any
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
@@ -173,4 +178,6 @@ def _value(path: str, text: str, kind: type) -> Any:
         if kind not in EXAMPLES:
             return text
         raise ValueError(f"--config.{path}={text} must be {EXAMPLES[kind]}") from error
-    return tuple(value) if kind is tuple else ConfigDict(value) if kind is dict else value
+    if kind is tuple:
+        return tuple(value)
+    return ConfigDict(value) if isinstance(value, dict) else value

@@ -114,15 +114,16 @@ def _block(name: str, cls: Callable[..., T], values: Any) -> T:
 
 def _typed(where: str, value: Any, kind: Any) -> Any:
     """The value as the field's type: an int may stand for a float and a list for a tuple, nothing else is converted."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if isinstance(value, list):
-        value = tuple(value)
     expected: type = get_origin(kind) or kind
-    wrong = expected in EXAMPLES and type(value) is not expected
-    if wrong or (expected is tuple and not all(type(n) is int for n in value)):
+    if expected is float and type(value) is int:
+        value = float(value)
+    if expected is tuple and isinstance(value, list):
+        value = tuple(value)
+    if expected in EXAMPLES and type(value) is not expected:
         raise ValueError(f"{where}={value!r} must be {EXAMPLES[expected]}")
-    if kind is float and not math.isfinite(value):
+    if expected is tuple and not all(type(n) is int for n in value):
+        raise ValueError(f"{where}={value!r} must be {EXAMPLES[tuple]}")
+    if expected is float and not math.isfinite(value):
         raise ValueError(f"{where}={value} must be finite")
     return value
 

@@ -92,6 +92,8 @@ def build(s: Settings) -> Run:
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
+    if s.rollout.max_prompt_length:  # a prompt that is too long is found now, not at the step that draws it
+        tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
     held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
     return Run(
         settings=s,

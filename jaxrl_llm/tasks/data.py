@@ -204,7 +204,10 @@ def _encode(task: Task, kind: str, text: str) -> list[int]:
     ids = task.tokenizer.encode(text) + ([task.tokenizer.eos_id] if kind == "answer" else [])
     room = getattr(task, f"{kind}_length")
     if len(ids) > room:
-        raise ValueError(f"the {kind} {text!r} has {len(ids)} tokens, over {kind}_length={room}; raise {kind}_length")
+        field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+        raise ValueError(
+            f"the {kind} {text!r} has {len(ids)} tokens, over {kind}_length={room}; raise {kind}_length{field}"
+        )
     return ids
 
 
