@@ -30,35 +30,45 @@ def digests(tree: Any) -> dict[str, str]:
     array is digested where its shards lie. h is a bijection of the bits, so that one changed element is always seen,
     and several with probability 1 - 2^-64.
     """
-    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(tree), strict=True)
-    sums = jax.device_get(_sums([jnp.asarray(leaf) for leaf in leaves]))
+    named = [(path, jnp.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    leaves = [leaf for _, leaf in named]
+    if all(leaf.is_fully_addressable and _on_cpu(leaf) for leaf in leaves):
+        sums = [_sums(np, np.asarray(leaf)) for leaf in leaves]  # nothing to compile
+    else:
+        sums = jax.device_get(_sums_of_all(leaves))
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
-        for path, leaf, (a, b) in zip(paths, leaves, sums, strict=True)
+        for (path, leaf), (a, b) in zip(named, sums, strict=True)
     }
 
 
+def _on_cpu(x: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in x.devices())
+
+
 @jax.jit
-def _sums(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    return [_sum(leaf) for leaf in leaves]
+def _sums_of_all(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    return [_sums(jnp, leaf) for leaf in leaves]
 
 
-def _sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    bits = (x if x.dtype == bool else jax.lax.bitcast_convert_type(x, unsigned)).astype(jnp.uint32)
-    index = jnp.zeros(x.shape, jnp.uint32)
-    for axis in range(x.ndim):
-        stride = math.prod(x.shape[axis + 1 :]) % 2**32
-        index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride)
-    return _mixed_sum(bits, index, 0x9E3779B1, 0x85EBCA77), _mixed_sum(bits, index, 0xC2B2AE3D, 0x27D4EB2F)
+def _sums(xp: Any, x: Any) -> tuple[Any, Any]:
+    """The two sums of one array; xp is numpy or jax.numpy."""
+    shape = x.shape or (1,)
+    unsigned = {1: xp.uint8, 2: xp.uint16, 4: xp.uint32}[x.dtype.itemsize]
+    bits = x.reshape(shape).view(unsigned).astype(xp.uint32)
+    index = xp.zeros(shape, xp.uint32)
+    for axis, size in enumerate(shape):
+        along = xp.arange(size, dtype=xp.uint32) * xp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+        index = index + along.reshape([-1 if n == axis else 1 for n in range(len(shape))])
 
+    def mixed_sum(first: int, second: int) -> Any:
+        """Odd multiplications and shifted xors, each a bijection of 32 bits (as MurmurHash3 ends)."""
+        mixed = (bits ^ (index * xp.uint32(first))) * xp.uint32(second)
+        mixed = (mixed ^ (mixed >> 15)) * xp.uint32(first)
+        mixed = (mixed ^ (mixed >> 13)) * xp.uint32(second)
+        return xp.sum(mixed ^ (mixed >> 16), dtype=xp.uint32)
 
-def _mixed_sum(bits: jax.Array, index: jax.Array, first: int, second: int) -> jax.Array:
-    """Odd multiplications and shifted xors, each a bijection of 32 bits (the pattern of MurmurHash3's finaliser)."""
-    mixed = (bits ^ (index * jnp.uint32(first))) * jnp.uint32(second)
-    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(first)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(second)
-    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+    return mixed_sum(0x9E3779B1, 0x85EBCA77), mixed_sum(0xC2B2AE3D, 0x27D4EB2F)
 
 
 def steps_of(workdir: str | Path) -> list[int]:

@@ -140,9 +140,9 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     reference = _reference(run, state, log)
     if checkpoints.latest is not None:
         first, state, extra = checkpoints.restore(state, note=log.note)
-        checkpoints.set_aside(after=first)
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
+        checkpoints.set_aside(after=first)
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
