@@ -102,10 +102,10 @@ def flip_a_digest(folder):
     path.write_text(json.dumps(payload))
 
 
-def flip_a_weight(folder, name="a"):
+def flip_a_weight(folder, like=STATE, name="a"):
     """The state is written again with one weight changed: Orbax notices nothing."""
     reader = ocp.StandardCheckpointer()
-    state = reader.restore(folder / "state")
+    state = reader.restore(folder / "state", like)
     state[name] = state[name].at[0, 1].add(1)
     shutil.rmtree(folder / "state")
     reader.save(folder / "state", state)
@@ -262,7 +262,7 @@ def test_digests_of_arrays_that_span_processes(tmp_path):
     assert {out.split("\n")[-2] for out, _ in printed} == {digests(x)["['x']"]}
     like = {"x": jnp.zeros((8, 4))}
     np.testing.assert_array_equal(Checkpoints(tmp_path, 2).restore(like)[1]["x"], x["x"])
-    flip_a_weight(tmp_path / "checkpoints" / "2", "x")
+    flip_a_weight(tmp_path / "checkpoints" / "2", like, "x")
     assert Checkpoints(tmp_path, 2).restore(like)[0] == 1
 
 
