@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm import configuration, evaluation, objectives, run_dir, start_up, tasks
+from jaxrl_llm import configuration, evaluation, main, objectives, run_dir, start_up, sweep, tasks
 from jaxrl_llm.__main__ import COMMANDS
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.command_line import field_help
@@ -147,6 +147,18 @@ def test_the_help_lists_every_field_with_its_comment_at_80_columns():
     assert "--config.optimizer.router_factor=1.0  learning-rate factor of the router; 0:\n      frozen" in text
 
 
+@pytest.mark.parametrize("module", [main, evaluation, sweep])
+def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        module.main(["--help"])
+    printed = capsys.readouterr()
+    assert (stop.value.code, printed.err) == (0, "")
+    assert max(map(len, printed.out.splitlines())) <= 80
+    assert "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM" in printed.out
+    assert ("--config.optimizer.b1=0.9" in printed.out) == (module is main)
+
+
 def test_commands(tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "COLUMNS": "80"}
     program = [sys.executable, "-m", "jaxrl_llm"]
@@ -165,9 +177,9 @@ def test_commands(tmp_path):
 def test_a_line_of_a_sweep_runs_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("")
-    sweep = Sweep(
+    planned = Sweep(
         "?", [{"arm": "A", "seed": 0}, {"arm": "B", "seed": 0, "config": "own.py:x"}], "A", config="grpo:smoke"
     )
-    a, b = (shlex.split(command(run, "out")) for run in sweep.planned())
+    a, b = (shlex.split(command(run, "out")) for run in planned.planned())
     assert a[:5] == [sys.executable, "-m", "jaxrl_llm.main", "--config=grpo:smoke", f"--workdir={tmp_path}/out/A/0"]
     assert b[3] == f"--config={tmp_path}/own.py:x"

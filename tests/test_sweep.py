@@ -319,7 +319,7 @@ def test_a_missing_file_is_named(tmp_path, capsys):
     assert main(["--sweep", str(tmp_path / "no.py"), "--workdir", str(tmp_path)], PROGRAM) == 2
     assert "no.py does not exist" in capsys.readouterr().err
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(AttributeError, match="defines no get_sweep"):
+    with pytest.raises(ValueError, match="defines no get_sweep"):
         load_sweep(str(tmp_path / "empty.py"))
 
 

@@ -66,9 +66,10 @@ def _check(task: Task, prompt: str, answer: str) -> None:
     for kind, text, room in ("prompt", prompt, task.prompt_length), ("answer", answer, task.answer_length - 1):
         if len(task.tokenizer.encode(text)) > room:
             field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+            bound = f"{getattr(task, f'{kind}_length')}{' with EOS' if kind == 'answer' else ''}"
             raise ValueError(
-                f"task {task.name!r} drew the {kind} {text!r} of {len(text)} tokens, but {kind}_length="
-                f"{getattr(task, f'{kind}_length')}{' with EOS' if kind == 'answer' else ''}; raise {kind}_length{field}"
+                f"task {task.name!r} drew the {kind} {text!r} of {len(text)} tokens, but {kind}_length={bound}; "
+                f"raise {kind}_length{field}"
             )
     if task.verify(prompt, answer) != 1.0:
         raise ValueError(
