@@ -10,6 +10,8 @@ Every objective has its own file (grpo.py, gspo.py, ...) which changes `objectiv
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from jaxrl_llm import objectives
+
 
 def get_config(variant: str = "") -> ConfigDict:
     config = ConfigDict()
@@ -20,6 +22,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.name = "sort"  # see docs/tasks.md
     config.task.options = ConfigDict({"digits": 10})  # the task's own options; empty: its defaults
     config.task.data_dir = ""  # where the data lies or is written; empty: the user's cache folder
+    config.task.tokenizer = ""  # folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own
+    config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
+    config.task.chat = False  # the tokenizer's chat template around that
+    config.task.system = ""  # system message of the chat; empty: none, or the template's own
+    config.task.chat_options = ConfigDict()  # of the chat template, for example {"enable_thinking": False}
+    config.task.verify_truncated = False  # answers cut off by the bound are verified as they are; otherwise they get 0
 
     config.model = ConfigDict()  # Qwen3 / Qwen3-MoE; names as in its published configuration
     config.model.num_hidden_layers = 3
@@ -72,32 +80,11 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards.overlong_filter = False  # truncated answers leave the loss
 
     config.objective = ConfigDict()
-    config.objective.name = "grpo"  # see docs/objectives.md; None below: the recipe's default
-    config.objective.clip_low = placeholder(float)  # ratio below 1 - clip_low is clipped
-    config.objective.clip_high = placeholder(float)  # ratio above 1 + clip_high is clipped
-    config.objective.dual_clip = placeholder(float)  # bound on the ratio for negative advantages, > 1
-    config.objective.tau_pos = placeholder(float)  # SAPO's temperature for positive advantages
-    config.objective.tau_neg = placeholder(float)  # and for negative ones
-    config.objective.cap = placeholder(float)  # CISPO's ratio cap
-    config.objective.log_clip = placeholder(float)  # GMPO's bound on the log-ratio
-    config.objective.gamma_min = placeholder(float)  # RSPO's floor of the router-shift weight
-    config.objective.phi_pos = placeholder(tuple)  # VESPO's (c1, c2) for positive advantages
-    config.objective.phi_neg = placeholder(tuple)  # and for negative ones
-    config.objective.std = placeholder(str)  # sample | population | batch | none
-    config.objective.std_eps = placeholder(float)  # added to the standard deviation
-    config.objective.baseline = placeholder(str)  # mean | leave_one_out | none
-    config.objective.aggregation = placeholder(str)  # how tokens and sequences are averaged
-    config.objective.max_length = placeholder(int)  # L_max of the constant aggregation; None: the answer bound
-    config.objective.gamma = placeholder(float)  # PPO's discount per token
-    config.objective.lam = placeholder(float)  # GAE's lambda
-    config.objective.reward_kl_coef = placeholder(float)  # PPO's KL inside the reward
-    config.objective.value_clip = placeholder(float)  # range of the clipped value loss
-    config.objective.value_coef = placeholder(float)  # weight of the value loss
-    config.objective.kl_coef = placeholder(float)  # KL to the start as a loss term
-    config.objective.kl_estimator = placeholder(str)  # k2 | k3 | k3_unbiased
-    config.objective.entropy_coef = placeholder(float)  # entropy bonus
-    config.objective.correction = placeholder(str)  # sampler correction: tis | icepop | sequence_mask
-    config.objective.correction_cap = placeholder(float)  # its bound
+    config.objective.name = "grpo"  # a recipe: see docs/objectives.md
+    # Then one field for every hyper-parameter of every recipe: clip_low, kl_coef, aggregation and so on, declared where
+    # they are used and listed in docs/objectives.md and by --help. None stands for the recipe's own default.
+    for field, declared in objectives.fields().items():
+        config.objective[field] = placeholder(declared.kind)
 
     config.replay = ConfigDict()  # routing replay, MoE only
     config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)

@@ -1,7 +1,6 @@
 """What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
 
 from jaxrl_llm.blocks import Settings
-from jaxrl_llm.objectives import Gae
 from jaxrl_llm.sharding import AXES
 
 __all__ = ["check_agreement"]
@@ -29,7 +28,12 @@ def _check_batch(s: Settings) -> None:
         raise ValueError(
             f"updates.micro_batch_rows={updates.micro_batch_rows} must divide the {per_minibatch} rows of a minibatch"
         )
-    if s.rollout.group_size < 2 and not isinstance(s.objective.advantage, Gae):
+    if s.objective.whole_minibatch and updates.micro_batch_rows not in (0, per_minibatch):
+        raise ValueError(
+            f"updates.micro_batch_rows={updates.micro_batch_rows} cuts the minibatch that "
+            f"{s.objective_name} reads as a whole; set it to 0"
+        )
+    if s.rollout.group_size < 2 and s.objective.advantage.compares_groups:
         raise ValueError(
             f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
             "set it to at least 2"
@@ -52,7 +56,7 @@ def _check_mesh(s: Settings) -> None:
 
 
 def _check_critic(s: Settings) -> None:
-    needed = isinstance(s.objective.advantage, Gae)
+    needed = s.objective.advantage.needs_values
     if needed and s.critic.kind == "none":
         raise ValueError(f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate")
     if not needed and s.critic.kind != "none":

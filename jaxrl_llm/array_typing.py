@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 __all__ = [
     "Array",
     "Bool",
-    "Experts",
     "Float",
     "Int",
     "Integer",
@@ -39,4 +38,3 @@ SegmentIds = Integer[Array, "b t"]  # 0 = padding
 Mask = Bool[Array, "b t"]
 PerToken = Float[Array, "b t"]
 PerAnswer = Float[Array, "b"]
-Experts = Integer[Array, "l b t k"]  # the dtype's maximum means "no record"

@@ -32,6 +32,12 @@ class TaskConfig:
     name: str
     options: Mapping[str, Any]
     data_dir: str
+    tokenizer: str
+    template: str
+    chat: bool
+    system: str
+    chat_options: Mapping[str, Any]
+    verify_truncated: bool
 
 
 @dataclasses.dataclass(frozen=True)

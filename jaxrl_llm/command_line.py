@@ -76,6 +76,10 @@ def field_help() -> str:
     order = re.findall(r"^ +config\.([\w.]+) = ", source, re.MULTILINE)
     comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?  # (.*)$", source, re.MULTILINE))
 
+    from jaxrl_llm import objectives  # here, because it imports JAX, and a sweep refuses a bad line without
+
+    comments |= {f"objective.{name}": declared.meaning for name, declared in objectives.fields().items()}
+
     def place(item: tuple[str, Any]) -> int:
         field = item[0]
         while field not in order:  # an option stands below its block

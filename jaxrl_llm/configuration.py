@@ -153,7 +153,7 @@ def _set(config: ConfigDict, path: str, text: str) -> None:
         if name not in block or not isinstance(block[name], ConfigDict):
             raise ValueError(unknown_field(path, flat(config)))
         block = block[name]
-    if field not in block and blocks != ["task", "options"]:
+    if field not in block and blocks not in (["task", "options"], ["task", "chat_options"]):
         raise ValueError(unknown_field(path, flat(config)))
     if isinstance(block.get(field), ConfigDict) and path != "task.options":
         raise ValueError(f"--config.{path} is a block; set one of its fields: {', '.join(sorted(block[field]))}")

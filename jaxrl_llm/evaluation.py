@@ -1,4 +1,4 @@
-"""python -m jaxrl_llm.evaluation --workdir DIR: pass@1, pass@k and samples of a finished or running DIR.
+"""python -m jaxrl_llm.evaluation --workdir DIR: mean reward, pass@1, pass@k and samples of a finished or running DIR.
 
 Reads the DIR's own config.json and newest intact checkpoint (or --step), writes nothing into it but evaluation.jsonl.
 """
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="jaxrl-llm evaluate", description="pass@1, pass@k and samples of any DIR.")
+    parser = Parser(prog="jaxrl-llm evaluate", description="Mean reward, pass@1, pass@k and samples of any DIR.")
     parser.add_argument("--workdir", required=True, type=Path, help="the DIR of a run")
     parser.add_argument("--step", type=int, help="which checkpoint; default: the newest that is intact")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="prompts of which split")
@@ -51,12 +51,14 @@ def _evaluate(given: argparse.Namespace) -> int:
     prompts = tasks.all_prompts(settings.task, given.split, limit=given.prompts, data_dir=settings.data_dir)
     evaluator = Evaluator(run.model, settings.task, prompts, given.samples, settings.answer_length)
     found, rows = evaluator(state.params)
-    right = [sum(reward == 1 for reward in row["sampled_reward"]) for row in rows]
-    result = {"step": step, "split": given.split, "prompts": len(rows), "eval/greedy": found["eval/greedy"]}
+    solved = settings.task.solved
+    right = [sum(reward >= solved for reward in row["sampled_reward"]) for row in rows]
+    result = {"step": step, "split": given.split, "prompts": len(rows)}
+    result |= {name: found[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
     result |= {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
     for row in rows[: given.show]:
-        answers = "  ".join(f"{text}{'' if reward == 1 else ' ✗'}" for text, reward in _pairs(row)[:4])
-        print(f"{row['prompt']}  greedy: {row['greedy']}{'' if row['reward'] == 1 else ' ✗'}   sampled: {answers}")
+        answers = "  ".join(f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in _pairs(row)[:4])
+        print(f"{row['prompt']}  greedy: {row['greedy']}{'' if row['reward'] >= solved else ' ✗'}   sampled: {answers}")
     print(json.dumps(result))
     with open(given.workdir / "evaluation.jsonl", "a") as log:
         log.write(json.dumps(result) + "\n")

@@ -1,7 +1,6 @@
 """python -m jaxrl_llm.main --config gspo[:variant] --workdir DIR [--config.block.field=value ...]"""
 
 import contextlib
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
-        return 128 + getattr(stop, "signal", signal.SIGINT)
+        return 128 + getattr(stop, "signal", 2)  # SIGINT
 
 
 def _run(arguments: list[str]) -> int:

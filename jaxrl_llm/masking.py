@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Shaped
 
-__all__ = ["masked_mean", "masked_sum", "segment_mean", "segment_sum"]
+__all__ = ["masked_mean", "masked_sum", "segment_sum"]
 
 
 Axis = int | tuple[int, ...] | None
@@ -28,11 +28,3 @@ def segment_sum(
     """Sum of x per segment over the elements where `where` holds: [b t] -> [num_segments]."""
     flat = jnp.where(where, x, jnp.zeros((), x.dtype)).ravel()
     return jax.ops.segment_sum(flat, segment.ravel(), num_segments)
-
-
-def segment_mean(
-    x: Float[Array, "b t"], where: Bool[Array, "b t"], segment: Integer[Array, "b t"], num_segments: int
-) -> Float[Array, "s"]:
-    """Mean of x per segment over the elements where `where` holds; 0 for an empty segment."""
-    count = segment_sum(where.astype(x.dtype), where, segment, num_segments)
-    return segment_sum(x, where, segment, num_segments) / jnp.maximum(count, 1)

@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["at_least", "at_least_zero", "one_of", "positive", "suggestion", "within"]
+__all__ = ["at_least", "at_least_zero", "fraction", "one_of", "positive", "suggestion", "within"]
 
 
 def _number(name: str, value: object, rule: str) -> float:
@@ -35,11 +35,17 @@ def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
         raise ValueError(f"{name}={value!r} must be at least {low}" + (f"; {remedy}" if remedy else ""))
 
 
-def within(name: str, value: object, low: float, high: float) -> None:
+def within(name: str, value: object, low: int | float, high: int | float) -> None:
     """Raises ValueError unless low <= value <= high."""
     rule = f"a value in {low}..{high}"
     if not low <= _number(name, value, rule) <= high:
         raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+
+
+def fraction(name: str, value: object, remedy: str = "") -> None:
+    """Raises ValueError unless 0 <= value < 1; `remedy` says what a special value means."""
+    if not 0 <= _number(name, value, "at least 0 and below 1") < 1:
+        raise ValueError(f"{name}={value!r} must be at least 0 and below 1" + (f"; {remedy}" if remedy else ""))
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:

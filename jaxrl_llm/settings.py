@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> Settings:
             raise ValueError(f"{name}={raw[name]!r} must be a whole number in 0..{most}")
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
-    task = _task(task_config, blocks["rollout"].max_prompt_length)
+    task = _task(task_config, raw["model"].get("pretrained", ""), blocks["rollout"])
     model = _block("model", ModelConfig, {**raw["model"], "vocab_size": task.tokenizer.vocab_size})
     name, objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
     settings = Settings(
@@ -83,11 +83,13 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
+    Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
     """
     free = {"checkpoint", "log"}
     free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
-    return {key: value for key, value in config.items() if key not in free}
+    kept = {key: value for key, value in config.items() if key not in free}
+    return kept | {"objective": {key: value for key, value in config["objective"].items() if value is not None}}
 
 
 def config_hash(config: ConfigDict) -> str:
@@ -128,14 +130,26 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _task(config: b.TaskConfig, max_prompt_length: int) -> tasks.Task:
-    """The task with the run's own bound on prompts, if there is one: a longer prompt raises when it is drawn."""
-    task = tasks.make(config.name, **config.options)
-    if max_prompt_length > task.prompt_length:
+def _task(config: b.TaskConfig, pretrained: str, rollout: b.RolloutConfig) -> tasks.Task:
+    """The task as it is put to this model, with the run's own bound on prompts, if there is one.
+
+    A data set drops longer prompts; of a task that draws its prompts, the bound can only be lowered, and a longer
+    prompt raises when it is drawn.
+    """
+    tokenizer = tasks.load_tokenizer(config.tokenizer or pretrained) if config.tokenizer or pretrained else None
+    prompting = tasks.Prompting(config.template, config.chat, config.system, config.chat_options)
+    task = tasks.make(config.name, tokenizer=tokenizer, prompting=prompting, **config.options)
+    drops = task.source is not None or task.drop_long
+    if rollout.max_prompt_length > task.prompt_length and not drops:
         raise ValueError(
-            f"rollout.max_prompt_length={max_prompt_length} exceeds the task's {task.prompt_length}; set it to 0"
+            f"rollout.max_prompt_length={rollout.max_prompt_length} exceeds the task's {task.prompt_length}; "
+            "set it to 0"
         )
-    return dataclasses.replace(task, prompt_length=max_prompt_length or task.prompt_length)
+    return dataclasses.replace(
+        task,
+        prompt_length=rollout.max_prompt_length or task.prompt_length,
+        verify_truncated=config.verify_truncated,
+    )
 
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objective]:

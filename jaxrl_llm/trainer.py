@@ -16,12 +16,13 @@ from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.layout import lay_out, minibatches
+from jaxrl_llm.training.layout import Layout, lay_out, minibatches
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.routing_diagnostics import diagnose
 from jaxrl_llm.training.state import TrainState, make_state, with_value_head
@@ -105,7 +106,7 @@ def build(s: Settings) -> Run:
             s.rollout.sampling,
             s.rollout.group_size,
             s.answer_length,
-            s.task.tokenizer.eos_id,
+            s.task.tokenizer.end_ids,
             slots=s.rollout.slots,
             dtype=s.rollout.dtype,
             record_routing=s.model.num_moe_layers > 0,
@@ -147,13 +148,10 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
     late: _Late | None = None
-    found = run.evaluator(state.params)[0] if first >= settings.steps > 0 else {}  # complete before it began
-    save = lambda step: checkpoints.save(  # noqa: E731
-        step, state, {"config_hash": config_hash, "stream": stream.get_state()}
-    )
+    evaluated = run.evaluator(state.params)[0] if first >= settings.steps > 0 else {}  # complete before it began
     if first == 0:
-        found = _evaluate(run, state, log, 0)
-        log.metrics(0, found)
+        evaluated = _evaluate(run, state, log, 0)
+        log.metrics(0, evaluated)
     with _interruptible() as interrupted:
         for step in range(first + 1, settings.steps + 1):
             state, current = _step(run, state, reference, stream, step)
@@ -164,18 +162,18 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
             late = current
             last = step == settings.steps
             if last or step % settings.evaluation.every == 0:
-                found = _evaluate(run, state, log, step)
-                late.host |= found
+                evaluated = _evaluate(run, state, log, step)
+                late.host |= evaluated
             stop = interrupted()
             if last or stop or step % settings.checkpoint.every == 0:
                 late.write(log, settings)
                 late = None
-                save(step)
+                checkpoints.save(step, state, {"config_hash": config_hash, "stream": stream.get_state()})
             if stop and not last:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop)
     checkpoints.close()
-    return found
+    return evaluated
 
 
 @dataclasses.dataclass
@@ -220,42 +218,49 @@ def _step(
     """One rollout and its N updates."""
     s, start = run.settings, time.monotonic()
     key = jax.random.fold_in(jax.random.key(s.seed), step)
-    got = collect(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples)
+    rollout = collect(
+        run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples
+    )
     sampled = time.monotonic()
-    lengths = np.asarray(jax.device_get(got.trajectory.segment_ids) != 0).sum(1)
-    time_axis = got.trajectory.tokens.shape[1]
-    shuffles = [np.random.default_rng([s.seed, step, epoch]) for epoch in range(s.updates.epochs)]
-    epochs = [
-        [
-            lay_out(rows, lengths, time_axis, s.updates)
-            for rows in minibatches(shuffle, s.rows, s.rollout.group_size, s.updates)
-        ]
-        for shuffle in shuffles
-    ]
-    experience = run.scorer(state, reference, got.trajectory, epochs[0])
+    epochs = _layouts(s, rollout.trajectory, step)
+    experience = run.scorer(state, reference, rollout.trajectory, epochs[0])
     every = s.log.diagnostics_every
-    heavy = bool(every) and step % every == 0 and experience.batch.recorded is not None
-    old_params = jax.tree.map(lambda x: x.copy(), state.params) if heavy else None
-    found, layout = [], epochs[0][0]
+    diagnosed = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
+    old_params = jax.tree.map(lambda x: x.copy(), state.params) if diagnosed else None
+    updates = []
     for layout in (layout for epoch in epochs for layout in epoch):
         state, metrics = run.learner.update(state, experience.batch, layout)
-        found.append(metrics)
+        updates.append(metrics)
     scored = experience.metrics
-    if heavy:
-        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, layout)
+    if diagnosed:
+        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[-1][-1])
     jax.block_until_ready(state.updates)
-    host = got.metrics | {
-        "rollout/tokens_per_s": got.tokens / (sampled - start),
+    host = rollout.metrics | {
+        "rollout/tokens_per_s": rollout.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,
     }
-    return state, _Late(step, host, scored, found, got.samples)
+    return state, _Late(step, host, scored, updates, rollout.samples)
+
+
+def _layouts(s: Settings, trajectory: Trajectory, step: int) -> list[list[Layout]]:
+    """The micro-batches of every minibatch, by epoch; each epoch has a permutation of its own."""
+    lengths = np.asarray(jax.device_get(trajectory.segment_ids) != 0).sum(1)
+    return [
+        [
+            lay_out(rows, lengths, trajectory.tokens.shape[1], s.updates)
+            for rows in minibatches(
+                np.random.default_rng([s.seed, step, epoch]), s.rows, s.rollout.group_size, s.updates
+            )
+        ]
+        for epoch in range(s.updates.epochs)
+    ]
 
 
 def _evaluate(run: Run, state: TrainState, log: RunLog, step: int) -> dict[str, Any]:
-    found, rows = run.evaluator(state.params)
+    metrics, rows = run.evaluator(state.params)
     log.samples(step, [row | {"split": "test"} for row in rows[: run.settings.log.samples]])
-    return found
+    return metrics
 
 
 def _reference(run: Run, state: TrainState, log: RunLog) -> Any:

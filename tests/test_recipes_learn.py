@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ["grpo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "rloo", "cispo", "ppo"]
+RECIPES = ["grpo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "rloo", "cispo", "ppo", "sat", "dppo"]
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> d
     config = case.model
     model, prompts = Model(config), case.slots // case.group
     eos = config.vocab_size  # never sampled
-    engine = Engine(model, Sampling(), case.group, case.answer, eos_id=eos, dtype=config.dtype)
+    engine = Engine(model, Sampling(), case.group, case.answer, end_ids=(eos,), dtype=config.dtype)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (prompts, case.prompt)).astype(np.int32)
 
     def run(answer: int) -> Trajectory:

@@ -80,7 +80,7 @@ class System:
             Sampling(),
             w.G,
             w.C,
-            eos_id=w.V,  # outside the vocabulary: never sampled, an answer ends at its limit
+            end_ids=(w.V,),  # outside the vocabulary: never sampled, an answer ends at its limit
             slots=options.slots,
             dtype=options.dtype,
             record_routing=options.record_routing and w.E > 0,

@@ -1,6 +1,7 @@
 """Objectives as compositions of four choices: advantage, ratio, surrogate, aggregation. See docs/objectives.md."""
 
 from jaxrl_llm.objectives.advantages import (
+    Advantage,
     Gae,
     GroupAdvantage,
     degenerate_groups,
@@ -21,26 +22,34 @@ from jaxrl_llm.objectives.aggregation import (
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction, IcePop, SequenceMask, Truncated
 from jaxrl_llm.objectives.objective import Objective
+from jaxrl_llm.objectives.parts import Declaration, Part, hyperparameter
 from jaxrl_llm.objectives.ratios import (
     NoRatio,
     Ratio,
     RouterShift,
+    SamplerRatio,
     SequenceProduct,
     SequenceRatio,
     SequenceTokenRatio,
     TokenRatio,
 )
-from jaxrl_llm.objectives.recipes import hyperparameters, make, names
+from jaxrl_llm.objectives.recipes import RECIPES
+from jaxrl_llm.objectives.registry import Recipe, fields, hyperparameters, make, names, recipe, register
 from jaxrl_llm.objectives.surrogates import Cispo, Clip, GeometricMean, LogProb, Soft, Surrogate, Vespo
+from jaxrl_llm.objectives.trust_regions import DivergenceMask, StalenessClip
 from jaxrl_llm.objectives.value import ValueLoss
 
 __all__ = [
+    "RECIPES",
+    "Advantage",
     "Aggregation",
     "Batch",
     "Cispo",
     "Clip",
     "Constant",
     "Correction",
+    "Declaration",
+    "DivergenceMask",
     "Gae",
     "GeometricMean",
     "GroupAdvantage",
@@ -48,8 +57,11 @@ __all__ = [
     "LogProb",
     "NoRatio",
     "Objective",
+    "Part",
     "Ratio",
+    "Recipe",
     "RouterShift",
+    "SamplerRatio",
     "SequenceMask",
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
@@ -57,6 +69,7 @@ __all__ = [
     "SequenceRatio",
     "SequenceTokenRatio",
     "Soft",
+    "StalenessClip",
     "Surrogate",
     "TokenMean",
     "TokenRatio",
@@ -64,13 +77,17 @@ __all__ = [
     "ValueLoss",
     "Vespo",
     "degenerate_groups",
+    "fields",
     "gae",
     "group_advantages",
+    "hyperparameter",
     "hyperparameters",
     "make",
     "names",
     "overlong_filter",
     "overlong_penalty",
+    "recipe",
+    "register",
     "token_rewards",
     "whiten",
 ]

@@ -4,6 +4,7 @@ Group advantages compare the answers to one prompt; GAE compares with a learned 
 """
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from jax.core import Tracer
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
 from jaxrl_llm.masking import masked_mean, masked_sum
-from jaxrl_llm.ranges import at_least_zero, one_of
+from jaxrl_llm.objectives.parts import Part, hyperparameter
+from jaxrl_llm.ranges import at_least_zero, one_of, positive
 
 __all__ = [
+    "Advantage",
     "Gae",
     "GroupAdvantage",
     "degenerate_groups",
@@ -190,8 +193,7 @@ def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: in
 
     Source: DAPO, arXiv 2503.14476 eq. 13 (L 20480, C 4096).
     """
-    if not 0 < cache <= max_length:
-        raise ValueError(f"cache={cache} must be above 0 and at most max_length={max_length} tokens")
+    positive("cache", cache, at_most=float(max_length))
     return -jnp.clip((lengths - (max_length - cache)) / cache, 0.0, 1.0)
 
 
@@ -204,12 +206,36 @@ def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupAdvantage:
+class Advantage(Part):
+    """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
+
+    needs_values: called with the critic's values as `Gae` is, otherwise with rewards as `GroupAdvantage` is.
+    """
+
+    needs_values: ClassVar[bool] = False
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether an answer is compared with the others of its group, which a group of one does not have."""
+        return False
+
+    def __call__(self, rewards: PerAnswer, **arrays: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupAdvantage(Advantage):
     """`group_advantages` as a choice: std, baseline and the constant added to the deviation."""
 
-    std: str = "sample"
-    baseline: str = "mean"
-    std_eps: float = 1e-6
+    std: str = hyperparameter(
+        "sample", "sample | population | batch | none: deviation that centred rewards are divided by"
+    )
+    baseline: str = hyperparameter("mean", "mean | leave_one_out | none: what is subtracted from rewards")
+    std_eps: float = hyperparameter(1e-6, "added to the standard deviation")
+
+    @property
+    def compares_groups(self) -> bool:
+        return self.baseline != "none"
 
     def __post_init__(self) -> None:
         _check_convention(self.std, self.baseline)
@@ -221,12 +247,21 @@ class GroupAdvantage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gae:
+class Gae(Advantage):
     """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`."""
 
-    gamma: float = 1.0
-    lam: float = 1.0
-    reward_kl_coef: float = 0.0
+    gamma: float = hyperparameter(1.0, "discount per token")
+    lam: float = hyperparameter(1.0, "GAE's lambda")
+    reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
+    needs_values: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset({"ref_logprobs"} if self.reward_kl_coef else ())
+
+    def check(self, objective: Any) -> None:
+        if objective.value is None:
+            raise ValueError("Gae needs a value function; set value=ValueLoss()")
 
     def __post_init__(self) -> None:
         at_least_zero("gamma", self.gamma, at_most=1.0)

@@ -4,13 +4,15 @@ Counts add up over micro-batches and devices, so that no split of a batch change
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
 from jaxrl_llm.masking import masked_sum, segment_sum
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.ranges import positive
+from jaxrl_llm.objectives.parts import Part, hyperparameter
+from jaxrl_llm.ranges import at_least
 
 __all__ = [
     "AGGREGATIONS",
@@ -34,7 +36,7 @@ def count_sequences(
 
 
 @dataclasses.dataclass(frozen=True)
-class Aggregation:
+class Aggregation(Part):
     """Base of the aggregations; one that averages over sequences overrides `weights` alone."""
 
     def weights(self, batch: Batch) -> PerToken:
@@ -78,15 +80,18 @@ class Constant(Aggregation):
     `max_length` is the longest answer that may be generated, in tokens; it has no sensible default.
     """
 
-    max_length: int | None = None
+    max_length: int | None = hyperparameter(None, "L_max of the constant aggregation; the answer bound unless set")
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
-            positive("max_length", self.max_length)
+            at_least("max_length", self.max_length, 1)
 
-    def weights(self, batch: Batch) -> PerToken:
+    def check(self, objective: Any) -> None:
         if self.max_length is None:
             raise ValueError("max_length=None: give the longest answer in tokens (as rollout.max_new_tokens)")
+
+    def weights(self, batch: Batch) -> PerToken:
+        assert self.max_length is not None  # `check` has seen to it
         return jnp.full_like(batch.logprobs, 1 / self.max_length)
 
 

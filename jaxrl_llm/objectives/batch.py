@@ -17,8 +17,9 @@ __all__ = ["ARRAYS", "Batch", "clamp", "safe_exp_range"]
 
 safe_exp_range = 20.0  # exp(20)^2 summed over 1e20 tokens is still a float32
 
-_DIFFERENTIATED = ("logprobs", "values", "entropy")
-_TOKEN_ARRAYS = (*_DIFFERENTIATED, "old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns")  # [b t]
+_DIFFERENTIATED = ("logprobs", "values", "entropy", "scores")
+_DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns", "margins")
+_TOKEN_ARRAYS = (*_DIFFERENTIATED, *_DETACHED)  # [b t]
 _ROUTER_ARRAYS = ("router_logprobs", "old_router_logprobs")  # [l b t k]
 ARRAYS = frozenset([*_TOKEN_ARRAYS, *_ROUTER_ARRAYS, "advantages", "mask", "sequence_ids"])
 
@@ -47,6 +48,8 @@ class Batch:
     old_values: PerToken | None = None
     returns: PerToken | None = None
     entropy: PerToken | None = None
+    scores: PerToken | None = None
+    margins: PerToken | None = None
     router_logprobs: Float[Array, "l b t k"] | None = None
     old_router_logprobs: Float[Array, "l b t k"] | None = None
 

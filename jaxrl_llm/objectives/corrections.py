@@ -4,20 +4,24 @@ A weight of 0 does not leave the count, so that counts depend on masks only.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.parts import Part
 from jaxrl_llm.ranges import one_of, positive
 
 __all__ = ["CORRECTIONS", "Correction", "IcePop", "SequenceMask", "Truncated", "correction_named"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Correction:
-    """Base of the corrections; needs `sampler_logprobs`."""
+class Correction(Part):
+    """Base of the corrections."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         raise NotImplementedError

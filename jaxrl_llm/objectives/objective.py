@@ -8,16 +8,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
 from jaxrl_llm.metrics import Metric
-from jaxrl_llm.objectives.advantages import Gae, GroupAdvantage
-from jaxrl_llm.objectives.aggregation import Aggregation, Constant, count_sequences
+from jaxrl_llm.objectives.advantages import Advantage
+from jaxrl_llm.objectives.aggregation import Aggregation, count_sequences
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
 from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
-from jaxrl_llm.ranges import at_least_zero
-from jaxrl_llm.objectives.ratios import NoRatio, Ratio, RouterShift, SequenceProduct, TokenRatio
-from jaxrl_llm.objectives.surrogates import GeometricMean, Surrogate, Vespo
+from jaxrl_llm.objectives.parts import Part, hyperparameter
+from jaxrl_llm.objectives.ratios import Ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
+from jaxrl_llm.ranges import at_least_zero
 
 __all__ = ["Objective", "Terms"]
 
@@ -35,13 +36,13 @@ class Objective:
       ValueError: a coefficient is out of range, or two choices do not make sense together.
     """
 
-    advantage: GroupAdvantage | Gae
+    advantage: Advantage
     ratio: Ratio
     surrogate: Surrogate
     aggregation: Aggregation
-    kl_coef: float = 0.0
-    kl_estimator: str = "k3"
-    entropy_coef: float = 0.0
+    kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term")
+    kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased: estimator of that KL")
+    entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus")
     correction: Correction | None = None
     value: ValueLoss | None = None
 
@@ -49,36 +50,27 @@ class Objective:
         at_least_zero("kl_coef", self.kl_coef)
         at_least_zero("entropy_coef", self.entropy_coef)
         check_estimator(self.kl_estimator)
-        surrogate, ratio = type(self.surrogate).__name__, type(self.ratio).__name__
-        if self.surrogate.through_ratio and isinstance(self.ratio, NoRatio):
-            raise ValueError(f"{surrogate} with NoRatio has no gradient; use TokenRatio, or LogProb as the surrogate")
-        if isinstance(self.surrogate, GeometricMean) and not isinstance(self.ratio, TokenRatio | RouterShift):
-            raise ValueError(f"GeometricMean averages token ratios itself; use TokenRatio, not {ratio}")
-        if isinstance(self.surrogate, Vespo) != isinstance(self.ratio, SequenceProduct):
-            raise ValueError(
-                f"Vespo and SequenceProduct belong together (any other use of the product overflows or is "
-                f"no VESPO), got {surrogate} with {ratio}"
-            )
-        if isinstance(self.advantage, Gae) != (self.value is not None):
-            raise ValueError(
-                "Gae needs a value function and a value function needs Gae's returns; set value=ValueLoss()"
-            )
-        if isinstance(self.aggregation, Constant) and self.aggregation.max_length is None:
-            raise ValueError("max_length=None: give the longest answer in tokens (as rollout.max_new_tokens)")
+        for part in self.parts:
+            part.check(self)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts it is made of; correction and value only where there are any."""
+        parts = (self.advantage, self.ratio, self.surrogate, self.aggregation, self.correction, self.value)
+        return [part for part in parts if part is not None]
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
-        names = set(self.ratio.needs | self.surrogate.needs)
-        if self.kl_coef or (isinstance(self.advantage, Gae) and self.advantage.reward_kl_coef):
-            names.add("ref_logprobs")
-        if self.entropy_coef:
-            names.add("entropy")
-        if self.correction is not None:
-            names.add("sampler_logprobs")
-        if self.value is not None:
-            names |= {"values", "old_values", "returns"}
-        return frozenset(names)
+        own = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
+        return frozenset(name for name, coefficient in own.items() if coefficient).union(
+            *(part.needs for part in self.parts)
+        )
+
+    @property
+    def whole_minibatch(self) -> bool:
+        """Whether a part computes something over all tokens of a minibatch, so that micro-batches would change it."""
+        return any(part.whole_minibatch for part in self.parts)
 
     def policy(self, batch: Batch) -> PerToken:
         """w S(r, A) of every token, [b t]: un-reduced, to be maximised."""

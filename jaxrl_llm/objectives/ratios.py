@@ -5,23 +5,37 @@ Every ratio starts from the masked, clamped token log-ratio `batch.log_ratio`, s
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.objectives.batch import Batch, clamp
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import positive
 
-__all__ = ["NoRatio", "Ratio", "RouterShift", "SequenceProduct", "SequenceRatio", "SequenceTokenRatio", "TokenRatio"]
+__all__ = [
+    "NoRatio",
+    "Ratio",
+    "RouterShift",
+    "SamplerRatio",
+    "SequenceProduct",
+    "SequenceRatio",
+    "SequenceTokenRatio",
+    "TokenRatio",
+]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ratio:
-    """Base of the ratios. `needs` names arrays beyond the basic four."""
+class Ratio(Part):
+    """Base of the ratios.
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    unit: what one number stands for, which a surrogate must be made for: token | sequence | product (of an answer's
+      token ratios, so large that it is used as a logarithm only) | none (constant, without a gradient).
+    """
+
+    unit: ClassVar[str] = "token"
 
     def __call__(self, batch: Batch) -> PerToken:
         """log ratio of every token, [b t]; 0 where masked."""
@@ -31,6 +45,8 @@ class Ratio:
 @dataclasses.dataclass(frozen=True)
 class NoRatio(Ratio):
     """r = 1, a constant: for surrogates that differentiate log pi itself (REINFORCE)."""
+
+    unit: ClassVar[str] = "none"
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.zeros_like(batch.log_ratio)
@@ -45,11 +61,36 @@ class TokenRatio(Ratio):
 
 
 @dataclasses.dataclass(frozen=True)
+class SamplerRatio(Ratio):
+    """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
+
+    Equals the token ratio where the sampler computes what the trainer does; elsewhere their mismatch is inside it, so a
+    sampler correction beside it would count that twice.
+
+    Source: DPPO, arXiv 2602.04879 eq. 11.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
+
+    def check(self, objective: Any) -> None:
+        if objective.correction is not None:
+            raise ValueError(
+                "correction would count the sampler's mismatch twice: this ratio is taken to the sampler's policy "
+                "already; set correction=None"
+            )
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return batch.safe(batch.logprobs - batch.require("sampler_logprobs"))
+
+
+@dataclasses.dataclass(frozen=True)
 class SequenceRatio(Ratio):
     """log s_i = mean_t log r_t, one number an answer, gradient through the mean; s_i = PPL_old / PPL_theta.
 
     Source: GSPO, arXiv 2507.18071 eq. 7.
     """
+
+    unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(batch.mask, batch.per_token(batch.sequence_mean(batch.log_ratio)), 0)
@@ -61,6 +102,8 @@ class SequenceTokenRatio(Ratio):
 
     Source: GSPO-token, arXiv 2507.18071 eq. 14.
     """
+
+    unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
         token = batch.log_ratio
@@ -74,6 +117,8 @@ class SequenceProduct(Ratio):
 
     Source: VESPO, arXiv 2602.10693.
     """
+
+    unit: ClassVar[str] = "product"
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(batch.mask, batch.per_token(clamp(batch.per_sequence(batch.log_ratio), 80.0)), 0)
@@ -89,7 +134,7 @@ class RouterShift(Ratio):
     Source: RSPO, arXiv 2510.23027.
     """
 
-    gamma_min: float = 0.8
+    gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight")
     needs: ClassVar[frozenset[str]] = frozenset({"router_logprobs", "old_router_logprobs"})
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ Bounds are written as masks: exactly on a bound the gradient flows, beyond it on
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,30 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import Mask, PerToken
 from jaxrl_llm.metrics import Mean, Metric
 from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import positive
 
 __all__ = ["Cispo", "Clip", "GeometricMean", "LogProb", "Soft", "Surrogate", "Vespo"]
 
+_EXAMPLES = {"token": "TokenRatio", "sequence": "SequenceRatio", "product": "SequenceProduct", "none": "NoRatio"}
+
 
 @dataclasses.dataclass(frozen=True)
-class Surrogate:
-    """Base of the surrogates. A user's own needs `__call__` alone."""
+class Surrogate(Part):
+    """Base of the surrogates. A user's own needs `__call__` alone.
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    through_ratio: ClassVar[bool] = True  # the gradient flows through the ratio, so it may not be NoRatio
+    units: the units of ratio (see `Ratio`) that it is made for. "none" only where log pi itself is differentiated.
+    """
+
+    units: ClassVar[tuple[str, ...]] = ("token", "sequence")
+
+    def check(self, objective: Any) -> None:
+        ratio = objective.ratio
+        if ratio.unit not in self.units:
+            raise ValueError(
+                f"{type(self).__name__} with {type(ratio).__name__}: the surrogate takes a ratio of unit "
+                f"{' or '.join(self.units)}, the ratio has unit {ratio.unit}; use {_EXAMPLES[self.units[0]]}"
+            )
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         """The quantity to maximise, [b t]. `log_ratio` comes from the ratio, advantages are `batch.advantages`."""
@@ -42,7 +55,7 @@ class Surrogate:
 class LogProb(Surrogate):
     """A_t log pi(y_t).  Source: REINFORCE, Williams 1992 (doi 10.1007/BF00992696) theorem 1."""
 
-    through_ratio: ClassVar[bool] = False
+    units: ClassVar[tuple[str, ...]] = ("none", "token", "sequence")
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
@@ -58,9 +71,9 @@ class Clip(Surrogate):
     arXiv 1912.09729 eq. 5.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
+    clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
+    clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped")
+    dual_clip: float | None = hyperparameter(None, "bound on the ratio for negative advantages, > 1; off unless set")
 
     def __post_init__(self) -> None:
         positive("clip_low", self.clip_low)
@@ -68,18 +81,24 @@ class Clip(Surrogate):
         if self.dual_clip is not None:
             positive("dual_clip", self.dual_clip, above=1.0)
 
+    def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken | float, PerToken | float]:
+        """How far below and above 1 a ratio may lie: numbers, or one a token."""
+        return self.clip_low, self.clip_high
+
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         ratio, good, bad = jnp.exp(log_ratio), batch.advantages > 0, batch.advantages < 0
-        low, high = bad & (ratio < 1 - self.clip_low), good & (ratio > 1 + self.clip_high)
+        below, above = self.radii(log_ratio, batch)
+        low, high = bad & (ratio < 1 - below), good & (ratio > 1 + above)
         return low, high if self.dual_clip is None else high | (bad & (ratio > self.dual_clip))
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         ratio = jnp.exp(log_ratio)
         low, high = self.clipped(log_ratio, batch)
-        ceiling = 1 + self.clip_high
+        below, above = self.radii(log_ratio, batch)
+        ceiling = 1 + above
         if self.dual_clip is not None:
             ceiling = jnp.where(batch.advantages < 0, self.dual_clip, ceiling)
-        return batch.advantages * jnp.where(low, 1 - self.clip_low, jnp.where(high, ceiling, ratio))
+        return batch.advantages * jnp.where(low, 1 - below, jnp.where(high, ceiling, ratio))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +110,8 @@ class Soft(Surrogate):
     Source: SAPO, arXiv 2511.20347 eqs 5-8.
     """
 
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
+    tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages")
+    tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages")
 
     def __post_init__(self) -> None:
         positive("tau_pos", self.tau_pos)
@@ -117,8 +136,8 @@ class Cispo(Surrogate):
     Source: CISPO, arXiv 2506.13585 eqs 4-5 (which does not print its bound).
     """
 
-    cap: float = 5.0
-    through_ratio: ClassVar[bool] = False
+    cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)")
+    units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
 
     def __post_init__(self) -> None:
         positive("cap", self.cap)
@@ -138,7 +157,8 @@ class GeometricMean(Surrogate):
     Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
     """
 
-    log_clip: float = 0.4
+    log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio")
+    units: ClassVar[tuple[str, ...]] = ("token",)
 
     def __post_init__(self) -> None:
         positive("log_clip", self.log_clip)
@@ -160,9 +180,9 @@ class Vespo(Surrogate):
     `phi_pos` and `phi_neg` are (c1, c2) for A > 0 and for A < 0.  Source: VESPO, arXiv 2602.10693.
     """
 
-    phi_pos: tuple[float, float] = (2.0, 3.0)
-    phi_neg: tuple[float, float] = (3.0, 2.0)
-    through_ratio: ClassVar[bool] = False
+    phi_pos: tuple[float, float] = hyperparameter((2.0, 3.0), "VESPO's (c1, c2) for positive advantages")
+    phi_neg: tuple[float, float] = hyperparameter((3.0, 2.0), "VESPO's (c1, c2) for negative advantages")
+    units: ClassVar[tuple[str, ...]] = ("product",)
 
     def __post_init__(self) -> None:
         for name, pair in (("phi_pos", self.phi_pos), ("phi_neg", self.phi_neg)):

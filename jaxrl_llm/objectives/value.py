@@ -1,6 +1,7 @@
 """The loss of a value function."""
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,14 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import at_least_zero, positive
 
 __all__ = ["ValueLoss"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueLoss:
+class ValueLoss(Part):
     """1/2 max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2), a mean over unmasked tokens.
 
     Where the clipped branch is the larger and V is outside the range the gradient is exactly 0. value_clip None turns
@@ -23,13 +25,21 @@ class ValueLoss:
     Source: InstructGPT's PPO (arXiv 2203.02155 appendix C); the clip: OpenAI baselines, arXiv 2005.12729 section 2.
     """
 
-    value_clip: float | None = 0.2
-    value_coef: float = 1.0
+    value_clip: float | None = hyperparameter(0.2, "range of the clipped value loss")
+    value_coef: float = hyperparameter(1.0, "weight of the value loss")
+    needs: ClassVar[frozenset[str]] = frozenset({"values", "old_values", "returns"})
 
     def __post_init__(self) -> None:
         at_least_zero("value_coef", self.value_coef)
         if self.value_clip is not None:
             positive("value_clip", self.value_clip)
+
+    def check(self, objective: Any) -> None:
+        if not objective.advantage.needs_values:
+            raise ValueError(
+                f"ValueLoss needs returns, which {type(objective.advantage).__name__} does not make; "
+                "use Gae as the advantage or set value=None"
+            )
 
     @property
     def aggregation(self) -> TokenMean:

@@ -1,4 +1,7 @@
-"""The rollout engine: what is sampled from what, and how answers leave; `slots.py` has the loop that decodes them."""
+"""The rollout engine: what is sampled from what, and how answers leave.
+
+`decoder.py` has one step of decoding; `together.py` and `slots.py` have the loops over it.
+"""
 
 import dataclasses
 import functools
@@ -12,8 +15,11 @@ from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import Routing, no_record
+from jaxrl_llm.ranges import at_least
+from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
-from jaxrl_llm.rollout.slots import Answers, Decoder
+from jaxrl_llm.rollout.slots import Refilled
+from jaxrl_llm.rollout.together import decode_together, groups_share_prompts
 from jaxrl_llm.rollout.trajectory import Trajectory
 
 __all__ = ["Engine"]
@@ -27,7 +33,7 @@ class Engine:
     sampling: Sampling
     group_size: int
     max_new_tokens: int
-    eos_id: int
+    end_ids: tuple[int, ...]  # an answer ends with the first of these tokens
     slots: int = 0  # answers decoded at once; 0 = all
     dtype: str = "float32"  # of weights, activations and cache; router, logits and log-probs stay float32
     record_routing: bool = True
@@ -35,8 +41,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"rollout.{name}={getattr(self, name)} must be at least {least}")
+            at_least(f"rollout.{name}", getattr(self, name), least)
+        if not self.end_ids:
+            raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
 
     def generate(
         self,
@@ -83,54 +90,63 @@ def _generate(
         config = dataclasses.replace(config, dtype=engine.dtype, attention_implementation="auto")
     model = dataclasses.replace(engine.model, config=config)
     params = model.unstack(params, model.config.compute_dtype)
-    answers = Decoder(
+    decoder = Decoder(
         model=model,
         params=params,
         sampling=engine.sampling,
-        eos_id=engine.eos_id,
+        end_ids=engine.end_ids,
         prompts=prompts,
         lengths=lengths,
         keys=answer_keys(key, uids, engine.group_size),
         limits=limits,
         max_new_tokens=engine.max_new_tokens,
-        slots=min(engine.slots, len(limits)) or len(limits),
         record_routing=engine.record_routing,
         record_router_logits=engine.record_router_logits,
-    ).run()
-    expand = lambda x, axis=0: jnp.repeat(x, engine.group_size, axis=axis)  # noqa: E731
-    routing = jax.tree.map(lambda x: expand(x, 1), answers.prompts)
-    trajectory = _assemble(answers, expand(prompts), expand(lengths), routing, engine.eos_id)
+    )
+    slots = min(engine.slots, len(limits)) or len(limits)
+    if slots == len(limits) and groups_share_prompts(model, len(lengths)):
+        answers, routing = decode_together(decoder)
+    else:
+        answers, routing = Refilled(decoder, slots).decode()
+    trajectory = _assemble(decoder, answers, routing)
     rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))
 
 
-def _assemble(answers: Answers, prompts: Array, start: Array, routing: Routing | None, eos_id: int) -> Trajectory:
+def _assemble(decoder: Decoder, answers: Answers, routing: Routing | None) -> Trajectory:
     """Prompt and answer side by side, without a gap."""
+
+    def of_group(x: Array, axis: int = 0) -> Array:
+        return jnp.repeat(x, decoder.group, axis=axis)
+
+    prompts, start = of_group(decoder.prompts), of_group(decoder.lengths)
     bound, width = answers.tokens.shape[1], prompts.shape[1]
     count = answers.count[:, None]
     index = jnp.arange(width + bound)[None] - start[:, None]
     mask = (index >= 0) & (index < count)
     at = jnp.clip(index, 0, bound - 1)
-    take = lambda x: jnp.take_along_axis(x, at, axis=1)  # noqa: E731
-    wide = jnp.pad(prompts, ((0, 0), (0, bound)))
     final = jnp.take_along_axis(answers.tokens, count - 1, axis=1)[:, 0]
-    prompt, fed = (m[None, :, :, None] for m in (index < 0, mask & (index < count - 1)))
+    in_prompt, fed = (m[None, :, :, None] for m in (index < 0, mask & (index < count - 1)))
 
-    def joined(given: Any, sampled: Array, empty: int) -> Array:
-        """[l b t x] of the prompt's record and the answer's [b n l x]."""
-        sampled = jnp.take_along_axis(sampled, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
-        given = jnp.pad(given, ((0, 0), (0, 0), (0, bound), (0, 0)))
-        return jnp.where(prompt, given, jnp.where(fed, sampled, jnp.asarray(empty, given.dtype)))
+    def take(x: Array) -> Array:
+        return jnp.take_along_axis(x, at, axis=1)
+
+    def beside(prompt: Any, answer: Any, empty: int) -> Array:
+        """[l b t x] of the prompt's record [l p tp x] and the answer's [b n l x]."""
+        prompt = jnp.pad(of_group(prompt, 1), ((0, 0), (0, 0), (0, bound), (0, 0)))
+        answer = jnp.take_along_axis(answer, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
+        return jnp.where(in_prompt, prompt, jnp.where(fed, answer, jnp.asarray(empty, prompt.dtype)))
 
     record = None
     if routing is not None and answers.experts is not None:
-        logits = None if answers.logits is None else joined(routing.logits, answers.logits, 0)
-        record = Routing(joined(routing.experts, answers.experts, no_record(routing.experts)), logits)
+        logits = None if answers.logits is None else beside(routing.logits, answers.logits, 0)
+        record = Routing(beside(routing.experts, answers.experts, no_record(routing.experts)), logits)
+    padded = jnp.pad(prompts, ((0, 0), (0, bound)))
     return Trajectory(
-        tokens=jnp.where(mask, take(answers.tokens), jnp.where(index < 0, wide, 0)),
+        tokens=jnp.where(mask, take(answers.tokens), jnp.where(index < 0, padded, 0)),
         segment_ids=(index < count).astype(jnp.int32),
         loss_mask=mask,
         sampler_logprobs=jnp.where(mask, take(answers.logprobs), 0.0),
-        truncated=final != eos_id,
+        truncated=~is_end(final, decoder.end_ids),
         routing=record,
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Key as Keys
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Key
+from jaxrl_llm.ranges import at_least, positive
 
 __all__ = ["Sampling", "answer_keys", "draw"]
 
@@ -25,12 +26,9 @@ class Sampling:
     greedy_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"rollout.temperature={self.temperature} must be >= 0 (0 is greedy)")
-        if self.top_k < 0:
-            raise ValueError(f"rollout.top_k={self.top_k} must be >= 0 (0 keeps every token)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"rollout.top_p={self.top_p} must lie in (0, 1] (1 keeps every token)")
+        at_least("rollout.temperature", self.temperature, 0, "0 is greedy")
+        at_least("rollout.top_k", self.top_k, 0, "0 keeps every token")
+        positive("rollout.top_p", self.top_p, at_most=1.0)
 
     @property
     def greedy(self) -> bool:

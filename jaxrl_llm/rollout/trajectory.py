@@ -16,7 +16,7 @@ class Trajectory(flax.struct.PyTreeNode):
     loss_mask        [b t]  the answer, EOS included
     sampler_logprobs [b t]  log-prob of tokens[:, t] under the distribution it was drawn from; 0 outside the answer
     truncated        [b]    the answer hit its length bound without EOS
-    routing                 experts used when tokens[:, t] was fed ("no record" on padding and on the last token);
+    routing                 recorded when tokens[:, t] was fed ("no record" on padding and on the last token);
                             None for a dense model or when it was not recorded
     rewards          [b]    None until a verifier has seen the answers
     """

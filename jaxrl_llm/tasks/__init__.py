@@ -1,7 +1,7 @@
 """Tasks: prompts, supervised answers and verifiers, on the host. See docs/tasks.md."""
 
-from jaxrl_llm.tasks import arithmetic, countdown, modular, sort
-from jaxrl_llm.tasks.base import Example, Task, check_range, make, names, register
+from jaxrl_llm.tasks import arithmetic, countdown, gsm8k, jsonl, modular, reasoning, sort
+from jaxrl_llm.tasks.base import Example, Row, Source, Task, Verify, make, names, register
 from jaxrl_llm.tasks.data import (
     PromptBatch,
     PromptStream,
@@ -13,29 +13,44 @@ from jaxrl_llm.tasks.data import (
     prompts,
     supervised,
 )
+from jaxrl_llm.tasks.prompting import Prompting
 from jaxrl_llm.tasks.splits import data_name
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.text_tokenizer import TextTokenizer, load_tokenizer
+from jaxrl_llm.tasks.tokenizer import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.train_tokenizer import write_tokenizer
 
 __all__ = [
+    "UNKNOWN",
+    "ByteTokenizer",
     "CharTokenizer",
     "Example",
     "PromptBatch",
     "PromptStream",
+    "Prompting",
+    "Row",
+    "Source",
     "SupervisedBatch",
     "SupervisedStream",
     "Task",
+    "TextTokenizer",
+    "Tokenizer",
+    "Verify",
     "all_prompts",
     "arithmetic",
-    "check_range",
     "countdown",
     "data_name",
     "default_data_dir",
     "examples",
+    "gsm8k",
+    "jsonl",
+    "load_tokenizer",
     "make",
     "modular",
     "names",
     "prompts",
+    "reasoning",
     "register",
     "sort",
     "supervised",
+    "write_tokenizer",
 ]

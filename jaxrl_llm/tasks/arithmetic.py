@@ -5,36 +5,44 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.ranges import within
+from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.verifiers import numeric
 
 __all__ = ["addition", "subtraction"]
 
 
 @register
-def addition(*, digits: int = 3, reverse: bool = True) -> Task:
+def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True) -> Task:
     """Add two numbers of at most `digits` digits.
 
     Args:
         digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
         reverse: write the answer with its least significant digit first, the order in which carries are worked out.
+        strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
     """
-    return _two_operands("addition", "+", operator.add, digits, reverse)
+    return _two_operands("addition", "+", operator.add, digits, reverse, strict)
 
 
 @register
-def subtraction(*, digits: int = 3, reverse: bool = True) -> Task:
+def subtraction(*, digits: int = 3, reverse: bool = True, strict: bool = True) -> Task:
     """Subtract two numbers of at most `digits` digits; a negative answer starts with '-', reversed or not.
 
     Args:
         digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
         reverse: write the answer's digits with the least significant first.
+        strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
     """
-    return _two_operands("subtraction", "-", operator.sub, digits, reverse)
+    return _two_operands("subtraction", "-", operator.sub, digits, reverse, strict)
 
 
-def _two_operands(name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool) -> Task:
-    check_range(f"{name}.digits", digits, 1, 18)
+def _two_operands(
+    name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool, strict: bool
+) -> Task:
+    within(f"{name}.digits", digits, 1, 18)
+    if reverse and not strict:
+        raise ValueError(f"{name}.strict=False reads numbers as they are written; set {name}.reverse=False")
 
     def solve(left: int, right: int) -> str:
         value = apply(left, right)
@@ -45,7 +53,9 @@ def _two_operands(name: str, sign: str, apply: Callable[[int, int], int], digits
         left, right = map(int, rng.integers(0, 10**digits, size=2))
         return f"{left}{sign}{right}=", solve(left, right)
 
-    def verify(prompt: str, answer: str) -> float:
+    def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
+        if not strict:
+            return numeric(prompt, answer, gold, row)
         left, right = prompt.removesuffix("=").split(sign)
         return float(answer == solve(int(left), int(right)))
 

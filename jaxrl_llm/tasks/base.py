@@ -1,17 +1,23 @@
 """What a task is, and the registry of task names."""
 
 import dataclasses
-import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
 
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.ranges import positive, suggestion, within
+from jaxrl_llm.tasks.prompting import Prompting
+from jaxrl_llm.tasks.tokenizer import Tokenizer
 
-__all__ = ["Example", "Task", "check_range", "make", "names", "register"]
+__all__ = ["Draw", "Example", "Row", "Source", "Task", "Verify", "make", "names", "register"]
+
+Row = Mapping[str, Any]
+Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and what else the verifier wants to know
+Verify = Callable[[str, str, str, Row], float]
 
 
 class Example(TypedDict):
@@ -19,23 +25,48 @@ class Example(TypedDict):
 
     uid: int
     prompt: str
-    answer: str
+    answer: str  # a right one: supervised training imitates it, a verifier gets it as `gold`
+    row: Row  # the other fields of the data, plain JSON
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set with splits of its own.
+
+    Args:
+        read: the draws of the splits "train" and "test", in the order in which they are kept.
+        fingerprint: changes whenever `read` gives something else; cheap, since every start of a run asks for it.
+    """
+
+    read: Callable[[], Mapping[str, Iterable[Draw]]]
+    fingerprint: Callable[[], str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A source of prompts, a supervised answer to each, and the rule that scores any other answer.
+    """A source of prompts, a right answer to each, and the rule that scores any other answer.
 
     Args:
         name: lower case letters, digits and underscores.
-        prompt_length: most tokens of a prompt.
-        answer_length: most tokens of an answer, EOS included.
-        tokenizer: characters to ids.
-        sample: draws one (prompt, supervised answer) from a numpy Generator. The prompt alone decides what is right.
-        verify: (prompt, answer) -> reward in [0, 1]; the answer is untrusted text and never raises.
+        prompt_length: most tokens of a prompt, with what `prompting` puts around it.
+        answer_length: most tokens of an answer, the end included.
+        tokenizer: text to ids.
+        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text. A verify that
+            raises, or returns no finite number, is counted and its answer gets 0.
+        sample: draws (prompt, right answer) or (prompt, right answer, row) from a numpy Generator. A task has either
+            this or `source`.
+        source: a data set with splits of its own.
         options: what `make` was called with, defaults filled in; becomes part of the name of the data on disk.
-        train_size: examples of the train split.
-        test_size: examples of the test split; no prompt is in both splits.
+        train_size: examples of the train split; with a `source` at most, 0 = all.
+        test_size: examples of the test split; likewise. No drawn prompt is in both splits.
+        prompting: what stands around a prompt.
+        drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are,
+            instead of being a mistake.
+        solved: an answer with at least this reward is right: that is what exact match and pass@k count.
+        verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
+        isolated: verify runs in a worker process, which is killed after `time_limit`; it must be a function of a
+            module, not one inside another function. For anything that may hang or runs code it does not control.
+        time_limit: seconds of one isolated verification.
 
     Raises:
         ValueError: a field is out of range.
@@ -44,35 +75,59 @@ class Task:
     name: str
     prompt_length: int
     answer_length: int
-    tokenizer: CharTokenizer
-    sample: Callable[[np.random.Generator], tuple[str, str]]
-    verify: Callable[[str, str], float]
+    tokenizer: Tokenizer
+    verify: Verify
+    sample: Callable[[np.random.Generator], Draw] | None = None
+    source: Source | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     train_size: int = 8192
     test_size: int = 512
+    prompting: Prompting = dataclasses.field(default_factory=Prompting)
+    drop_long: bool = False
+    solved: float = 1.0
+    verify_truncated: bool = False
+    isolated: bool = False
+    time_limit: float = 5.0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
             raise ValueError(f"name={self.name!r} must be lower case letters, digits and underscores; rename the task")
+        if (self.sample is None) == (self.source is None):
+            raise ValueError(f"task {self.name!r} must have either sample or source; give one of them")
         for field in ("prompt_length", "answer_length", "train_size", "test_size"):
-            check_range(f"{self.name}.{field}", getattr(self, field), 1, 2**31 - 1)
+            size_of_source = field.endswith("_size") and self.source is not None
+            within(f"{self.name}.{field}", getattr(self, field), 0 if size_of_source else 1, 2**31 - 1)
+        positive(f"{self.name}.time_limit", self.time_limit)
+        if not math.isfinite(self.solved):
+            raise ValueError(
+                f"{self.name}.solved={self.solved} must be finite; give the least reward of a right answer"
+            )
+
+    def ids_of_prompt(self, prompt: str) -> list[int]:
+        """What the model reads: the prompt with what stands around it."""
+        return self.tokenizer.encode(self.prompting.text(self.tokenizer, prompt))
+
+    def ids_of_answer(self, answer: str) -> list[int]:
+        """A supervised answer with the id that ends it."""
+        return [*self.tokenizer.encode(answer), self.tokenizer.end_ids[0]]
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}
+_SIZES = ("train_size", "test_size")
 
 
 def register(factory: Callable[..., Task]) -> Callable[..., Task]:
     """Decorator: makes `factory(*, option=default, ...) -> Task` known to `make` under its function name.
 
     Raises:
-        ValueError: the name is taken by another factory, or an option has no default.
+        ValueError: the name is taken by another factory, or an option has no default or a name that `make` uses.
     """
     name = factory.__name__
     taken = _REGISTRY.get(name)
     if taken is not None and (taken.__module__, taken.__qualname__) != (factory.__module__, factory.__qualname__):
         raise ValueError(f"task {name!r} is already registered by {taken.__module__}; give the function another name")
     for option, parameter in inspect.signature(factory).parameters.items():
-        if parameter.default is parameter.empty or option in ("train_size", "test_size"):
+        if parameter.default is parameter.empty or option in (*_SIZES, "name", "tokenizer", "prompting"):
             raise ValueError(
                 f"option {option!r} of task {name!r} needs a default and a name that no other task field has"
             )
@@ -85,44 +140,47 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
-def make(name: str, **options: Any) -> Task:
+def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting | None = None, **options: Any) -> Task:
     """The task `name` with `options` in place of its defaults.
 
     Args:
         name: one of `names()`.
+        tokenizer: of the model that will answer; default: the task's own, of characters or bytes.
+        prompting: what stands around every prompt; default: nothing.
         options: the task's own options, and `train_size`, `test_size`, which every task has.
 
     Raises:
         ValueError: an unknown task or option, an option of another type than its default or out of range.
     """
     if name not in _REGISTRY:
-        raise ValueError(f"unknown task {name!r}{_suggest(name, _REGISTRY)}; known tasks: {', '.join(names())}")
+        raise ValueError(f"unknown task {name!r}{suggestion(name, _REGISTRY)}; known tasks: {', '.join(names())}")
     own = {option: p.default for option, p in inspect.signature(_REGISTRY[name]).parameters.items()}
-    sizes = {
-        field.name: field.default for field in dataclasses.fields(Task) if field.name in ("train_size", "test_size")
-    }
+    known = own | dict.fromkeys(_SIZES, 0)
     for option, value in options.items():
-        known = own | sizes
         if option not in known:
             raise ValueError(
-                f"task {name!r} has no option {option!r}{_suggest(option, known)}; its options: {', '.join(known)}"
+                f"task {name!r} has no option {option!r}{suggestion(option, known)}; its options: {', '.join(known)}"
             )
-        if type(value) is not type(known[option]):
+        kind = Mapping if isinstance(known[option], Mapping) else type(known[option])
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ValueError(
-                f"{name}.{option}={value!r} must be of type {type(known[option]).__name__}, "
+                f"{name}.{option}={value!r} must be of type {kind.__name__}, "
                 f"as its default {known[option]!r} is; pass such a value"
             )
     own |= {option: value for option, value in options.items() if option in own}
-    sizes |= {option: value for option, value in options.items() if option in sizes}
-    return dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes)
+    sizes = {option: value for option, value in options.items() if option in _SIZES}
+    return _posed(dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes), tokenizer, prompting)
 
 
-def check_range(option: str, value: int, low: int, high: int) -> None:
-    """Raises ValueError unless low <= value <= high."""
-    if not low <= value <= high:
-        raise ValueError(f"{option}={value} must lie in {low}..{high}; choose a value in that range")
+def _posed(task: Task, tokenizer: Tokenizer | None, prompting: Prompting | None) -> Task:
+    """The task with another tokenizer or something around its prompts.
 
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    A drawn prompt's bound counts its characters, each at most one token of a byte-level tokenizer, and grows by what
+    stands around it. A data set's bound is on the whole, since longer prompts are dropped.
+    """
+    if tokenizer is None and prompting is None:
+        return task
+    posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)
+    if task.source is not None or task.drop_long:
+        return posed
+    return dataclasses.replace(posed, prompt_length=task.prompt_length + len(posed.ids_of_prompt("")))

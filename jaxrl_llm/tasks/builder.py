@@ -6,6 +6,8 @@ Importing this module imports tensorflow_datasets (but never TensorFlow), so onl
 import contextlib
 import dataclasses
 import io
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,39 +18,43 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from jaxrl_llm.tasks.base import Example, Task
-from jaxrl_llm.tasks.splits import data_name, generate
+from jaxrl_llm.tasks.splits import Split, data_name, generate
 
 __all__ = ["TaskBuilder", "TaskConfig", "prepare"]
 
 
 @dataclasses.dataclass(kw_only=True)
 class TaskConfig(tfds.core.BuilderConfig):
-    """One task with its options; `name` is `data_name(task)`."""
+    """One task's examples; `name` is `data_name(task)`."""
 
-    task: Task
+    splits: dict[str, Split]
 
 
 class TaskBuilder(tfds.core.GeneratorBasedBuilder):
-    """Examples {uid, prompt, answer} of the task in the config, in the order in which they were drawn."""
+    """Examples {uid, prompt, answer, row} of the task in the config, in their order; `row` is JSON."""
 
     name = "jaxrl_llm"
-    VERSION = tfds.core.Version("1.0.0")
+    VERSION = tfds.core.Version("1.1.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = {"uid": np.int64, "prompt": tfds.features.Text(), "answer": tfds.features.Text()}
+        features = {
+            "uid": np.int64,
+            "prompt": tfds.features.Text(),
+            "answer": tfds.features.Text(),
+            "row": tfds.features.Text(),
+        }
         return tfds.core.DatasetInfo(
             builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        del dl_manager  # nothing is downloaded
+        del dl_manager  # nothing is downloaded here
         assert isinstance(self.builder_config, TaskConfig)
-        splits = generate(self.builder_config.task)
-        return {split: self._generate_examples(examples) for split, examples in splits.items()}
+        return {name: self._generate_examples(split.examples) for name, split in self.builder_config.splits.items()}
 
     def _generate_examples(self, examples: list[Example]) -> Iterator[tuple[int, dict[str, Any]]]:
         for example in examples:
-            yield example["uid"], dict(example)
+            yield example["uid"], {**example, "row": json.dumps(example["row"])}
 
 
 def prepare(task: Task, data_dir: Path) -> Path:
@@ -72,12 +78,20 @@ def prepare(task: Task, data_dir: Path) -> Path:
 
 
 def _write(task: Task, name: str, data_dir: Path) -> None:
+    splits = generate(task)
+    for split_name, split in splits.items():
+        if split.dropped:
+            print(
+                f"{task.name}: dropped {split.dropped} of {split.dropped + len(split.examples)} {split_name} prompts, "
+                f"which are longer than prompt_length={task.prompt_length} tokens",
+                file=sys.stderr,
+            )
     # TFDS reports its progress on both streams and in the log; a second of work is not worth six lines.
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            config = TaskConfig(name=name, task=task)
+            config = TaskConfig(name=name, splits=splits)
             TaskBuilder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
     finally:
         logging.set_verbosity(verbosity)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.ranges import within
+from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.expressions import evaluate
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
@@ -23,9 +24,9 @@ def countdown(*, numbers: int = 3, maximum: int = 30, target_maximum: int = 99) 
         maximum: largest given number, 2 to 999; the smallest is 1.
         target_maximum: largest target, 10 to 9999; the smallest is 1.
     """
-    check_range("countdown.numbers", numbers, 2, 6)
-    check_range("countdown.maximum", maximum, 2, 999)
-    check_range("countdown.target_maximum", target_maximum, 10, 9999)
+    within("countdown.numbers", numbers, 2, 6)
+    within("countdown.maximum", maximum, 2, 999)
+    within("countdown.target_maximum", target_maximum, 10, 9999)
 
     def sample(rng: np.random.Generator) -> tuple[str, str]:
         while True:
@@ -34,7 +35,7 @@ def countdown(*, numbers: int = 3, maximum: int = 30, target_maximum: int = 99) 
             if 1 <= value <= target_maximum:
                 return f"{','.join(map(str, sorted(given)))}:{value}=", solution
 
-    def verify(prompt: str, answer: str) -> float:
+    def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
         given, target = prompt.removesuffix("=").split(":")
         return float(evaluate(answer, given.split(",")) == int(target))
 

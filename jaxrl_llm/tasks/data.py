@@ -4,6 +4,7 @@ Import time matters for the command line: Grain and TFDS are imported by the fun
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from jaxrl_llm.cache_folder import cache_folder
-from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.base import Example, Row, Task
 
 __all__ = [
     "PromptBatch",
@@ -38,7 +39,8 @@ class PromptBatch(TypedDict):
     tokens: Rows  # int32, padded with 0 on the right
     lengths: Ids  # int32
     prompt: list[str]
-    answer: list[str]  # the supervised answer
+    answer: list[str]  # a right answer, which verifiers get as `gold`
+    row: list[Row]  # the data's other fields
 
 
 class SupervisedBatch(TypedDict):
@@ -161,7 +163,8 @@ class _Decoded(Sequence[Example]):
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
         row = self._source[index]
-        return Example(uid=int(row["uid"]), prompt=row["prompt"].decode(), answer=row["answer"].decode())
+        prompt, answer, rest = (row[field].decode() for field in ("prompt", "answer", "row"))
+        return Example(uid=int(row["uid"]), prompt=prompt, answer=answer, row=json.loads(rest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +176,11 @@ class _PromptCollate:
         return PromptBatch(
             uid=np.array([example["uid"] for _, example in numbered], np.int64),
             draw=np.array([draw for draw, _ in numbered], np.int64),
-            tokens=_left_aligned(rows, self.task.prompt_length),
+            tokens=_left_aligned(rows, self.task.prompt_length, self.task.tokenizer.pad_id),
             lengths=np.array([len(row) for row in rows], np.int32),
             prompt=[example["prompt"] for _, example in numbered],
             answer=[example["answer"] for _, example in numbered],
+            row=[example["row"] for _, example in numbered],
         )
 
 
@@ -194,14 +198,16 @@ class _SupervisedCollate:
         return SupervisedBatch(
             uid=np.array([example["uid"] for _, example in numbered], np.int64),
             draw=np.array([draw for draw, _ in numbered], np.int64),
-            tokens=_left_aligned([a + g for a, g in zip(asked, given, strict=True)], length),
+            tokens=_left_aligned(
+                [a + g for a, g in zip(asked, given, strict=True)], length, self.task.tokenizer.pad_id
+            ),
             loss_mask=(position >= start) & (position < end),
             segment_ids=(position < end).astype(np.int32),
         )
 
 
 def _encode(task: Task, kind: str, text: str) -> list[int]:
-    ids = task.tokenizer.encode(text) + ([task.tokenizer.eos_id] if kind == "answer" else [])
+    ids = task.ids_of_answer(text) if kind == "answer" else task.ids_of_prompt(text)
     room = getattr(task, f"{kind}_length")
     if len(ids) > room:
         field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
@@ -211,8 +217,8 @@ def _encode(task: Task, kind: str, text: str) -> list[int]:
     return ids
 
 
-def _left_aligned(rows: list[list[int]], length: int) -> Rows:
-    tokens = np.zeros((len(rows), length), np.int32)  # 0 is padding
+def _left_aligned(rows: list[list[int]], length: int, pad_id: int) -> Rows:
+    tokens = np.full((len(rows), length), pad_id, np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     return tokens

@@ -4,7 +4,8 @@ import operator
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.ranges import within
+from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 __all__ = ["modular"]
@@ -20,7 +21,7 @@ def modular(*, modulus: int = 97, operators: str = "+-*") -> Task:
         modulus: 2 to 9999. There are modulus**2 prompts per operator.
         operators: which of '+', '-' and '*' appear, each once.
     """
-    check_range("modular.modulus", modulus, 2, 9999)
+    within("modular.modulus", modulus, 2, 9999)
     if not operators or len(set(operators)) != len(operators) or not set(operators) <= set(_APPLY):
         raise ValueError(f"modular.operators={operators!r} must be some of '+-*', each at most once; e.g. '+-'")
     width = len(str(modulus - 1))
@@ -30,7 +31,7 @@ def modular(*, modulus: int = 97, operators: str = "+-*") -> Task:
         sign = operators[int(rng.integers(len(operators)))]
         return f"({left}{sign}{right})%{modulus}=", str(_APPLY[sign](left, right) % modulus)
 
-    def verify(prompt: str, answer: str) -> float:
+    def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
         inside, _ = prompt.removeprefix("(").split(")")
         sign = next(s for s in _APPLY if s in inside)
         left, right = inside.split(sign)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Task, check_range, register
+from jaxrl_llm.ranges import within
+from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 __all__ = ["sort"]
@@ -15,13 +16,13 @@ def sort(*, digits: int = 10) -> Task:
     Args:
         digits: how many digits a prompt has, 1 to 64. There are 10**digits prompts.
     """
-    check_range("sort.digits", digits, 1, 64)
+    within("sort.digits", digits, 1, 64)
 
     def sample(rng: np.random.Generator) -> tuple[str, str]:
         text = "".join(map(str, rng.integers(0, 10, size=digits)))
         return f"{text}=", "".join(sorted(text))
 
-    def verify(prompt: str, answer: str) -> float:
+    def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
         return float(answer == "".join(sorted(prompt.removesuffix("="))))
 
     return Task(

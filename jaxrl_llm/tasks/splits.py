@@ -1,87 +1,159 @@
-"""The examples of a task: drawn deterministically, without a common prompt in train and test."""
+"""The examples of a task: drawn deterministically without a common prompt in train and test, or a data set's own."""
 
+import dataclasses
 import hashlib
 import itertools
 import re
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.base import Draw, Example, Task
 
-__all__ = ["data_name", "generate"]
+__all__ = ["Split", "data_name", "generate", "is_test"]
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
 _FINGERPRINTED = 256  # draws that enter the name of the data
 _SEED = 0
 _SPELLED = str.maketrans({"+": "plus", "-": "minus", "*": "times"})  # signs have no place in a folder's name
+_LONGEST_NAME = 120  # characters of the words in a folder's name; the digest holds the rest
 
 
-def generate(task: Task) -> dict[str, list[Example]]:
+@dataclasses.dataclass
+class Split:
+    """The examples of one split, and how many prompts were dropped because they are too long."""
+
+    examples: list[Example] = dataclasses.field(default_factory=list)
+    dropped: int = 0
+    shortest: int = 2**31 - 1  # tokens of the shortest prompt that was dropped
+
+    def add(self, task: Task, draw: Draw) -> None:
+        """Keep the draw, unless its prompt is too long."""
+        prompt, answer, row = draw if len(draw) == 3 else (*draw, {})
+        length = len(task.ids_of_prompt(prompt))
+        if length > task.prompt_length:
+            self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
+        else:
+            self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
+
+
+def generate(task: Task) -> dict[str, Split]:
     """The train and the test split, the same on every machine.
 
-    A hash of the prompt decides its split, so that a prompt of the test split is in no train split of the same task,
-    at any size. No prompt appears twice.
+    Of drawn prompts, a hash decides the split, so that a prompt of the test split is in no train split of the same
+    task, at any size, and no prompt appears twice. The splits of a data set stay as they are.
 
     Raises:
-        ValueError: the task has too few different prompts, or draws an example that it could not be trained on.
+        ValueError: the task has too few different prompts, none that is short enough, or draws an example that it
+          could not be trained on.
     """
-    rng = np.random.default_rng(_SEED)
-    wanted = {"train": task.train_size, "test": task.test_size}
-    splits: dict[str, list[Example]] = {split: [] for split in wanted}
-    seen: set[str] = set()
-    useless = 0
-    while any(len(splits[split]) < size for split, size in wanted.items()):
-        prompt, answer = task.sample(rng)
-        split = "test" if _digest(prompt) % _TEST_SHARE == 0 else "train"
-        if prompt in seen or len(splits[split]) == wanted[split]:
-            useless += 1
-            if useless == _PATIENCE:
-                raise _exhausted(task, {split: len(examples) for split, examples in splits.items()})
-            continue
-        useless = 0
-        seen.add(prompt)
-        _check(task, prompt, answer)
-        splits[split].append(Example(uid=len(splits[split]), prompt=prompt, answer=answer))
+    splits = _drawn(task) if task.source is None else _given(task, task.source.read())
+    for name, split in splits.items():
+        if not split.examples:
+            reason = (
+                f"the shortest of its {split.dropped} prompts has {split.shortest} tokens, over prompt_length="
+                f"{task.prompt_length}; raise prompt_length"
+                if split.dropped
+                else "it has no row; give it some"
+            )
+            raise ValueError(f"task {task.name!r} has an empty {name} split: {reason}")
     return splits
 
 
-def data_name(task: Task) -> str:
-    """The folder of the task's data: its options and sizes in words, and a digest of its first draws.
+def is_test(prompt: str) -> bool:
+    """Whether a prompt belongs to the test split, by a hash of its text."""
+    return _digest(prompt) % _TEST_SHARE == 0
 
-    The digest changes with the task's code and with numpy's generators, so that stale data is never read.
+
+def data_name(task: Task) -> str:
+    """The folder of the task's data: its options and sizes in words, and a digest of what it holds.
+
+    The digest changes with the task's code, with numpy's generators, with the file that a data set is read from, with
+    what turns prompts into ids, and where long prompts are dropped with their bound: stale data is never read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())
-    rng = np.random.default_rng(_SEED)
-    draws = list(itertools.islice(iter(lambda: task.sample(rng), None), _FINGERPRINTED))
-    return f"{task.name}-{re.sub(r'[^a-z0-9_.-]', 'x', words)}-{_digest(repr((options, draws))) & 0xFFFFFF:06x}"
+    words = re.sub(r"[^a-z0-9_.-]", "x", words)[:_LONGEST_NAME].rstrip(".")
+    if task.source is not None:
+        content: object = task.source.fingerprint()
+    else:
+        assert task.sample is not None
+        rng = np.random.default_rng(_SEED)
+        content = list(itertools.islice(iter(lambda: task.sample(rng), None), _FINGERPRINTED))  # pyright: ignore
+    bound = task.prompt_length if task.source is not None or task.drop_long else None
+    whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound)
+    return f"{task.name}-{words}-{_digest(repr(whole)) & 0xFFFFFF:06x}"
 
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _check(task: Task, prompt: str, answer: str) -> None:
-    for kind, text, room in ("prompt", prompt, task.prompt_length), ("answer", answer, task.answer_length - 1):
-        if len(task.tokenizer.encode(text)) > room:
+def _given(task: Task, read: Mapping[str, Iterable[Draw]]) -> dict[str, Split]:
+    splits = {"train": Split(), "test": Split()}
+    for name, split in splits.items():
+        limit = getattr(task, f"{name}_size")
+        for draw in read[name]:
+            split.add(task, draw)
+            if limit and len(split.examples) == limit:
+                break
+    return splits
+
+
+def _drawn(task: Task) -> dict[str, Split]:
+    assert task.sample is not None
+    rng = np.random.default_rng(_SEED)
+    wanted = {"train": task.train_size, "test": task.test_size}
+    splits = {name: Split() for name in wanted}
+    seen: set[str] = set()
+    useless = 0
+    while any(len(splits[name].examples) < size for name, size in wanted.items()):
+        draw = task.sample(rng)
+        prompt, answer = draw[0], draw[1]
+        name = "test" if is_test(prompt) else "train"
+        split = splits[name]
+        if prompt in seen or len(split.examples) == wanted[name]:
+            useless += 1
+            if useless == _PATIENCE:
+                raise _exhausted(task, splits)
+            continue
+        seen.add(prompt)
+        if not task.drop_long:
+            _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
+        before = split.dropped
+        split.add(task, draw)
+        useless = useless + 1 if split.dropped > before else 0
+        if useless == _PATIENCE:
+            raise _exhausted(task, splits)
+    return splits
+
+
+def _check(task: Task, prompt: str, answer: str, row: object) -> None:
+    """A drawn example fits its bounds, and its answer is right by the task's own rule."""
+    for kind, text, ids in (
+        ("prompt", prompt, task.ids_of_prompt(prompt)),
+        ("answer", answer, task.ids_of_answer(answer)),
+    ):
+        if len(ids) > getattr(task, f"{kind}_length"):
             field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
-            bound = f"{getattr(task, f'{kind}_length')}{' with EOS' if kind == 'answer' else ''}"
             raise ValueError(
-                f"task {task.name!r} drew the {kind} {text!r} of {len(text)} tokens, but {kind}_length={bound}; "
-                f"raise {kind}_length{field}"
+                f"task {task.name!r} drew the {kind} {text!r} of {len(ids)} tokens, but {kind}_length="
+                f"{getattr(task, f'{kind}_length')}; raise {kind}_length{field}"
             )
-    if task.verify(prompt, answer) != 1.0:
+    reward = task.verify(prompt, answer, answer, row)  # pyright: ignore[reportArgumentType]
+    if not reward >= task.solved:
         raise ValueError(
-            f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores "
-            f"{task.verify(prompt, answer)}; correct sample or verify"
+            f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "
+            f"below solved={task.solved}; correct sample or verify"
         )
 
 
-def _exhausted(task: Task, found: dict[str, int]) -> ValueError:
-    short = next(split for split, size in found.items() if size < getattr(task, f"{split}_size"))
+def _exhausted(task: Task, splits: dict[str, Split]) -> ValueError:
+    name = next(name for name, split in splits.items() if len(split.examples) < getattr(task, f"{name}_size"))
+    held = len(splits[name].examples)
     return ValueError(
-        f"{short}_size={getattr(task, f'{short}_size')} is more than task {task.name!r} with {dict(task.options)} "
-        f"holds: {found[short]} different {short} prompts were found; set {short}_size <= {found[short]} "
-        "or choose options with more prompts"
+        f"{name}_size={getattr(task, f'{name}_size')} is more than task {task.name!r} with {dict(task.options)} "
+        f"holds: {held} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
+        f"{name}_size <= {held} or choose options with more prompts"
     )

@@ -1,12 +1,66 @@
-"""A tokenizer of single characters: small enough that a model of a few hundred thousand parameters can learn a task."""
+"""What a tokenizer is, and two that need no file: of single characters, which a tiny model can learn, and of bytes."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
-__all__ = ["CharTokenizer"]
+__all__ = ["UNKNOWN", "ByteTokenizer", "CharTokenizer", "Tokenizer", "before_end"]
 
-_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the text of an id that a tokenizer does not know, and of broken UTF-8
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back.
+
+    Padding is a position, never a token: an array holds `pad_id` where there is no token, and lengths or masks say
+    where that is. No code may look for `pad_id` to find it, since a published tokenizer uses every id.
+    """
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer; the first is the one that a supervised answer ends with."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """What an array holds where there is no token."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest id plus 1. A model may have more rows in its embedding, never fewer."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Two tokenizers of one fingerprint give equal ids to every text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, nothing added before or after it."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text before the first end id; an id that the tokenizer does not know becomes `UNKNOWN`."""
+        ...
+
+
+def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
+    """The ids before the first of `end_ids`, as Python ints.
+
+    Raises:
+        ValueError: an id is negative.
+    """
+    kept: list[int] = []
+    for token in map(int, ids):
+        if token in end_ids:
+            break
+        if token < 0:
+            raise ValueError(f"token id {token} is negative; pass ids >= 0")
+        kept.append(token)
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,21 +75,32 @@ class CharTokenizer:
     """
 
     vocabulary: str
-    pad_id: ClassVar[int] = 0
     eos_id: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         twice = sorted({c for c in self.vocabulary if self.vocabulary.count(c) > 1})
-        if not self.vocabulary or twice or _NO_CHARACTER in self.vocabulary:
+        if not self.vocabulary or twice or UNKNOWN in self.vocabulary:
             raise ValueError(
                 f"vocabulary={self.vocabulary!r} must be non-empty, hold each character once (repeated: {twice}) "
-                f"and not hold {_NO_CHARACTER!r}; list every character of prompts and answers once"
+                f"and not hold {UNKNOWN!r}; list every character of prompts and answers once"
             )
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def pad_id(self) -> int:
+        return 0
 
     @property
     def vocab_size(self) -> int:
         """Number of ids: the characters, padding and EOS."""
         return len(self.vocabulary) + 2
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.vocabulary.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without EOS.
@@ -62,11 +127,43 @@ class CharTokenizer:
         Raises:
             ValueError: an id is negative.
         """
-        text = []
-        for i in map(int, ids):
-            if i == self.eos_id:
-                break
-            if i < 0:
-                raise ValueError(f"token id {i} is negative; pass ids >= 0 (0 is padding, 1 is EOS)")
-            text.append(self.vocabulary[i - 2] if 2 <= i < self.vocab_size else _NO_CHARACTER)
-        return "".join(text)
+        return "".join(
+            self.vocabulary[i - 2] if 2 <= i < self.vocab_size else UNKNOWN for i in before_end(ids, self.end_ids)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+    """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
+
+    The tokenizer of a text task when the model brings none: any text can be encoded, nothing has to be trained.
+    """
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def pad_id(self) -> int:
+        return 0
+
+    @property
+    def vocab_size(self) -> int:
+        return 258
+
+    @property
+    def fingerprint(self) -> str:
+        return "bytes"
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + 2 for byte in text.encode()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text before the first end; an id without a byte becomes U+FFFD, and so does broken UTF-8.
+
+        Raises:
+            ValueError: an id is negative.
+        """
+        kept = before_end(ids, self.end_ids)
+        # 0xFF is no byte of UTF-8, so that an unknown id is replaced as broken bytes are.
+        return bytes(i - 2 if 2 <= i < self.vocab_size else 0xFF for i in kept).decode(errors="replace")

@@ -47,8 +47,8 @@ def check_updates(
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
     if dtype == sampler_dtype == "float32" and not truncated:
         # Where nothing was scored, the forward of the one update is pi_old.
-        found = {**(updates[0] if updates else {}), **scored}
-        _check(f"step {step}: old/sampler", found, "check/old_sampler", "float32", 1 / answers)
+        values = {**(updates[0] if updates else {}), **scored}
+        _check(f"step {step}: old/sampler", values, "check/old_sampler", "float32", 1 / answers)
 
 
 def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> None:

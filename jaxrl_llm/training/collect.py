@@ -9,11 +9,15 @@ import numpy as np
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.array_typing import Array, Bool, Integer, Key
+from jaxrl_llm.ranges import at_least
+from jaxrl_llm.rollout import verification
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.pass_rate import verify
 from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.rollout.verification import Answered, Verified
 
-__all__ = ["Collected", "DynamicSampling", "RewardShaping", "collect"]
+__all__ = ["Collected", "DynamicSampling", "RewardShaping", "Rollout", "begin", "collect"]
+
+_FAILED_SAMPLES = 4  # answers a step that a verifier failed on, saved beside the samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +27,7 @@ class DynamicSampling:
     max_draws: int
 
     def __post_init__(self) -> None:
-        if self.max_draws < 1:
-            raise ValueError(f"dynamic_sampling.max_draws={self.max_draws} must be at least 1 (1 = off)")
+        at_least("dynamic_sampling.max_draws", self.max_draws, 1, "1 turns it off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +38,7 @@ class RewardShaping:
     overlong_filter: bool
 
     def __post_init__(self) -> None:
-        if self.overlong_cache < 0:
-            raise ValueError(f"rewards.overlong_cache={self.overlong_cache} must not be negative; 0 turns it off")
+        at_least("rewards.overlong_cache", self.overlong_cache, 0, "0 turns it off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,53 @@ class Collected:
     tokens: int  # answer tokens generated, dropped groups included
 
 
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """A rollout whose answers may still be with the verifier.
+
+    trajectory: without rewards, otherwise as the updates see it, so that the policies can score it meanwhile.
+    """
+
+    trajectory: Trajectory
+    draws: "list[_Draw]"
+    kept: int  # groups
+    shaping: RewardShaping
+    max_length: int
+    samples: int
+    rewards: Array | None  # shaped, in the order of the trajectory; None: not known yet
+
+    def finish(self) -> Collected:
+        """Wait for the rewards.
+
+        Raises:
+          ValueError: the task's verifier cannot run in a worker process.
+        """
+        drawn = [(draw.answered, draw.verified()) for draw in self.draws]
+        rewards = self.rewards
+        if rewards is None:  # one draw, every group of it kept
+            (answered, verified), *_ = drawn
+            rewards = jnp.asarray(_shaped(verified.rewards, answered.lengths, self.max_length, self.shaping))
+        groups = len(self.draws[0].prompts)
+        metrics = _describe(drawn, len(drawn[0][0].texts) // groups)
+        metrics |= {
+            "rollout/groups_generated": float(groups * len(drawn)),
+            "rollout/groups_kept": float(self.kept),
+        }
+        tokens = sum(int(answered.lengths.sum()) for answered, _ in drawn)
+        return Collected(
+            self.trajectory.replace(rewards=rewards), metrics, _readable(self.draws, drawn, self.samples), tokens
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draw:
+    prompts: list[str]
+    answered: Answered
+
+    def verified(self) -> Verified:
+        return self.answered.finish()
+
+
 def collect(
     engine: Engine,
     params: Any,
@@ -59,41 +108,47 @@ def collect(
     shaping: RewardShaping,
     samples: int = 0,
 ) -> Collected:
-    """One rollout of as many groups as a batch of `stream` has prompts.
+    """`begin` and `finish` at once."""
+    return begin(engine, params, stream, task, key, sampling, shaping, samples).finish()
+
+
+def begin(
+    engine: Engine,
+    params: Any,
+    stream: tasks.PromptStream,
+    task: tasks.Task,
+    key: Key,
+    sampling: DynamicSampling,
+    shaping: RewardShaping,
+    samples: int = 0,
+) -> Rollout:
+    """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be at work.
 
     With dynamic sampling, groups with max reward > min reward (before shaping) are kept in draw order and drawn again
     until the batch is full or the bound is hit; surplus groups are dropped and counted; at the bound the remaining
-    places hold groups without a loss. Every draw is the same compiled rollout. Source: DAPO, arXiv 2503.14476, section
-    3.2.
+    places hold groups without a loss. Every draw is the same compiled rollout, and which groups stay depends on their
+    rewards, so that this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     g = engine.group_size
     batch = next(stream)
     wanted = len(batch["prompt"])
-    kept, best, drawn, shown = 0, None, [], []
+    kept, best, draws = 0, None, []
     for draw in range(sampling.max_draws):
         batch = batch if draw == 0 else next(stream)
         uids = batch["draw"].astype(np.uint32)
         out = engine.generate(params, batch["tokens"], batch["lengths"], uids, key)
-        rewards, texts = verify(out, task, batch["prompt"], g)
-        lengths = np.asarray(jax.device_get(out.loss_mask)).sum(1)
-        drawn.append((rewards, lengths, np.asarray(jax.device_get(out.truncated))))
-        shown += [
-            {
-                "prompt": batch["prompt"][i // g],
-                "answer": texts[i],
-                "reward": float(rewards[i]),
-                "length": int(lengths[i]),
-            }
-            for i in range(min(len(texts), samples - len(shown)))
-        ]
-        out = out.replace(rewards=jnp.asarray(_shaped(rewards, lengths, engine.max_new_tokens, shaping)))
+        answered = verification.begin(out, task, batch, g)
+        draws.append(_Draw(batch["prompt"], answered))
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
+        rewards = answered.finish().rewards
+        shaped = _shaped(rewards, answered.lengths, engine.max_new_tokens, shaping)
+        out = out.replace(rewards=jnp.asarray(shaped))
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)
-        if best is None:  # behind its kept groups the first draw's others hold the places, so that none is there twice
+        if best is None:  # places that no kept group takes hold the first draw's other groups, each once
             best, source = out.replace(loss_mask=jnp.zeros_like(out.loss_mask)), np.argsort(~mixed, kind="stable")
             best = _place(best, best, _rows(source, g), np.ones(len(rewards), bool))
         source[kept : kept + len(useful)], place[kept : kept + len(useful)] = useful, True
@@ -104,10 +159,15 @@ def collect(
     assert best is not None
     if shaping.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
-    rewards, lengths, truncated = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    metrics = _describe(rewards, lengths, truncated, g)
-    metrics |= {"rollout/groups_generated": float(wanted * len(drawn)), "rollout/groups_kept": float(kept)}
-    return Collected(best, metrics, shown, int(lengths.sum()))
+    return Rollout(
+        trajectory=best.replace(rewards=None),
+        draws=draws,
+        kept=kept,
+        shaping=shaping,
+        max_length=engine.max_new_tokens,
+        samples=samples,
+        rewards=best.rewards,
+    )
 
 
 def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:
@@ -134,12 +194,36 @@ def _shaped(rewards: np.ndarray, lengths: np.ndarray, max_length: int, shaping: 
     return rewards + np.asarray(penalty, np.float32)
 
 
-def _describe(rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray, group_size: int) -> dict[str, float]:
+def _describe(drawn: list[tuple[Answered, Verified]], group_size: int) -> dict[str, float]:
+    rewards = np.concatenate([verified.rewards for _, verified in drawn])
     groups = rewards.reshape(-1, group_size)
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "reward/zero_advantage_groups": float((groups.max(1) == groups.min(1)).mean()),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/truncated": float(truncated.mean()),
+        "reward/verifier_timeouts": float(sum(verified.timeouts for _, verified in drawn)),
+        "reward/verifier_errors": float(sum(verified.raised for _, verified in drawn)),
+        "rollout/length_mean": float(np.concatenate([answered.lengths for answered, _ in drawn]).mean()),
+        "rollout/truncated": float(np.concatenate([answered.truncated for answered, _ in drawn]).mean()),
     }
+
+
+def _readable(draws: list[_Draw], drawn: list[tuple[Answered, Verified]], samples: int) -> list[dict[str, Any]]:
+    """The first `samples` answers, and behind them the first few others that the verifier failed on."""
+    rows, failed = [], []
+    for draw, (answered, verified) in zip(draws, drawn, strict=True):
+        group_size = len(answered.texts) // len(draw.prompts)
+        for i, text in enumerate(answered.texts):
+            row = {
+                "prompt": draw.prompts[i // group_size],
+                "answer": text,
+                "reward": float(verified.rewards[i]),
+                "length": int(answered.lengths[i]),
+            }
+            if verified.errors[i]:
+                row["verifier_error"] = verified.errors[i]
+            if len(rows) < samples:
+                rows.append(row)
+            elif verified.errors[i] and len(failed) < _FAILED_SAMPLES:
+                failed.append(row)
+    return rows + failed

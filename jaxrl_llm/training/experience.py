@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,11 +13,12 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.objectives import Gae, Objective
+from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.training.agreement import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
-from jaxrl_llm.training.routing_diagnostics import expert_load
-from jaxrl_llm.training.routing_replay import ReplayConfig, check_recorded, flips, in_scoring, in_training
+from jaxrl_llm.training.routing_records import count_unrecorded
+from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
@@ -45,40 +47,35 @@ class Scorer:
     first_forward: bool = False
 
     def __call__(
-        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout]
+        self,
+        state: TrainState,
+        reference: Any,
+        trajectory: Trajectory,
+        layouts: Sequence[Layout],
+        frozen: Any = None,
     ) -> Experience:
         """Score every minibatch of a rollout at the shape it will be trained in.
 
         Args:
           reference: parameters of pi_ref, or None if the objective needs none.
           layouts: the micro-batches of all minibatches of one epoch.
+          frozen: as for `Learner.update`.
 
         Raises:
-          ValueError: replay asks for a routing that was not captured.
+          ValueError: replay asks for a routing that was not recorded.
         """
-        t, objective = trajectory, self.learner.objective
-        lost = {}
-        if self.replay.mode == "R3":
-            lost = {"check/unrecorded": M.Maximum(check_recorded(t.routing, t.segment_ids, "rollout"))}
-        old, ref, recorded = Scored(), None, None
+        t, needs = trajectory, self.learner.objective.needs
+        params, old, ref = self.learner.policy(state.params, frozen), Scored(), None
         if not self.first_forward:
-            keep_logits = self.replay.records_logits or "router_logprobs" in objective.needs
-            room = self.learner.room(
-                t.tokens,
-                values="value_head" in state.params,
-                routing="logits" if keep_logits else "experts",
-                choices=self.replay.mode == "R3" and not keep_logits,  # what is replayed would hide them
-            )
-            old = self._score(state.params, t, layouts, room, in_scoring(self.replay, t.routing))
-            recorded = old.routing
-            if self.replay.mode == "R2":
-                lost = {"check/unrecorded": M.Maximum(check_recorded(recorded, t.segment_ids, "scoring pass"))}
+            into = self._old_scores(t, values="value_head" in params)
+            old = self._score(params, t, layouts, into, in_scoring(self.replay, t.routing))
         if self.learner.critic_optimizer is not None:
-            critic = self._score(state.critic, t, layouts, self.learner.room(t.tokens, logprobs=False, values=True))
-            old = old.replace(state_values=critic.state_values)
-        if "ref_logprobs" in objective.needs:
-            ref = self._score(reference, t, layouts, self.learner.room(t.tokens, routing="experts")).logprobs
-        advantages, old_values, returns = _advantages(objective, self.group_size, t, old, ref)
+            into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
+            old = old.replace(state_values=self._score(state.critic, t, layouts, into).state_values)
+        if "ref_logprobs" in needs:
+            into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
+            ref = self._score(reference, t, layouts, into).logprobs
+        advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref)
         batch = TrainBatch(
             tokens=t.tokens,
             segment_ids=t.segment_ids,
@@ -89,13 +86,21 @@ class Scorer:
             ref_logprobs=ref,
             old_values=old_values,
             returns=returns,
-            routing=in_training(self.replay, t.routing, recorded),
-            recorded=recorded,
-            sampled=t.routing if self.first_forward else None,
+            routing=prescribe(self.replay, t.routing, old.recorded),
         )
         if self.first_forward:
             return Experience(batch, {})
-        return Experience(batch, lost | _gaps(self.learner.model.config.num_experts, t, batch, old.chosen))
+        return Experience(batch, _gaps(self.learner.model.config.num_experts, batch, old.by_router))
+
+    def _old_scores(self, t: Trajectory, values: bool) -> Scored:
+        """Arrays for the pass of the old policy; under a replay only the logits show what its router chose."""
+        logits = self.replay.records_logits or "router_logprobs" in self.learner.objective.needs
+        return self.learner.blank_scores(
+            t.tokens,
+            values=values,
+            record="logits" if logits else "experts",
+            by_router=self.replay.mode == "R3" and not logits,
+        )
 
     def _score(
         self, params: Any, t: Trajectory, layouts: Sequence[Layout], into: Scored, replayed: Routing | None = None
@@ -113,9 +118,10 @@ def _advantages(
 
     A terminated answer has value 0 after its last token, a truncated one the critic's value of its last state.
     """
+    chex.assert_shape([t.rewards, t.truncated], (len(t.tokens),))  # [b 1] would broadcast
     rewards: Any = t.rewards
     state_values: Any = old.state_values
-    if not isinstance(objective.advantage, Gae):
+    if not objective.advantage.needs_values:
         learns = jnp.any(t.loss_mask.reshape(-1, group_size * t.loss_mask.shape[1]), axis=1)  # fillers do not
         advantages = objective.advantage(rewards, group_size=group_size, where=learns)
         return jnp.where(t.loss_mask, advantages[:, None], 0), None, None
@@ -134,20 +140,17 @@ def _advantages(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _gaps(num_experts: int, t: Trajectory, batch: TrainBatch, chosen: Routing | None = None) -> dict[str, M.Metric]:
-    """Sampler against old policy: |delta log p| for the run-time check, the experts that differ, and their load.
+def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None) -> dict[str, M.Metric]:
+    """Sampler against old policy for the run-time checks, what a replay lacks, and the load of the experts.
 
-    chosen: what the old policy's router would have used where scoring replayed the rollout.
+    by_router: what the old policy's router chose, where scoring replayed the rollout and its record hides it.
     """
     assert batch.old_logprobs is not None
-    size = jnp.abs(batch.old_logprobs - t.sampler_logprobs)
-    found: dict[str, M.Metric] = {
-        "check/old_sampler_mean": M.Mean.of(size, t.loss_mask),
-        "check/old_sampler_share": M.Mean.of((size > 1e-2) * 1.0, t.loss_mask),
-    }
-    if t.routing is not None and batch.recorded is not None:
-        found |= flips(
-            "routing/flips_sampler_old", t.routing, batch.recorded if chosen is None else chosen, t.segment_ids
-        )
-        found |= expert_load(batch.recorded, num_experts)
-    return found
+    records = batch.routing
+    chosen = records.scored if by_router is None else by_router
+    metrics = sampler_against_old(batch, batch.old_logprobs, chosen)
+    if records.replayed is not None:
+        metrics["check/unrecorded"] = M.Maximum(count_unrecorded(records.replayed, batch.segment_ids))
+    if records.sampled is not None and records.scored is not None:
+        metrics |= expert_load(records.scored, num_experts)
+    return metrics

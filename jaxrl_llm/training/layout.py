@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.array_typing import Array, Int
 from jaxrl_llm.models.transformer import positions_of
+from jaxrl_llm.ranges import at_least, one_of
 
 __all__ = ["Layout", "UpdateConfig", "bucket", "lay_out", "minibatches", "sequence_ids"]
 
@@ -34,15 +35,11 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         for name in ("minibatches", "epochs", "length_buckets"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"updates.{name}={getattr(self, name)} must be at least 1")
+            at_least(f"updates.{name}", getattr(self, name), 1)
         for name in ("micro_batch_rows", "aux_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"updates.{name}={getattr(self, name)} must not be negative; 0 turns it off")
-        if self.layout not in _LAYOUTS:
-            raise ValueError(f"updates.layout={self.layout!r} is not one of {', '.join(_LAYOUTS)}")
-        if self.shuffle not in _SHUFFLES:
-            raise ValueError(f"updates.shuffle={self.shuffle!r} is not one of {', '.join(_SHUFFLES)}")
+            at_least(f"updates.{name}", getattr(self, name), 0, "0 turns it off")
+        one_of("updates.layout", self.layout, _LAYOUTS)
+        one_of("updates.shuffle", self.shuffle, _SHUFFLES)
 
     @property
     def updates_per_rollout(self) -> int:

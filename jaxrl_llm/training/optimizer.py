@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from jaxrl_llm.ranges import at_least, fraction, one_of, positive
+
 __all__ = ["OptimizerConfig", "decayed", "make_optimizer"]
 
 _SCHEDULES = ("constant", "linear", "cosine")
@@ -26,16 +28,12 @@ class OptimizerConfig:
     router_factor: float  # learning-rate factor of the router; 0 freezes it
 
     def __post_init__(self) -> None:
-        if self.schedule not in _SCHEDULES:
-            raise ValueError(f"optimizer.schedule={self.schedule!r} is not one of {', '.join(_SCHEDULES)}")
+        one_of("optimizer.schedule", self.schedule, _SCHEDULES)
         for name in ("learning_rate", "warmup_steps", "final_fraction", "weight_decay", "clip_norm", "router_factor"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+            at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
-        if self.eps <= 0:
-            raise ValueError(f"optimizer.eps={self.eps} must be positive")
+            fraction(f"optimizer.{name}", getattr(self, name))
+        positive("optimizer.eps", self.eps)
 
 
 def _path_holds(word: str) -> Any:

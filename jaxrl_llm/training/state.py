@@ -1,25 +1,38 @@
 """What training carries from step to step, and the batch that it learns from."""
 
+from collections.abc import Callable
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.training.routing_records import RoutingRecords
 
-__all__ = ["TrainBatch", "TrainState", "make_state", "parameter_axes", "with_value_head"]
+__all__ = [
+    "TrainBatch",
+    "TrainState",
+    "check_shapes",
+    "join",
+    "make_state",
+    "parameter_axes",
+    "split",
+    "state_shardings",
+    "with_value_head",
+]
 
 
 class TrainState(flax.struct.PyTreeNode):
     """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
 
     updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. Untyped, as all
-    fields are: trees of states also carry host arrays, abstract shapes and shardings.
+    fields are: a tree of this structure also carries host arrays, abstract shapes and shardings.
     """
 
     params: Any
@@ -30,11 +43,9 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class TrainBatch(flax.struct.PyTreeNode):
-    """A scored rollout; every array is indexed [b t], the routing [l b t k].
+    """A scored rollout; every array is indexed [b t], every record of routing [l b t x].
 
-    old_logprobs is None where the first forward itself gives them (one update a rollout). routing is what the training
-    forward must replay, recorded is the old policy's own routing, for diagnostics. sampled is the rollout's, where the
-    first forward is to be compared with it.
+    old_logprobs is None where the first forward itself gives them (one update a rollout).
     """
 
     tokens: Tokens
@@ -46,9 +57,7 @@ class TrainBatch(flax.struct.PyTreeNode):
     ref_logprobs: PerToken | None = None
     old_values: PerToken | None = None
     returns: PerToken | None = None
-    routing: Routing | None = None
-    recorded: Routing | None = None
-    sampled: Routing | None = None
+    routing: RoutingRecords = RoutingRecords()
 
 
 def with_value_head(params: Any, hidden_size: int) -> Any:
@@ -57,10 +66,67 @@ def with_value_head(params: Any, hidden_size: int) -> Any:
     return dict(params) | {"value_head": head}
 
 
+def split(params: Any, trains: Callable[[tuple[str, ...]], bool]) -> tuple[Any, Any]:
+    """(trained, frozen) parameters by the path of each, such as ("moe", "mlp", "router"); `join` undoes it."""
+    flat = flatten_dict(params)
+    trained, frozen = ({path: x for path, x in flat.items() if bool(trains(path)) is part} for part in (True, False))
+    return unflatten_dict(trained), unflatten_dict(frozen)
+
+
+def join(trained: Any, frozen: Any) -> Any:
+    """The parameters of the policy from those that are trained and those that are not.
+
+    Raises:
+      ValueError: a parameter is in both.
+    """
+    ours, others = flatten_dict(trained), flatten_dict(frozen)
+    both = sorted(".".join(path) for path in ours.keys() & others.keys())
+    if both:
+        raise ValueError(f"{', '.join(both[:3])} is both trained and frozen; part the parameters with `split`")
+    return unflatten_dict(ours | others)
+
+
 def parameter_axes(model: Model, params: Any) -> Any:
-    """Logical axes of the parameters, a value head included."""
-    axes = model.axes()
-    return axes | {"value_head": {"kernel": ("norm",), "bias": ()}} if "value_head" in params else axes
+    """Logical axes of these parameters, all or a part of the model's, a value head included."""
+    axes = flatten_dict(model.axes() | {"value_head": {"kernel": ("norm",), "bias": ()}})
+    return unflatten_dict({path: axes[path] for path in flatten_dict(params)})
+
+
+def state_shardings(
+    model: Model,
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    axes: Any = None,
+) -> TrainState:
+    """Where every array of a state lives on the model's mesh, from the names of the parameters' axes alone.
+
+    Args:
+      state: of arrays or of abstract shapes, so that a program can be lowered for a mesh that is not there.
+      axes: logical axes of state.params, where these are not parameters of the model (adapters).
+    """
+    mesh: Any = model.mesh
+    whole = sharding.replicated(mesh)
+
+    def of_moments(optimizer: Any, opt_state: Any, of_parameters: Any) -> Any:
+        """The optimizer's moments live where their parameters do."""
+        if optimizer is None:
+            return None
+        return optax.tree_map_params(
+            optimizer, lambda _, where: where, opt_state, of_parameters, transform_non_params=lambda _: whole
+        )
+
+    params = sharding.shardings(axes or parameter_axes(model, state.params), state.params, mesh)
+    critic = None
+    if state.critic is not None:
+        critic = sharding.shardings(parameter_axes(model, state.critic), state.critic, mesh)
+    return TrainState(
+        params=params,
+        opt_state=of_moments(optimizer, state.opt_state, params),
+        critic=critic,
+        critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, critic),
+        updates=whole,
+    )
 
 
 def make_state(
@@ -69,27 +135,41 @@ def make_state(
     optimizer: optax.GradientTransformation,
     critic: Any = None,
     critic_optimizer: optax.GradientTransformation | None = None,
+    axes: Any = None,
 ) -> TrainState:
-    """A fresh state, all of it on the model's mesh: the optimizer's moments are born where their parameters are."""
+    """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array.
 
-    def placed(params: Any) -> Any:
-        if model.mesh is None:
-            return params
-        shapes = jax.eval_shape(lambda: params)
-        return jax.device_put(params, sharding.shardings(parameter_axes(model, params), shapes, model.mesh))
+    Args:
+      params: those that are trained: the policy's, a part of them (`split`), or adapters.
+      axes: as for `state_shardings`.
+    """
 
-    def born(optimizer: optax.GradientTransformation, params: Any) -> Any:
-        if model.mesh is None:
-            return jax.jit(optimizer.init)(params)
-        where = jax.tree.map(lambda x: x.sharding, params)
-        shapes = jax.eval_shape(optimizer.init, params)
-        whole = sharding.replicated(model.mesh)
-        places = optax.tree_map_params(optimizer, lambda _, s: s, shapes, where, transform_non_params=lambda _: whole)
-        return jax.jit(optimizer.init, out_shardings=places)(params)
+    def moments(optimizer: Any, params: Any, where: Any) -> Any:
+        return None if optimizer is None else jax.jit(optimizer.init, out_shardings=where)(params)
 
-    params, critic = placed(params), None if critic is None else placed(critic)
-    critic_opt_state = born(critic_optimizer, critic) if critic_optimizer is not None else None
+    def shapes(optimizer: Any, params: Any) -> Any:
+        return None if optimizer is None else jax.eval_shape(optimizer.init, params)
+
+    where = TrainState(None, None, None, None, None)
     updates = jnp.zeros((), jnp.int32)
     if model.mesh is not None:
-        updates = jax.device_put(updates, sharding.replicated(model.mesh))
-    return TrainState(params, born(optimizer, params), critic, critic_opt_state, updates)
+        like = TrainState(params, shapes(optimizer, params), critic, shapes(critic_optimizer, critic), updates)
+        where = state_shardings(model, like, optimizer, critic_optimizer, axes)
+        places = (where.params, where.critic, where.updates)
+        params, critic, updates = jax.device_put((params, critic, updates), places)
+    return TrainState(
+        params=params,
+        opt_state=moments(optimizer, params, where.opt_state),
+        critic=critic,
+        critic_opt_state=moments(critic_optimizer, critic, where.critic_opt_state),
+        updates=updates,
+    )
+
+
+def check_shapes(batch: TrainBatch) -> None:
+    """Every array is [b t] and every record [l b t x]; where a program is traced, so it costs a step nothing."""
+    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
+    records = jax.tree.leaves(batch.routing)
+    chex.assert_rank(records, 4)
+    for record in records:
+        chex.assert_equal(record.shape[1:3], batch.tokens.shape)

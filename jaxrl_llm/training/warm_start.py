@@ -20,6 +20,7 @@ from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.cores import usable_cores
 from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.ranges import at_least, fraction
 from jaxrl_llm.training.state import make_state
 
 __all__ = ["WarmStartConfig", "warm_start"]
@@ -37,15 +38,10 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "learning_rate"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"warm_start.{name}={getattr(self, name)} must not be negative")
+            at_least(f"warm_start.{name}", getattr(self, name), 0)
         for name in ("batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"warm_start.{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.target_pass_rate < 1:
-            raise ValueError(
-                f"warm_start.target_pass_rate={self.target_pass_rate} must lie in [0, 1); 0 takes all steps"
-            )
+            at_least(f"warm_start.{name}", getattr(self, name), 1)
+        fraction("warm_start.target_pass_rate", self.target_pass_rate, "0 takes all steps")
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
         """Where the parameters lie: named by a hash of everything they depend on, this config included."""
@@ -73,9 +69,9 @@ def warm_start(
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
       evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
     """
-    fresh = lambda: model.init_sharded(jax.random.key(config.seed))  # noqa: E731
+    key = jax.random.key(config.seed)
     if not config.steps:
-        return fresh()
+        return model.init_sharded(key)
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
@@ -90,7 +86,7 @@ def warm_start(
         if folder.exists():
             log(f"warm start: from {folder}")
             return load_tree(folder, model.shapes())
-        params = _train(model, task, config, fresh(), data_dir, evaluate, log)
+        params = _train(model, task, config, model.init_sharded(key), data_dir, evaluate, log)
         save_tree(folder, params)
     return params
 

@@ -186,7 +186,7 @@ def test_overlong_penalty():
     """L 20, C 4: the ramp begins at 16."""
     got = objectives.overlong_penalty(jnp.asarray([1, 16, 17, 18, 20, 21]), max_length=20, cache=4)
     np.testing.assert_allclose(got, [0, 0, -0.25, -0.5, -1, -1])
-    with pytest.raises(ValueError, match=r"cache=0 must be above 0 and at most max_length=20"):
+    with pytest.raises(ValueError, match=r"cache=0 is out of range; give cache above 0 and at most 20"):
         objectives.overlong_penalty(jnp.asarray([1]), max_length=20, cache=0)
 
 

@@ -10,10 +10,19 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize
+from jaxrl_llm.objectives import registry as known
+from jaxrl_llm.settings import validate
 from tests.reference.answers import random_batch
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "objectives.md").read_text()
+HEAD = "| name | type | recipes | default | meaning |\n|---|---|---|---|---|"
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(known, "_RECIPES", dict(known._RECIPES))
 
 
 def block(containing):
@@ -44,6 +53,24 @@ def test_own_objective():
     assert np.isfinite(jax.jit(lambda x: mine(**x)[0])({**batch, "entropy": jnp.zeros((4, 6))}))
 
 
+def test_own_config_file(registry):
+    """One file makes a recipe that a config, its fields and the settings know; power 1 is GRPO, 0.5 halves log r."""
+    get_config = block("def get_config")["get_config"]
+    assert objectives.fields()["power"] == (float, None, "exponent of the ratio; 1 is GRPO", False)
+    config = get_config("smoke")
+    assert config.objective.power is None
+    made = validate(config).objective
+    config.objective.power = 1
+    batch = {key: x for key, x in random_batch().items() if "router" not in key}
+    half = batch | {"logprobs": (batch["logprobs"] + batch["old_logprobs"]) / 2}
+    grpo = objectives.make("grpo")
+    np.testing.assert_allclose(made(**batch)[0], grpo(**half)[0], rtol=1e-5)
+    np.testing.assert_allclose(validate(config).objective(**batch)[0], grpo(**batch)[0], rtol=1e-6)
+    config.objective.power = 2.0
+    with pytest.raises(ValueError, match=r"objective: power=2.0 is out of range; give power above 0 and at most 1"):
+        validate(config)
+
+
 def rows(heading):
     """The cells of the first table below a heading."""
     section = TEXT.split(heading, 1)[1]
@@ -58,10 +85,27 @@ def test_the_table_lists_every_recipe_with_its_aggregation():
         assert f"`{objectives.hyperparameters(name)['aggregation']}`" in row[4], name
 
 
-def test_every_hyperparameter_is_documented():
-    documented = {name for row in rows("### Hyper-parameters") for name in re.findall(r"`(\w+)`", row[0])}
-    known = {key for name in objectives.names() for key in objectives.hyperparameters(name)}
-    assert known == documented
+def table():
+    """The rows of the table of hyper-parameters, from their declarations."""
+    lines = []
+    of = {name: objectives.hyperparameters(name) for name in objectives.names()}
+    for key, declared in objectives.fields().items():
+        owners = [name for name in of if key in of[name]]
+        others = [name for name in of if name not in owners]
+        where = "all" if not others else f"all but `{others[0]}`" if len(others) == 1 else ", ".join(owners)
+        values = [str(of[name][key]) for name in owners]
+        usual = max(values, key=values.count)
+        own = "; ".join(f"{name} {value}" for name, value in zip(owners, values, strict=True) if value != usual)
+        default = "see above" if key == "aggregation" else f"{usual} ({own})" if own else usual
+        meaning = declared.meaning.replace("|", "/")  # a bar would end the cell
+        lines.append(f"| `{key}` | {declared.kind.__name__} | {where} | {default} | {meaning} |")
+    return lines
+
+
+def test_the_table_of_hyperparameters_is_the_declarations():
+    """Regenerate it with `python -m tests.objectives.test_documented`."""
+    assert "\n".join([HEAD, *table(), "", ""]) in TEXT
+    assert all(declared.meaning for declared in objectives.fields().values())
 
 
 def test_every_metric_of_an_objective_is_documented():
@@ -84,3 +128,8 @@ def test_every_metric_of_an_objective_is_documented():
         found |= finalize(jax.jit(lambda x, f=objective: f(**x)[1])(arrays)).keys()
     short = {key for key in found if f"`{key}`" not in text}
     assert short <= {"ratio/sequence_var", "ratio/sequence_max"}  # written `_var`, `_max` beside the first
+
+
+if __name__ == "__main__":
+    before, after = TEXT.split(HEAD)
+    (DOCS / "objectives.md").write_text("\n".join([before + HEAD, *table(), after[after.index("\n\n") + 1 :]]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize
-from tests.reference.answers import make
+from tests.reference.answers import corrected, make
 
 SHAPE = (3, 4)
 SIZE = 12
@@ -62,7 +62,7 @@ def batch_of(log_ratio, old, advantages, mask, garbage=0.0):
 
 def full(name, correction="icepop", estimator="k3_unbiased"):
     extra = {"dual_clip": 3.0} if "dual_clip" in objectives.hyperparameters(name) else {}
-    return make(name, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.01, correction=correction, **extra)
+    return make(name, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.01, **corrected(name, correction), **extra)
 
 
 def assert_finite(result):

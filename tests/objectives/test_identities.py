@@ -46,7 +46,8 @@ def with_parts(name, aggregation, surrogate=None):
 def test_at_ratio_one_all_have_the_gradient_of_reinforce(aggregation):
     """Identity 1, with a router that has not moved either; dual clip included."""
     batch = random_batch()
-    batch |= {"old_logprobs": batch["logprobs"], "router_logprobs": batch["old_router_logprobs"]}
+    batch |= {"old_logprobs": batch["logprobs"], "sampler_logprobs": batch["logprobs"]}
+    batch |= {"router_logprobs": batch["old_router_logprobs"]}
     _, expected = policy(with_parts("reinforce", aggregation), batch)
     for name in objectives.names():
         np.testing.assert_allclose(policy(with_parts(name, aggregation), batch)[1], expected, rtol=1e-9, err_msg=name)

@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from tests.reference.answers import make, random_batch
+from tests.reference.answers import corrected, make, random_batch
 from tests.reference.gradient_formulas import GRADIENTS
 from tests.reference.objective_loops import RECIPES
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "objectives.json").read_text())
 NAMES = objectives.names()
-DETACHED = {"gspo_token", "cispo", "vespo"}  # the naive difference is not their gradient, by design
+# Defaults at which no token lies on a bound.
+GOLDEN_SETTINGS = {
+    "dr_grpo": {"max_length": 4},
+    "sat": {"tail": 0.25},
+    "dppo": {"divergence_low": 0.15, "divergence_high": 0.15},
+}
+DETACHED = {"gspo_token", "cispo", "vespo", "sat"}  # the naive difference is not their gradient, by design
 
 
 def answers_of(batch, new=None):
@@ -60,12 +66,13 @@ def test_golden_value(name):
     shift = jnp.asarray(golden["router_shift"])[None, :, :, None]
     batch = {
         **arrays,
+        "sampler_logprobs": arrays["old_logprobs"],
         "advantages": jnp.asarray(golden["advantages"]),
         "mask": jnp.asarray(golden["mask"]),
         "router_logprobs": -shift,
         "old_router_logprobs": jnp.zeros_like(shift),
     }
-    objective = make(name, **({"max_length": 4} if name == "dr_grpo" else {}))
+    objective = make(name, **GOLDEN_SETTINGS.get(name, {}))
     expected, derivation = GOLDEN["loss"][name]
     got, _ = value_and_gradient(objective, batch.pop("logprobs"), batch)
     np.testing.assert_allclose(got, expected, rtol=2e-6, err_msg=f"derivation: {derivation}")
@@ -119,7 +126,7 @@ def test_own_value_and_own_gradient_agree(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_jit_and_no_jit_agree(name):
     """Everything switched on at once; the objective itself is a static argument."""
-    objective = make(name, kl_coef=0.1, kl_estimator="k3_unbiased", entropy_coef=0.01, correction="tis")
+    objective = make(name, kl_coef=0.1, kl_estimator="k3_unbiased", entropy_coef=0.01, **corrected(name, "tis"))
     batch = {key: jnp.asarray(x) for key, x in random_batch().items()}
     old = batch["old_logprobs"]
     batch |= {"ref_logprobs": old - 0.1, "sampler_logprobs": old + 0.05, "entropy": -old}
@@ -201,6 +208,12 @@ def test_aggregation_can_be_chosen():
         ("sapo", {"tau_neg": 0.0}, "tau_neg=0.0 is out of range"),
         ("cispo", {"cap": -5.0}, "cap=-5.0 is out of range"),
         ("gmpo", {"log_clip": 0.0}, "log_clip=0.0 is out of range"),
+        ("sat", {"tail": 1.5}, r"tail=1.5 is out of range; give tail a value in 0.0..1.0"),
+        ("dppo", {"divergence": "tvd"}, r"divergence='tvd' is unknown \(did you mean 'tv'\?\)"),
+        ("dppo", {"divergence_low": 0.0}, "divergence_low=0.0 is out of range"),
+        ("dppo", {"correction": "tis"}, "correction would count the sampler's mismatch twice"),
+        ("grpo", {"clip_low": "low"}, "clip_low='low' must be of type float, not str; its default is 0.2"),
+        ("grpo", {"std_eps": None}, "std_eps=None must be of type float, not NoneType"),
         ("rspo", {"gamma_min": 1.1}, "gamma_min=1.1 is out of range; give gamma_min above 0 and at most 1"),
     ],
 )
@@ -212,15 +225,19 @@ def test_bad_choices_are_refused_with_the_remedy(name, hyperparameters, message)
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"ratio": objectives.NoRatio()}, "Clip with NoRatio has no gradient"),
+        ({"ratio": objectives.NoRatio()}, "Clip with NoRatio: .*unit token or sequence.* unit none; use TokenRatio"),
         (
             {"surrogate": objectives.GeometricMean(), "ratio": objectives.SequenceRatio()},
-            "averages token ratios itself",
+            "GeometricMean with SequenceRatio: .*unit token.* unit sequence; use TokenRatio",
         ),
-        ({"surrogate": objectives.Vespo()}, "Vespo and SequenceProduct belong together"),
-        ({"ratio": objectives.SequenceProduct()}, "Vespo and SequenceProduct belong together"),
-        ({"advantage": objectives.Gae()}, "Gae needs a value function"),
-        ({"value": objectives.ValueLoss()}, "Gae needs a value function"),
+        ({"surrogate": objectives.Vespo()}, "Vespo with TokenRatio: .*use SequenceProduct"),
+        ({"ratio": objectives.SequenceProduct()}, "Clip with SequenceProduct: .* unit product; use TokenRatio"),
+        ({"advantage": objectives.Gae()}, "Gae needs a value function; set value"),
+        ({"value": objectives.ValueLoss()}, "ValueLoss needs returns, which GroupAdvantage does not make; use Gae"),
+        (
+            {"ratio": objectives.SamplerRatio(), "correction": objectives.Truncated()},
+            "correction would count the sampler's mismatch twice.*set correction=None",
+        ),
         ({"aggregation": objectives.Constant()}, "max_length=None"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize, merge
-from tests.reference.answers import make, random_batch
+from tests.reference.answers import corrected, make, random_batch
 
 AGGREGATIONS = ["sequence_mean_token_mean", "token_mean", "sequence_mean_token_sum", "constant"]
 # Every aggregation with a surrogate of tokens and with one that needs its sequence; the rest of the product is slow.
@@ -22,6 +22,8 @@ PAIRS = [
     ("gspo", "sequence_mean_token_mean"),
     ("gspo_token", "constant"),
     ("vespo", "sequence_mean_token_sum"),
+    ("dppo", "token_mean"),
+    ("sat", "sequence_mean_token_mean"),
 ]
 PAIRS += [
     pytest.param(name, aggregation, marks=pytest.mark.slow)
@@ -36,7 +38,7 @@ def chosen(name, aggregation):
     if aggregation == "constant":
         extra["max_length"] = 8
     return objectives.make(
-        name, kl_coef=0.1, entropy_coef=0.02, correction="sequence_mask", correction_cap=1.1, **extra
+        name, kl_coef=0.1, entropy_coef=0.02, **corrected(name, "sequence_mask", correction_cap=1.1), **extra
     )
 
 
@@ -65,12 +67,27 @@ def gradients(objective, counts, batch, num_sequences=None):
         return sum(value / jnp.maximum(counts[name], 1) for name, (value, _) in terms.items()), metrics
 
     names = ("logprobs", "values", "entropy")
-    return jax.value_and_grad(total, has_aux=True)({name: batch[name] for name in names})
+    return jax.value_and_grad(total, has_aux=True)({name: batch[name] for name in names if name in batch})
+
+
+def test_what_reads_the_whole_minibatch_says_so():
+    """SAT's quantile is of the minibatch: the halves have their own, so that their gradients do not add up."""
+    assert [name for name in objectives.names() if make(name).whole_minibatch] == ["sat"]
+    shift = np.log([[1.05, 1.15], [2.7, 3.0]])
+    batch = {"old_logprobs": np.full((2, 2), -2.0), "mask": np.ones((2, 2), bool), "advantages": np.ones((2, 2))}
+    batch |= {"logprobs": shift - 2.0, "sampler_logprobs": batch["old_logprobs"]}
+    objective, counts = make("sat", tail=0.5), {"policy": 2.0}
+    whole = gradients(objective, counts, batch)[1]["logprobs"]
+    halves = [gradients(objective, counts, take(batch, rows))[1]["logprobs"] for rows in (slice(0, 1), slice(1, 2))]
+    assert whole[0].all(), "ratios 1.05 and 1.15 are below the median of both rows"
+    assert not halves[0][0, 1]
 
 
 @pytest.mark.parametrize(("name", "aggregation"), PAIRS)
 def test_micro_batches_add_up(name, aggregation):
     objective, batch = chosen(name, aggregation), full_batch()
+    if objective.whole_minibatch:
+        pytest.skip("settings refuse micro-batches for it; see the test above")
     with jax.enable_x64(True):
         counts = objective.counts(jnp.asarray(batch["mask"]))
         (loss, metrics), whole = gradients(objective, counts, batch)

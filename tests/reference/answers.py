@@ -11,6 +11,11 @@ def make(name, **hyperparameters):
     return objectives.make(name, **hyperparameters)
 
 
+def corrected(name, correction, **more):
+    """The hyper-parameters of a sampler correction, none for a recipe whose ratio is taken to the sampler already."""
+    return {} if "sampler_logprobs" in make(name).needs else {"correction": correction, **more}
+
+
 def random_batch(seed=0, rows=4, length=6, spread=0.3):
     """Random arrays with a ragged mask (one row empty, one row full), a constant advantage an answer."""
     rng = np.random.default_rng(seed)
@@ -21,6 +26,7 @@ def random_batch(seed=0, rows=4, length=6, spread=0.3):
     return {
         "logprobs": old + spread * rng.normal(size=old.shape),
         "old_logprobs": old,
+        "sampler_logprobs": old,
         "advantages": rng.normal(size=rows),
         "mask": mask,
         "router_logprobs": -1.0 - shift,

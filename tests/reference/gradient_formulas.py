@@ -5,6 +5,8 @@ Same answers as in objective_loops; every function returns one list of gradients
 
 import math
 
+from tests.reference.objective_loops import contracted_range, dppo_keeps
+
 
 def _ratios(a):
     return [math.exp(n - o) for n, o in zip(a["new"], a["old"], strict=True)]
@@ -120,7 +122,27 @@ def vespo(answers):
     return _weigh(answers, weight, _per_token(answers))
 
 
+def sat(answers):
+    """As GRPO, with the range of each token contracted by the factor that the batch gives it."""
+    out = []
+    for a, row in zip(answers, contracted_range(answers), strict=True):
+        weights = [
+            _clip_weight(r, adv, 0.2 * c, 0.2 * c) for r, c, adv in zip(_ratios(a), row, a["advantage"], strict=True)
+        ]
+        out.append([adv * w / len(row) / len(answers) for w, adv in zip(weights, a["advantage"], strict=True)])
+    return out
+
+
+def dppo(answers):
+    def weight(a):
+        tokens = zip(_ratios(a), a["new"], a["old"], a["advantage"], strict=True)
+        return [r if dppo_keeps(n, o, adv) else 0.0 for r, n, o, adv in tokens]
+
+    return _weigh(answers, weight, _per_token(answers))
+
+
 GRADIENTS = {
     "reinforce": reinforce, "rloo": rloo, "ppo": ppo, "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "gspo": gspo,
-    "gspo_token": gspo_token, "sapo": sapo, "cispo": cispo, "gmpo": gmpo, "vespo": vespo, "rspo": rspo,
+    "gspo_token": gspo_token, "sapo": sapo, "cispo": cispo, "gmpo": gmpo, "vespo": vespo, "rspo": rspo, "sat": sat,
+    "dppo": dppo,
 }  # fmt: skip

@@ -7,6 +7,8 @@ that a finite difference in `new` alone gives the gradient the paper means. All 
 
 import math
 
+import numpy as np
+
 
 def clipped(ratio, advantage, low, high):
     return min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
@@ -136,6 +138,36 @@ def rspo(answers):
     return mean_of_means(answers, per_answer)
 
 
+def contracted_range(answers, tail=0.9):
+    """SAT's factor of the clip range for every token of every answer, by numpy's quantile of |log r| of the batch."""
+    sizes = [[abs(f - o) for f, o in zip(a["frozen"], a["old"], strict=True)] for a in answers]
+    q = float(np.quantile([size for row in sizes for size in row], tail))
+    return [[1 / (1 + (size / q) ** 2) if size > q > 0 else 1.0 for size in row] for row in sizes]
+
+
+def sat(answers):
+    total = 0.0
+    for a, row in zip(answers, contracted_range(answers), strict=True):
+        tokens = zip(a["new"], a["old"], row, a["advantage"], strict=True)
+        total += mean([clipped(math.exp(n - o), adv, 0.2 * c, 0.2 * c) for n, o, c, adv in tokens])
+    return total / len(answers)
+
+
+def dppo_keeps(new, old, advantage, threshold=0.2):
+    """Whether a token stays in DPPO's gradient, by the total variation of its two probabilities."""
+    step = math.exp(new) - math.exp(old)
+    return step <= threshold if advantage > 0 else step >= -threshold
+
+
+def dppo(answers):
+    def per_answer(a):
+        rows = zip(a["new"], a["frozen"], a["old"], a["advantage"], strict=True)
+        return [math.exp(n - o) * adv * dppo_keeps(f, o, adv) for n, f, o, adv in rows]
+
+    return mean_of_tokens(answers, per_answer)
+
+
 RECIPES = {f.__name__: f for f in (
-    reinforce, rloo, ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, cispo, gmpo, vespo, rspo,
+    reinforce, rloo, ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, cispo, gmpo, vespo, rspo, sat,
+    dppo,
 )}  # fmt: skip

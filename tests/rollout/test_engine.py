@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from jaxrl_llm import sharding
 from jaxrl_llm.models import Model
@@ -23,7 +24,7 @@ NONE = 255
 
 @pytest.fixture(scope="module")
 def engine(model):
-    return Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER)
+    return Engine(model, Sampling(temperature=0.7), GROUP, BOUND, end_ids=(NEVER,))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def eos(free):
 
 @pytest.fixture(scope="module")
 def ended(engine, eos, sample):
-    return sample(dataclasses.replace(engine, eos_id=eos))
+    return sample(dataclasses.replace(engine, end_ids=(eos,)))
 
 
 def forward(model, params, trajectory):
@@ -139,9 +140,26 @@ def test_an_answer_ends_with_its_eos(free, ended, eos):
     assert {(True, False), (False, True), (False, False)} <= seen
 
 
+@pytest.mark.parametrize("slots", [0, 5])
+def test_an_answer_ends_with_the_first_of_several_ends(engine, free, eos, sample, slots):
+    """By hand from the answers that never end; only those without any of the ends are truncated."""
+    answers = [row[s : s + BOUND] for row, s in zip(free.tokens, START, strict=True)]
+    other = next(int(answer[1]) for answer in answers if eos not in answer[:2])
+    ended = sample(dataclasses.replace(engine, end_ids=(eos, other), slots=slots))
+    last = set()
+    for row, (start, answer) in enumerate(zip(START, answers, strict=True)):
+        ends = np.flatnonzero((answer == eos) | (answer == other))
+        count = ends[0] + 1 if len(ends) else BOUND
+        np.testing.assert_array_equal(ended.tokens[row, start : start + count], answer[:count])
+        assert ended.loss_mask[row].sum() == count
+        assert ended.truncated[row] == (len(ends) == 0)
+        last |= {int(answer[count - 1])} & {eos, other}
+    assert last == {eos, other}
+
+
 @pytest.mark.parametrize("slots", [1, 5, 7, ROWS + 4])  # 7: chunks of three prompts, the second reaches back
 def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
-    assert_same(sample(dataclasses.replace(engine, eos_id=eos, slots=slots)), ended)
+    assert_same(sample(dataclasses.replace(engine, end_ids=(eos,), slots=slots)), ended)
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -164,6 +182,28 @@ def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
     few, many = temporary(4), temporary(32)
     cache = 2 * 2 * 1 * 8 * 512 * 4  # bytes a prompt: keys and values, layers, heads, head size, columns, float32
     assert many - few < 28 * cache / 4, (few, many)
+
+
+def shapes_of(jaxpr):
+    """The shape of every array inside a program."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.shape for variable in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from shapes_of(inner)
+
+
+@pytest.mark.parametrize(("slots", "rows"), [(0, ROWS), (5, 5)])
+def test_logits_are_those_of_the_slots(engine, slots, rows):
+    """No array of a rollout is wider than slots x vocabulary: not of prompts, nor of time."""
+    vocabulary = 97
+    model = Model(tiny(vocab_size=vocabulary))
+    wide = dataclasses.replace(engine, model=model, slots=slots)
+    limits, key = np.full(ROWS, BOUND, np.int32), jax.random.key(0)
+    shapes = jax.eval_shape(model.init, key)
+    program = engine_module._generate.trace(wide, shapes, PROMPTS, LENGTHS, UIDS, limits, key).jaxpr
+    weights = {x.shape for x in jax.tree.leaves(shapes) if vocabulary in x.shape}
+    over_vocabulary = {s for s in shapes_of(program.jaxpr) if vocabulary in s} - weights
+    assert max(np.prod(shape) for shape in over_vocabulary) == rows * vocabulary
 
 
 def test_an_answer_has_its_own_bound(engine, free, sample):
@@ -196,7 +236,7 @@ def test_keys_uids_and_samples_differ(engine, free, sample):
 def test_one_trace_a_shape(engine, model, sample):
     sample(engine)
     traces = engine_module._generate._cache_size()
-    sample(Engine(model, Sampling(temperature=0.7), GROUP, BOUND, eos_id=NEVER), rows=[3, 1, 0, 2], key=5)
+    sample(Engine(model, Sampling(temperature=0.7), GROUP, BOUND, end_ids=(NEVER,)), rows=[3, 1, 0, 2], key=5)
     sample(engine, limits=np.full(ROWS, 2, np.int32))
     assert engine_module._generate._cache_size() == traces
 
@@ -247,6 +287,11 @@ def test_routing_is_recorded_on_request_and_where_there_are_experts(engine, free
     np.testing.assert_array_equal(silent.tokens, free.tokens)
     dense = Model(tiny(num_experts=0))
     assert sample(dataclasses.replace(engine, model=dense), params=dense.init(jax.random.key(0))).experts is None
+
+
+def test_an_engine_without_an_end_is_refused(engine):
+    with pytest.raises(ValueError, match=r"end_ids=\(\) names no token"):
+        dataclasses.replace(engine, end_ids=())
 
 
 @pytest.mark.parametrize(("field", "value"), [("group_size", 0), ("max_new_tokens", 0), ("slots", -1)])

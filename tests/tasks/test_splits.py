@@ -25,7 +25,9 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 def test_splits_are_deterministic(name):
     drawn = splits.generate(tasks.make(name, **SMALL))
-    first = tuple((drawn[split][0]["prompt"], drawn[split][0]["answer"]) for split in ("train", "test"))
+    first = tuple(
+        (drawn[split].examples[0]["prompt"], drawn[split].examples[0]["answer"]) for split in ("train", "test")
+    )
     assert first == FIRST[name]
     assert drawn == splits.generate(tasks.make(name, **SMALL))
 
@@ -34,11 +36,11 @@ def test_splits_are_deterministic(name):
 def test_no_prompt_is_in_both_splits_at_any_size(name):
     large = splits.generate(tasks.make(name, train_size=2000, test_size=200))
     small = splits.generate(tasks.make(name, **SMALL))
-    train = [example["prompt"] for example in large["train"]]
-    test = [example["prompt"] for example in large["test"]]
+    train = [example["prompt"] for example in large["train"].examples]
+    test = [example["prompt"] for example in large["test"].examples]
     assert (len(set(train)), len(set(test))) == (2000, 200)
-    assert not set(train) & {*test, *(example["prompt"] for example in small["test"])}
-    assert [example["uid"] for example in large["train"]] == list(range(2000))
+    assert not set(train) & {*test, *(example["prompt"] for example in small["test"].examples)}
+    assert [example["uid"] for example in large["train"].examples] == list(range(2000))
 
 
 def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
@@ -46,7 +48,7 @@ def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
         splits.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
     found = int(str(error.value).split(" different")[0].rsplit(" ", 1)[1])
     assert 80 <= found <= 96  # seven eighths of 100 prompts, give or take the hash
-    assert len(splits.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"]) == found
+    assert len(splits.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"].examples) == found
 
 
 def test_the_name_of_the_data_follows_everything_that_changes_it():
@@ -71,8 +73,11 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
     ("change", "message"),
     [
         ({"prompt_length": 4}, r"drew the prompt '.*' of 11 tokens, but prompt_length=4; raise prompt_length"),
-        ({"answer_length": 10}, r"of 10 tokens, but answer_length=10 with EOS; raise answer_length"),
-        ({"verify": lambda prompt, answer: 0.5}, r"its own verify scores 0\.5; correct sample or verify"),
+        ({"answer_length": 10}, r"of 11 tokens, but answer_length=10; raise answer_length"),
+        (
+            {"verify": lambda prompt, answer, gold, row: 0.5},
+            r"its own verify scores 0\.5, below solved=1\.0; correct sample or verify",
+        ),
         ({"tokenizer": tasks.CharTokenizer("0123456789")}, "character '=' at position 10"),
     ],
 )
@@ -85,7 +90,7 @@ def test_data_on_disk_is_the_generated_data(data_dir, capfd):
     task = tasks.make("countdown", **SMALL)
     drawn = splits.generate(task)
     for split in ("train", "test"):
-        assert list(tasks.examples(task, split, data_dir)) == drawn[split]
+        assert list(tasks.examples(task, split, data_dir)) == drawn[split].examples
     assert capfd.readouterr() == ("", "")  # TFDS keeps quiet
 
 
@@ -116,7 +121,7 @@ def test_a_writer_waits_for_the_other_one(tmp_path):
         assert writer.is_alive()
         assert [path.name for path in folder.iterdir()] == ["lock"]
     writer.join()
-    assert (folder / "1.0.0" / "dataset_info.json").exists()
+    assert (folder / "1.1.0" / "dataset_info.json").exists()
 
 
 WRITE_AT_ONCE = """
@@ -136,6 +141,6 @@ def test_several_processes_may_write_at_once(tmp_path):
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
     (tmp_path / "go").touch()
-    last = splits.generate(tasks.make("sort", **SMALL))["train"][23]["prompt"]
+    last = splits.generate(tasks.make("sort", **SMALL))["train"].examples[23]["prompt"]
     assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
     assert not list(tmp_path.rglob("*incomplete*"))

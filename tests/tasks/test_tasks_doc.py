@@ -14,9 +14,11 @@ ROWS = [
     tuple(cell.strip().strip("`") for cell in line.split("|")[1:5]) for line in TEXT.splitlines() if "=` | `" in line
 ]
 
+TEXTUAL = re.findall(r"^\| `(jsonl|gsm8k|reasoning_gym)` \| `([^`]*)` \|", TEXT, re.MULTILINE)
+
 
 def test_the_table_lists_every_task():
-    assert sorted(row[0] for row in ROWS) == ["addition", "countdown", "modular", "sort", "subtraction"]
+    assert sorted([row[0] for row in ROWS] + [row[0] for row in TEXTUAL]) == list(tasks.names())
 
 
 @pytest.mark.parametrize(("name", "options", "prompt", "answer"), ROWS)
@@ -25,8 +27,14 @@ def test_a_row_of_the_table_is_true(name, options, prompt, answer):
     shown = ", ".join(f"{option}={value!r}".replace("'", '"') for option, value in task.options.items())
     assert options == shown
     assert list(task.options) == list(inspect.signature(base._REGISTRY[name]).parameters)
-    assert task.verify(prompt, answer) == 1.0
+    assert task.verify(prompt, answer, answer, {}) == 1.0
     assert len(task.tokenizer.encode(prompt)) <= task.prompt_length
+
+
+@pytest.mark.parametrize(("name", "options"), TEXTUAL)
+def test_the_options_of_a_task_of_text_are_listed(name, options):
+    defaults = {option: p.default for option, p in inspect.signature(base._REGISTRY[name]).parameters.items()}
+    assert options == ", ".join(f"{option}={value!r}".replace("'", '"') for option, value in defaults.items())
 
 
 def test_the_code_runs_and_adds_a_task(monkeypatch, tmp_path):

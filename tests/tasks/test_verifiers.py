@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks import expressions
 
+SYNTHETIC = ["addition", "countdown", "modular", "sort", "subtraction"]
 JUNK = ["", " ", "=", "0" * 5000, "9" * 5000, "(" * 5000, "\ufffd", "٣", "²", "1e9", "nan", "-", "--1", "1_0"]
 
 CASES = [  # task, options, prompt, right answers, wrong answers
@@ -45,16 +46,16 @@ CASES = [  # task, options, prompt, right answers, wrong answers
 @pytest.mark.parametrize(("name", "options", "prompt", "right", "wrong"), CASES)
 def test_right_wrong_and_malformed_answers(name, options, prompt, right, wrong):
     task = tasks.make(name, **options)
-    assert [task.verify(prompt, answer) for answer in right] == [1.0] * len(right)
-    assert [task.verify(prompt, answer) for answer in wrong + JUNK] == [0.0] * len(wrong + JUNK)
+    assert [task.verify(prompt, answer, "", {}) for answer in right] == [1.0] * len(right)
+    assert [task.verify(prompt, answer, "", {}) for answer in wrong + JUNK] == [0.0] * len(wrong + JUNK)
 
 
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", SYNTHETIC)
 def test_supervised_answers_are_right_and_fit(name):
     task = tasks.make(name)
     rng = np.random.default_rng(7)
     drawn = [task.sample(rng) for _ in range(300)]
-    assert {task.verify(prompt, answer) for prompt, answer in drawn} == {1.0}
+    assert {task.verify(prompt, answer, "", {}) for prompt, answer in drawn} == {1.0}
     assert max(len(task.tokenizer.encode(prompt)) for prompt, _ in drawn) <= task.prompt_length
     assert max(len(task.tokenizer.encode(answer)) for _, answer in drawn) + 1 <= task.answer_length
 
@@ -77,7 +78,7 @@ def test_options_at_their_bounds_fit_the_lengths(name, options):
     for prompt, answer in [task.sample(rng) for _ in range(100)]:
         assert len(task.tokenizer.encode(prompt)) <= task.prompt_length
         assert len(task.tokenizer.encode(answer)) < task.answer_length
-        assert task.verify(prompt, answer) == 1.0
+        assert task.verify(prompt, answer, "", {}) == 1.0
 
 
 @pytest.mark.parametrize("name", ["sort", "addition", "subtraction", "modular"])
@@ -89,7 +90,7 @@ def test_only_the_one_right_text_is_rewarded(name, data):
         lambda i: st.sampled_from(["", *task.tokenizer.vocabulary]).map(lambda c: answer[:i] + c + answer[i + 1 :])
     )
     text = data.draw(st.one_of(edit, st.text(alphabet="0123456789+-*/()%= \n²٣")))
-    assert task.verify(prompt, text) == float(text == answer)
+    assert task.verify(prompt, text, "", {}) == float(text == answer)
 
 
 def python_value(text, numbers):
@@ -135,3 +136,11 @@ def test_expressions_agree_with_python_on_any_text(text):
 def test_well_formed_expressions_have_pythons_value(leaves, signs, shape):
     text = shape.format(leaves[0], signs[0], leaves[1], signs[1], leaves[2])
     assert expressions.evaluate(text, NUMBERS) == eval(text)
+
+
+def test_a_chat_models_sum_is_read_from_its_sentence():
+    task = tasks.make("addition", reverse=False, strict=False)
+    sentences = ["58 + 67 = 125.", "The sum is 125", "125", "It is 126", "", "one hundred and twenty-five"]
+    assert [task.verify("58+67=", text, "125", {}) for text in sentences] == [1, 1, 1, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"addition\.strict=False reads numbers .* set addition\.reverse=False"):
+        tasks.make("addition", strict=False)

@@ -12,8 +12,10 @@ from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, collect
+from jaxrl_llm.rollout.verification import verify
+from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, begin, collect
 from tests.reference import tiny_training as tiny
+from tests.tasks import verifiers_for_tests
 
 GROUP, PROMPTS, BOUND = 2, 3, 4
 OFF, PLAIN = DynamicSampling(1), RewardShaping(0, False)
@@ -23,7 +25,7 @@ TASK = tasks.Task(
     answer_length=BOUND,
     tokenizer=tasks.CharTokenizer("0123456789="),
     sample=lambda rng: ("0=", "1"),
-    verify=lambda prompt, answer: {"1": 1.0, "11": 0.5}.get(answer, 0.0),
+    verify=lambda prompt, answer, gold, row: {"1": 1.0, "11": 0.5}.get(answer, 0.0),
 )
 
 
@@ -43,7 +45,7 @@ class Prompts:
         tokens = np.array([TASK.tokenizer.encode(t) for t in text], np.int32)
         lengths = np.full(PROMPTS, 2, np.int32)
         return tasks.PromptBatch(
-            uid=draw, draw=draw, tokens=tokens, lengths=lengths, prompt=text, answer=["1"] * PROMPTS
+            uid=draw, draw=draw, tokens=tokens, lengths=lengths, prompt=text, answer=["1"] * PROMPTS, row=[{}] * PROMPTS
         )
 
     def get_state(self):
@@ -81,10 +83,16 @@ class Script(Engine):
 ALIKE, MIXED, WRONG = ("1", "1"), ("1", "0"), ("0", "000")
 
 
-def run(answers, sampling=OFF, shaping=PLAIN, samples=0):
+def scripted(answers):
+    engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=tuple(answers))
+    batch = next(Prompts())
+    return engine.generate({}, batch["tokens"], batch["lengths"], batch["draw"], None)
+
+
+def run(answers, sampling=OFF, shaping=PLAIN, samples=0, task=TASK):
     engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=tuple(answers))
     stream = Prompts()
-    found = collect(engine, {}, stream, TASK, jax.random.key(0), sampling, shaping, samples=samples)
+    found = collect(engine, {}, stream, task, jax.random.key(0), sampling, shaping, samples=samples)
     return found, stream
 
 
@@ -101,6 +109,8 @@ def test_without_dynamic_sampling_every_group_stays():
         "reward/mean": 0.5,
         "reward/std": 0.5,
         "reward/zero_advantage_groups": pytest.approx(2 / 3),
+        "reward/verifier_timeouts": 0.0,
+        "reward/verifier_errors": 0.0,
         "rollout/length_mean": pytest.approx(14 / 6),
         "rollout/truncated": 0.0,
         "rollout/groups_generated": 3.0,
@@ -184,12 +194,53 @@ def test_samples_are_rows_for_a_person():
     assert [row["prompt"] for row in over_draws] == ["0=", "0=", "1=", "1=", "2=", "2=", "3=", "3="]
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1.5, -0.1])
-def test_a_verifier_out_of_range_is_named(value):
-    bad = dataclasses.replace(TASK, verify=lambda prompt, answer: value)
+def test_a_reward_may_be_any_finite_number():
+    graded = dataclasses.replace(TASK, verify=lambda prompt, answer, gold, row: 10.0 * len(answer) - 25.0)
+    got, _ = run([("1", "111"), MIXED, MIXED], task=graded)
+    np.testing.assert_array_equal(got.trajectory.rewards, [-15, 5, -15, -15, -15, -15])
+
+
+def test_the_verifier_gets_gold_and_row():
+    seen = []
+    task = dataclasses.replace(TASK, verify=lambda *given: float(len(seen.append(given) or seen)))
+    run([("1", "0"), ALIKE, ALIKE], task=task)
+    assert seen[:3] == [("0=", "1", "1", {}), ("0=", "0", "1", {}), ("1=", "1", "1", {})]
+
+
+def test_a_verifier_that_fails_is_a_counted_zero_with_its_answer_saved():
+    def verify(prompt, answer, gold, row):
+        return {"1": 1.0, "0": float("nan")}[answer]  # "11" raises
+
+    got, _ = run([("1", "11"), ("1", "0"), ALIKE], task=dataclasses.replace(TASK, verify=verify), samples=1)
+    np.testing.assert_array_equal(got.trajectory.rewards, [1, 0, 1, 0, 1, 1])
+    assert (got.metrics["reward/verifier_errors"], got.metrics["reward/verifier_timeouts"]) == (2, 0)
+    assert [(row["answer"], row.get("verifier_error")) for row in got.samples] == [
+        ("1", None),
+        ("11", "KeyError: '11'"),
+        ("0", "ValueError: the reward nan is not finite; return a finite number"),
+    ]
+
+
+def test_answers_that_no_verifier_sees():
+    """Cut off by the bound, unless the task verifies those; an id that the tokenizer does not know, always."""
+    lenient = dataclasses.replace(TASK, verify=lambda prompt, answer, gold, row: 7.0)
+    answers = [("1111", "1"), MIXED, MIXED]
+    assert run(answers, task=lenient)[0].trajectory.rewards[0] == 0
+    whole = dataclasses.replace(lenient, verify_truncated=True)
+    assert run(answers, task=whole)[0].trajectory.rewards[0] == 7
+    small = dataclasses.replace(whole, tokenizer=tasks.CharTokenizer("0"))  # "1" decodes to U+FFFD
+    np.testing.assert_array_equal(
+        verify(scripted(answers), small, next(Prompts()), GROUP)[1].rewards, [0, 0, 0, 7, 0, 7]
+    )
+
+
+def test_verification_goes_on_while_the_trajectory_is_scored():
+    task = dataclasses.replace(TASK, verify=verifiers_for_tests.troubled, isolated=True, time_limit=1.0)
     engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=(MIXED,) * 3)
-    with pytest.raises(ValueError, match=r"task 'ones': verify\('0=', '1'\) gave .*in \[0, 1\]"):
-        collect(engine, {}, Prompts(), bad, jax.random.key(0), OFF, PLAIN)
+    rollout = begin(engine, {}, Prompts(), task, jax.random.key(0), OFF, PLAIN)
+    assert rollout.trajectory.rewards is None
+    assert rollout.trajectory.loss_mask.any()
+    np.testing.assert_array_equal(rollout.finish().trajectory.rewards, [2.5] * 6)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_one_update_a_rollout_scores_nothing():
     found = scorer(state, None, tiny.draw_trajectory(), [])
     assert found.metrics == {}
     assert found.batch.old_logprobs is None
-    assert found.batch.recorded is None
+    assert found.batch.routing.scored is None
     assert np.abs(np.asarray(found.batch.advantages)).max() > 0.5
 
 
@@ -116,9 +116,9 @@ def test_one_update_a_rollout_compares_itself_with_the_sampler():
     """Its forward gives the numbers that a scoring pass before it would have given."""
     learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0), packed=True)
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
-    other = learner.room(tiny.draw_trajectory().tokens, routing="experts")
+    other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     other = learner.score(tiny.draw_params(MODEL, seed=1), tiny.draw_trajectory().tokens, None, PADDED, into=other)
-    trajectory = tiny.draw_trajectory(other.routing)
+    trajectory = tiny.draw_trajectory(other.recorded)
     scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
     alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])
     found, wanted = M.finalize(learner.update(state(), alone.batch, PADDED)[1]), M.finalize(scored.metrics)
@@ -134,7 +134,7 @@ def test_one_update_a_rollout_compares_itself_with_the_sampler():
 def test_the_gap_to_the_sampler_in_numpy():
     t, batch = tiny.draw_trajectory(), tiny.draw_batch()
     close = jnp.where(jnp.arange(tiny.ROWS)[:, None] < 4, t.sampler_logprobs + 5e-3, batch.old_logprobs)
-    found = M.finalize(_gaps(4, t, dataclasses.replace(batch, old_logprobs=close)))
+    found = M.finalize(_gaps(4, dataclasses.replace(batch, old_logprobs=close)))
     gap = np.abs(np.asarray(close - t.sampler_logprobs))[MASK]
     np.testing.assert_allclose(found["check/old_sampler_mean"], gap.mean(), rtol=1e-5)
     np.testing.assert_allclose(found["check/old_sampler_share"], (gap > 1e-2).mean(), rtol=1e-6)

@@ -16,12 +16,15 @@ from jaxrl_llm import objectives
 from jaxrl_llm.models.routing import Routing, choose, is_recorded, no_record, routing_dtype
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.training.agreement import differ, flips
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import lay_out
-from jaxrl_llm.training.routing_replay import ReplayConfig, blank, differ, flips
+from jaxrl_llm.training.micro_batches import take
+from jaxrl_llm.training.routing_records import blank
+from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner, take
+from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 
 MODEL = tiny.make_model()
@@ -60,7 +63,7 @@ def update(batch, moved=False, layout=PADDED):
 @functools.cache
 def recorded():
     """What a rollout by the unmoved parameters leaves: no record on padding and on the last token."""
-    routing = experience("off").batch.recorded
+    routing = experience("off").batch.routing.scored
     fed = np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1
     return routing.replace(experts=jnp.where(fed[None, :, :, None], routing.experts, no_record(routing.experts)))
 
@@ -109,8 +112,8 @@ def test_a_replay_is_in_force_once_parameters_move():
 def test_r2_changes_nothing_in_the_first_minibatch():
     """Contract: in float32, at one shape, the experts, loss, gradient and update equal those without replay."""
     off, r2 = experience("off"), experience("R2")
-    assert off.batch.routing is None
-    assert_equal(off.batch.recorded, r2.batch.recorded)
+    assert off.batch.routing.replayed is None
+    assert_equal(off.batch.routing.scored, r2.batch.routing.scored)
     assert_equal(off.batch.old_logprobs, r2.batch.old_logprobs)
     (plain, numbers), (replayed, same) = update(off.batch), update(r2.batch)
     assert_equal(plain, replayed)
@@ -132,7 +135,7 @@ def test_r3_replays_the_rollout_when_scoring_and_when_training():
     off = experience("off", moved=True)
     r3 = experience("R3", moved=True, routing=recorded())
     known = np.asarray(is_recorded(recorded().experts))
-    for routing in (r3.batch.recorded, r3.batch.routing):
+    for routing in (r3.batch.routing.scored, r3.batch.routing.replayed):
         np.testing.assert_array_equal(np.asarray(routing.experts)[known], np.asarray(recorded().experts)[known])
     assert np.abs(np.asarray(off.batch.old_logprobs - r3.batch.old_logprobs)).max() > 1e-2
     assert update(r3.batch, moved=True)[1]["check/current_old_mean"] < 1e-6
@@ -145,9 +148,9 @@ def test_r3_replays_the_rollout_when_scoring_and_when_training():
 @pytest.mark.parametrize("what", ["experts", "logits"])
 def test_under_r3_flips_speak_of_what_the_old_router_would_choose(what):
     """Scoring replays another policy's experts; the choices that they hide are counted, per layer and by hand."""
-    batch, rollout = tiny.draw_batch(), experience("R2", "logits", moved=True).batch.recorded
+    batch, rollout = tiny.draw_batch(), experience("R2", "logits", moved=True).batch.routing.scored
     r3 = experience("R3", what, routing=rollout)
-    assert_equal(r3.batch.recorded.experts, rollout.experts)  # what was used, in scoring as in the rollout
+    assert_equal(r3.batch.routing.scored.experts, rollout.experts)  # what was used, in scoring as in the rollout
     routed = Routing(rollout.experts, rollout.logits if what == "logits" else None)
     logits = forward(MODEL, params(), batch.tokens, batch.segment_ids, routed).routing.logits
     order = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[..., :2]
@@ -160,7 +163,7 @@ def test_under_r3_flips_speak_of_what_the_old_router_would_choose(what):
 
 
 def test_the_reference_never_replays():
-    off, r3 = experience("off"), experience("R3", routing=experience("off", moved=True).batch.recorded)
+    off, r3 = experience("off"), experience("R3", routing=experience("off", moved=True).batch.routing.scored)
     assert_equal(off.batch.ref_logprobs, r3.batch.ref_logprobs)
     assert np.abs(np.asarray(off.batch.old_logprobs - r3.batch.old_logprobs)).max() > 1e-2
 
@@ -184,7 +187,10 @@ def test_a_separate_critic_never_replays():
     assert_equal(off.old_values, r3.old_values)
     assert np.abs(np.asarray(off.old_logprobs - r3.old_logprobs)).max() > 1e-2
     nothing = blank(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
-    replayed, fresh = (learner.update(state(), r3.replace(routing=r), PADDED)[0] for r in (r3.routing, nothing))
+    replayed, fresh = (
+        learner.update(state(), r3.replace(routing=r3.routing.replace(replayed=r)), PADDED)[0]
+        for r in (r3.routing.replayed, nothing)
+    )
     assert_equal(replayed.critic, fresh.critic)
     assert np.abs(np.asarray(replayed.critic["value_head"]["kernel"] - critic["value_head"]["kernel"])).max() > 1e-3
     assert np.abs(np.asarray(replayed.params["ends"]["head"] - fresh.params["ends"]["head"])).max() > 1e-3
@@ -215,7 +221,7 @@ def test_records_follow_their_tokens_into_packed_rows():
     padded, packed = update(batch, moved=True), update(batch, moved=True, layout=PACKED)
     for a, b in zip(jax.tree.leaves(padded[0]), jax.tree.leaves(packed[0]), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max() + 1e-9)
-    assert_equal(experience("off", layout=PACKED).batch.recorded, experience("off").batch.recorded)
+    assert_equal(experience("off", layout=PACKED).batch.routing.scored, experience("off").batch.routing.scored)
 
 
 def test_padding_has_no_record():
@@ -233,7 +239,7 @@ def test_rollout_and_trainer_record_the_same_experts():
 
     The last token of an answer was sampled and never fed, so only the trainer has a route for it.
     """
-    engine = Engine(MODEL, Sampling(), tiny.GROUP, tiny.ANSWER, eos_id=1)
+    engine = Engine(MODEL, Sampling(), tiny.GROUP, tiny.ANSWER, end_ids=(1,))
     prompts = np.random.default_rng(0).integers(2, 16, (2, tiny.PROMPT)).astype(np.int32)
     lengths = np.array([3, 4], np.int32)
     out = engine.generate(params(), prompts, lengths, np.arange(2, dtype=np.uint32), jax.random.key(0))
@@ -245,8 +251,8 @@ def test_rollout_and_trainer_record_the_same_experts():
     last = np.arange(tiny.TIME) == width[:, None] - 1
     inside = np.asarray(out.segment_ids) > 0
     np.testing.assert_array_equal(is_recorded(out.routing.experts)[0], inside & ~last)
-    np.testing.assert_array_equal(is_recorded(batch.recorded.experts)[0], inside)
-    share, both = differ(out.routing, batch.recorded)
+    np.testing.assert_array_equal(is_recorded(batch.routing.scored.experts)[0], inside)
+    share, both = differ(out.routing, batch.routing.scored)
     near_ties = int((share[both] > 0).sum())
     assert near_ties <= 2, f"{near_ties} of {int(both.sum())} records differ"
     np.testing.assert_allclose(jnp.where(out.loss_mask, batch.old_logprobs, 0), out.sampler_logprobs, atol=1e-4)
@@ -367,5 +373,5 @@ def test_a_dense_model_and_a_record_of_another_model_raise():
 
 @pytest.mark.parametrize(("field", "value"), [("mode", "R4"), ("what", "probs")])
 def test_unknown_kinds_of_replay_are_named(field, value):
-    with pytest.raises(ValueError, match=f"replay.{field}='{value}' is not one of"):
+    with pytest.raises(ValueError, match=f"replay.{field}='{value}' is unknown.*; use one of"):
         ReplayConfig(**({"mode": "R2", "what": "experts"} | {field: value}))

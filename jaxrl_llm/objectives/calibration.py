@@ -1,0 +1,72 @@
+"""How far the probabilities that a reward model gives to pairs can be believed. Host side, float64."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Integer, Shaped
+
+from jaxrl_llm.ranges import at_least
+
+__all__ = ["Calibration", "calibrate"]
+
+PerBin = Float[np.ndarray, "n"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Pair accuracy, Brier score and the reliability curve; nan where there is nothing to average.
+
+    Bins are equal parts of the confidence max(p, 1 - p), from 1/2 to 1. In a calibrated model `bin_accuracy` equals
+    `bin_confidence`; `expected_error` is the mean over pairs of their distance.
+    """
+
+    accuracy: float
+    brier: float
+    expected_error: float
+    bin_confidence: PerBin
+    bin_accuracy: PerBin
+    bin_pairs: Integer[np.ndarray, "n"]
+
+
+def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibration:
+    """Calibration of p = sigma(margin), the probability that the chosen answer of a pair is the better one.
+
+    accuracy = mean of [margin > 0] (a tie counts 1/2), brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. Which answer
+    of a pair comes first says nothing, so a pair is right with confidence max(p, 1 - p) or wrong with it, and the curve
+    runs from 1/2 to 1.
+
+    Args:
+      margins: [p], reward(chosen) - reward(rejected) of held-out pairs.
+      bins: of the reliability curve.
+
+    Raises:
+      ValueError: no pairs, a margin that is not finite, or bins below 1.
+
+    Source: Brier 1950 (doi 10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2); reliability curve and expected
+    calibration error: arXiv 1706.04599 eqs 2-5.
+    """
+    at_least("bins", bins, 1)
+    margins = np.asarray(margins, np.float64)
+    if not margins.size or not np.isfinite(margins).all():
+        raise ValueError(
+            f"margins holds {margins.size} numbers, {int((~np.isfinite(margins)).sum())} of them not finite; give the "
+            "finite reward difference of at least one pair"
+        )
+    size = np.abs(margins)
+    confidence = 1 / (1 + np.exp(-size))
+    right = np.where(margins == 0, 0.5, margins > 0)
+    missing = np.exp(-np.logaddexp(0, margins))  # 1 - p, exact where p is close to 1
+    place = np.minimum((2 * (confidence - 0.5) * bins).astype(int), bins - 1)
+    pairs = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        bin_confidence = np.bincount(place, confidence, bins) / pairs
+        bin_accuracy = np.bincount(place, right, bins) / pairs
+    distance = np.abs(bin_accuracy - bin_confidence)[pairs > 0]
+    return Calibration(
+        accuracy=float(right.mean()),
+        brier=float((missing**2).mean()),
+        expected_error=float(distance @ pairs[pairs > 0] / margins.size),
+        bin_confidence=bin_confidence,
+        bin_accuracy=bin_accuracy,
+        bin_pairs=pairs,
+    )

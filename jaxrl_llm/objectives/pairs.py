@@ -1,0 +1,190 @@
+"""The parts of an objective on pairs: what a token adds to an answer's score, and the loss of a difference of scores.
+
+Answers are numbered in pairs: sequence 2 i is chosen over sequence 2 i + 1.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerToken
+from jaxrl_llm.masking import segment_sum
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.ranges import at_least_zero, positive
+
+__all__ = [
+    "LogLikelihood",
+    "Logistic",
+    "PairLoss",
+    "ReferenceRatio",
+    "RewardHead",
+    "Score",
+    "Square",
+    "last_tokens",
+    "occupied",
+    "sides",
+]
+
+PerPair = Float[Array, "p"]
+
+
+def sides(x: Array) -> Array:
+    """The two answers of every pair, [2 p] -> [p 2]: column 0 chosen, column 1 rejected.
+
+    Raises:
+      ValueError: an odd number of sequences.
+    """
+    if x.shape[0] % 2:
+        raise ValueError(f"num_sequences={x.shape[0]} is odd; give pairs: sequence 2i chosen, 2i + 1 rejected")
+    return x.reshape(-1, 2)
+
+
+def occupied(
+    mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
+) -> Bool[Array, "p 2"]:
+    """Which answers of every pair have an unmasked token.
+
+    Raises:
+      ValueError: sequence_ids without num_sequences, or an odd number of sequences.
+    """
+    if sequence_ids is None:
+        return sides(jnp.any(mask, axis=1))
+    if num_sequences is None:
+        raise ValueError("sequence_ids without num_sequences; give num_sequences, twice the number of pairs")
+    return sides(segment_sum(mask.astype(jnp.int32), mask, sequence_ids, num_sequences) > 0)
+
+
+def last_tokens(batch: Batch) -> Mask:
+    """Where the last unmasked token of each sequence stands, [b t]."""
+    place = jnp.arange(batch.mask.size).reshape(batch.mask.shape)
+    marked = jnp.where(batch.mask, place, -1)
+    if batch.sequence_ids is None:
+        return batch.mask & (place == jnp.max(marked, axis=1, keepdims=True))
+    ids = jnp.clip(batch.sequence_ids, 0, batch.num_sequences - 1)
+    last = jax.ops.segment_max(marked.ravel(), ids.ravel(), batch.num_sequences)
+    return batch.mask & (place == last[ids])
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, batch: Batch) -> PerToken:
+        """s_t [b t], un-reduced; anything where masked."""
+        raise NotImplementedError
+
+    @property
+    def centred(self) -> bool:
+        """Whether `centring` adds a loss."""
+        return False
+
+    def centring(self, scores: Float[Array, "p 2"]) -> PerPair:
+        """A loss of every pair that says where 0 lies; the loss of differences does not."""
+        return jnp.zeros(scores.shape[0], scores.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceRatio(Score):
+    """log pi - log pi_ref: beta times its sum is the reward that the policy is optimal for.
+
+    Source: DPO, arXiv 2305.18290 eq. 5.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"logprobs", "ref_logprobs"})
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return batch.logprobs - batch.require("ref_logprobs")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLikelihood(Score):
+    """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"logprobs"})
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return batch.logprobs
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardHead(Score):
+    """The scalar head's output in the state after the last token of the answer: the reward r(x, y).
+
+    The Bradley-Terry loss sees differences alone; center_rewards_coefficient (r_chosen + r_rejected)^2 keeps rewards
+    around 0.
+
+    Source: InstructGPT, arXiv 2203.02155 eq. 1; centring: arXiv 2312.09244.
+    """
+
+    center_rewards_coefficient: float = 0.0
+    needs: ClassVar[frozenset[str]] = frozenset({"scores"})
+
+    def __post_init__(self) -> None:
+        at_least_zero("center_rewards_coefficient", self.center_rewards_coefficient)
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return jnp.where(last_tokens(batch), batch.require("scores"), 0)
+
+    @property
+    def centred(self) -> bool:
+        return self.center_rewards_coefficient > 0
+
+    def centring(self, scores: Float[Array, "p 2"]) -> PerPair:
+        return self.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
+
+
+@dataclasses.dataclass(frozen=True)
+class PairLoss:
+    """Base of the losses of a pair; beta times a score is a reward."""
+
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("beta", self.beta)
+
+    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
+        """The loss of every pair from score(chosen) - score(rejected), to be minimised."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Logistic(PairLoss):
+    """-(1 - eps) log sigma(z) - eps log sigma(-z) with z = beta D - target_margin - margin, eps = label_smoothing.
+
+    D is the difference of scores, margin the pair's own (0 without `margins`). eps is the share of labels that are
+    believed to be swapped: the loss is least at sigma(z) = 1 - eps.
+
+    Source: DPO, arXiv 2305.18290 eq. 7; label smoothing: Mitchell 2023, "A note on DPO with noisy preferences";
+    target margin: SimPO, arXiv 2405.14734 eq. 6; a margin for each pair: Llama 2, arXiv 2307.09288 eq. 2.
+    """
+
+    label_smoothing: float = 0.0
+    target_margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_zero("label_smoothing", self.label_smoothing, at_most=0.5)
+        at_least_zero("target_margin", self.target_margin)
+
+    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
+        z = self.beta * difference - self.target_margin
+        z = z if margins is None else z - margins
+        swapped = self.label_smoothing
+        return -(1 - swapped) * jax.nn.log_sigmoid(z) - swapped * jax.nn.log_sigmoid(-z)
+
+
+@dataclasses.dataclass(frozen=True)
+class Square(PairLoss):
+    """(D - 1 / (2 beta))^2: the difference of scores has a target and no reason to grow beyond it.
+
+    Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
+    """
+
+    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
+        if margins is not None:
+            raise ValueError("margins have no place in a squared loss, whose target is 1 / (2 beta); leave them out")
+        return (difference - 1 / (2 * self.beta)) ** 2

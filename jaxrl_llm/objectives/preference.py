@@ -1,0 +1,206 @@
+"""Objectives on pairs of answers, one chosen over the other: the reward model's loss and the DPO family."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask
+from jaxrl_llm.metrics import Mean, Metric
+from jaxrl_llm.objectives import aggregation as agg
+from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.objective import Terms
+from jaxrl_llm.objectives.pairs import (
+    Logistic,
+    LogLikelihood,
+    PairLoss,
+    ReferenceRatio,
+    RewardHead,
+    Score,
+    Square,
+    occupied,
+    sides,
+)
+from jaxrl_llm.ranges import one_of, suggestion
+
+__all__ = ["PairObjective", "hyperparameters", "make", "names"]
+
+
+# The score of an answer is a sum or a mean over its tokens; other aggregations have no score of one answer.
+_AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
+
+
+def _name_of(aggregation: agg.Aggregation) -> str:
+    kinds = {kind: name for name, kind in agg.AGGREGATIONS.items()}
+    return kinds.get(type(aggregation), type(aggregation).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairObjective:
+    """loss = mean over pairs of f(score(chosen) - score(rejected)), minimised; score(y) = sum_t w_t s_t.
+
+    The four choices of an objective, on pairs: the label takes the place of the advantage (+1 chosen, -1 rejected), s
+    that of the ratio, f that of the surrogate, and the aggregation's weights w (1, or 1 / |y|) make a score of tokens.
+    A value: hashable, compares by content, usable as a static argument of jit.
+
+    Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
+    of which one answer has no unmasked token is left out of total and count, and `pairs/incomplete` tells of it.
+
+    Raises:
+      ValueError: an aggregation that makes no score of an answer.
+    """
+
+    score: Score
+    loss: PairLoss
+    aggregation: agg.Aggregation
+
+    def __post_init__(self) -> None:
+        one_of("aggregation", _name_of(self.aggregation), _AGGREGATIONS)
+        if isinstance(self.score, RewardHead) and not isinstance(self.aggregation, agg.SequenceMeanTokenSum):
+            raise ValueError(
+                f"aggregation={_name_of(self.aggregation)!r} would divide a reward, which is read at one token, by the "
+                "answer's length; use sequence_mean_token_sum"
+            )
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """Arrays beyond mask that `terms` must be given."""
+        return self.score.needs
+
+    def counts(
+        self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
+    ) -> dict[str, Float[Array, ""]]:
+        """What each term's total is divided by: pairs with both answers. Adds up over micro-batches."""
+        return self._counts(jnp.all(occupied(mask, sequence_ids, num_sequences), axis=1))
+
+    def _counts(self, complete: Bool[Array, "p"]) -> dict[str, Float[Array, ""]]:
+        pairs = jnp.sum(complete, dtype=jnp.float32)
+        return {"pairs": pairs} | ({"centring": pairs} if self.score.centred else {})
+
+    def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
+        """Terms and metrics of one batch.
+
+        Args:
+          mask: [b t], boolean, True on answer tokens (EOS included).
+          logprobs, ref_logprobs: [b t], as `needs` says.
+          scores: [b t], the scalar head's output in the state after each token; read at an answer's last token.
+          margins: [b t], optional: how far apart the rewards of a pair should be, the same on every token of its
+            chosen answer.
+          entropy: [b t], optional, for a metric.
+          sequence_ids: integers [b t] for packed rows (default: the row is the sequence); num_sequences, a static
+            int, is then twice the number of pairs.
+          Other arrays that a training step has for every objective are checked and not read.
+
+        Returns:
+          {name: (total, count)} and metrics that merge over micro-batches.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
+        """
+        batch = self._batch(arrays)
+        here = occupied(batch.mask, batch.sequence_ids, batch.num_sequences)
+        complete = jnp.all(here, axis=1)
+        scores = sides(batch.per_sequence(self.aggregation.weights(batch) * self.score(batch)))
+        scores = jnp.where(complete[:, None], scores, 0)
+        margins = None if batch.margins is None else sides(batch.sequence_mean(batch.margins))[:, 0]
+        losses = {"pairs": self.loss(scores[:, 0] - scores[:, 1], margins)}
+        if self.score.centred:
+            losses["centring"] = self.score.centring(scores)
+        counts = self._counts(complete)
+        terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
+        return terms, jax.lax.stop_gradient(self._metrics(terms, scores, here, batch))
+
+    def _batch(self, arrays: dict[str, Any]) -> Batch:
+        given: dict[str, Any] = {name: x for name, x in arrays.items() if x is not None}
+        missing = sorted((self.needs | {"mask"}) - set(given))
+        if missing:
+            raise ValueError(f"this objective needs {', '.join(missing)}; pass mask and what objective.needs lists")
+        unread = jnp.zeros(jnp.shape(given["mask"]))
+        return Batch.of(**{**dict.fromkeys(("logprobs", "old_logprobs", "advantages"), unread), **given})
+
+    def _metrics(
+        self, terms: Terms, scores: Float[Array, "p 2"], here: Bool[Array, "p 2"], batch: Batch
+    ) -> dict[str, Metric]:
+        complete = jnp.all(here, axis=1)
+        rewards = self.loss.beta * scores
+        margin = rewards[:, 0] - rewards[:, 1]
+        metrics: dict[str, Metric] = {f"loss/{name}": Mean(total, count) for name, (total, count) in terms.items()}
+        metrics |= {
+            "pairs/accuracy": Mean.of(jnp.where(margin == 0, 0.5, (margin > 0) * 1.0), complete),
+            "pairs/margin": Mean.of(margin, complete),
+            "pairs/reward_chosen": Mean.of(rewards[:, 0], complete),
+            "pairs/reward_rejected": Mean.of(rewards[:, 1], complete),
+            "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
+        }
+        if "logprobs" in self.needs:
+            logprobs = sides(batch.per_sequence(batch.logprobs))
+            metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
+            metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
+        if batch.entropy is not None:
+            metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+        return metrics
+
+    def terms(self, **arrays: Any) -> Terms:
+        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
+        return self.evaluate(**arrays)[0]
+
+    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
+        """(loss, metrics) of one batch: loss = sum of total / count, 0 without a complete pair."""
+        terms, metrics = self.evaluate(**arrays)
+        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+
+
+_SUM, _MEAN = agg.SequenceMeanTokenSum(), agg.SequenceMeanTokenMean()
+
+# fmt: off
+_RECIPES = {
+    "reward_model": PairObjective(RewardHead(),     Logistic(1.0),                    _SUM),
+    "dpo":          PairObjective(ReferenceRatio(), Logistic(0.1),                    _SUM),
+    "cdpo":         PairObjective(ReferenceRatio(), Logistic(0.1, 0.1),               _SUM),
+    "ipo":          PairObjective(ReferenceRatio(), Square(0.1),                      _MEAN),
+    "simpo":        PairObjective(LogLikelihood(),  Logistic(2.0, target_margin=1.0), _MEAN),
+}
+# fmt: on
+
+
+def names() -> list[str]:
+    """The recipes on pairs that `make` knows."""
+    return list(_RECIPES)
+
+
+def _recipe(name: str, aggregation: str | None) -> PairObjective:
+    one_of("objective", name, _RECIPES)
+    if aggregation is None:
+        return _RECIPES[name]
+    one_of("aggregation", aggregation, _AGGREGATIONS)
+    return dataclasses.replace(_RECIPES[name], aggregation=agg.AGGREGATIONS[aggregation]())
+
+
+def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]:
+    """{hyper-parameter: default} of a recipe; `aggregation` is the override, if any."""
+    recipe = _recipe(name, aggregation)
+    parts = {**dataclasses.asdict(recipe.score), **dataclasses.asdict(recipe.loss)}
+    return {**parts, "aggregation": _name_of(recipe.aggregation)}
+
+
+def make(name: str, **given: Any) -> PairObjective:
+    """The objective `name` with its hyper-parameters: `make("dpo", beta=0.3, label_smoothing=0.1)`.
+
+    Raises:
+      ValueError: unknown recipe, unknown hyper-parameter (with a suggestion), or a value out of range.
+    """
+    recipe = _recipe(name, given.get("aggregation"))
+    known = hyperparameters(name, given.get("aggregation"))
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{name} has no hyper-parameter {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
+            )
+
+    def with_given(part: Any) -> Any:
+        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
+        return dataclasses.replace(part, **{key: float(x) if type(x) is int else x for key, x in own.items()})
+
+    return dataclasses.replace(recipe, score=with_given(recipe.score), loss=with_given(recipe.loss))

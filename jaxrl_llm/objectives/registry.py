@@ -1,0 +1,173 @@
+"""The registry of recipes: which there are, their hyper-parameters, and the objectives made of them."""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+from jaxrl_llm.objectives.advantages import Advantage
+from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation
+from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
+from jaxrl_llm.objectives.objective import Objective
+from jaxrl_llm.objectives.parts import Declaration, declaration, declarations
+from jaxrl_llm.objectives.ratios import Ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.objectives.value import ValueLoss
+from jaxrl_llm.ranges import one_of, suggestion
+
+__all__ = ["Recipe", "fields", "hyperparameters", "make", "names", "recipe", "register"]
+
+
+class Recipe(NamedTuple):
+    """The parts of an objective with their defaults; `recipe(name)._replace(...)` makes a relative of a known one."""
+
+    advantage: Advantage
+    ratio: Ratio
+    surrogate: Surrogate
+    aggregation: Aggregation
+    value: ValueLoss | None = None
+
+
+_RECIPES: dict[str, Recipe] = {}
+
+# What every objective has besides the fields of its parts: choices by name, and fields of `Objective` itself.
+_SHARED = {
+    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True),
+    **{key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")},
+    "correction": Declaration(str, None, f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set", True),
+    "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
+}
+
+
+def names() -> list[str]:
+    """The recipes that `make` knows."""
+    return list(_RECIPES)
+
+
+def recipe(name: str) -> Recipe:
+    """The parts of the recipe `name`."""
+    one_of("objective", name, _RECIPES)
+    return _RECIPES[name]
+
+
+def fields() -> dict[str, Declaration]:
+    """Every hyper-parameter of every recipe, with its type, its meaning, and default None: the fields of a config.
+
+    `config.objective` is made of them, and `--help` prints them; None in a config means the recipe's own default.
+    """
+    out: dict[str, Declaration] = {}
+    for known in _RECIPES.values():
+        out |= {key: value for key, value in _declared(known).items() if key not in out}
+    return {key: value._replace(default=None) for key, value in out.items()}
+
+
+def register(name: str, recipe: Recipe) -> Recipe:
+    """Makes `recipe` known under `name`: to `make`, to `config.objective.name`, and its fields to the command line.
+
+    Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
+
+    Args:
+      name: lower case letters, digits and underscores.
+      recipe: its parts; their dataclass fields are its hyper-parameters.
+
+    Raises:
+      ValueError: the name is malformed or taken by another definition, two parts declare one field, a field is known
+        elsewhere with another type, or the parts do not go together.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise ValueError(f"objective {name!r} must be lower case letters, digits and underscores; rename it")
+    if name in _RECIPES and _definition(_RECIPES[name]) != _definition(recipe):
+        raise ValueError(f"objective {name!r} is already registered with other parts; give yours another name")
+    known = fields()
+    for key, own in _declared(recipe).items():
+        if key in known and known[key].kind is not own.kind:
+            raise ValueError(
+                f"hyper-parameter {key!r} of {name!r} is of type {own.kind.__name__}, of other recipes "
+                f"{known[key].kind.__name__}; give yours another name"
+            )
+    _build(recipe, {"max_length": 1})
+    _RECIPES[name] = recipe
+    return recipe
+
+
+def _definition(recipe: Recipe) -> list[Any]:
+    """Where a recipe's parts were written and their values: equal for a file that is loaded twice."""
+    return [
+        part and (type(part).__module__, type(part).__qualname__, [d.default for d in declarations(part).values()])
+        for part in recipe
+    ]
+
+
+def _declared(recipe: Recipe) -> dict[str, Declaration]:
+    """Every hyper-parameter of a recipe, shared ones included; raises if two parts use one name."""
+    out = dict(_SHARED)
+    for part in recipe:
+        for key, own in (declarations(part) if part else {}).items():
+            if key in out:
+                raise ValueError(f"hyper-parameter {key!r} is declared twice; rename that of {type(part).__name__}")
+            out[key] = own
+    used = next((key for key, kind in AGGREGATIONS.items() if type(recipe.aggregation) is kind), None)
+    out["aggregation"] = out["aggregation"]._replace(default=used)
+    return out
+
+
+def _with_aggregation(recipe: Recipe, aggregation: str | None) -> Recipe:
+    if aggregation is None or type(recipe.aggregation) is AGGREGATIONS.get(aggregation):
+        return recipe
+    one_of("aggregation", aggregation, AGGREGATIONS)
+    return recipe._replace(aggregation=AGGREGATIONS[aggregation]())
+
+
+def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]:
+    """{hyper-parameter: default} of a recipe; max_length None means that it must be given.
+
+    `aggregation` is the override, if any: `constant` brings max_length with it.
+    """
+    return {key: own.default for key, own in _declared(_with_aggregation(recipe(name), aggregation)).items()}
+
+
+def _typed(key: str, value: Any, own: Declaration) -> Any:
+    """The value as its declaration's type: an int may stand for a float and a list for a tuple."""
+    if value is None and own.optional:
+        return None
+    if own.kind is float and type(value) is int:
+        return float(value)
+    if own.kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, own.kind) or (own.kind is int and isinstance(value, bool)):
+        raise ValueError(
+            f"{key}={value!r} must be of type {own.kind.__name__}, not {type(value).__name__}; its default is "
+            f"{own.default!r}"
+        )
+    return value
+
+
+def make(name: str, **hyperparameters_: Any) -> Objective:
+    """The objective `name` with its hyper-parameters: `make("gspo", clip_low=3e-4, clip_high=4e-4, kl_coef=0.001)`.
+
+    Raises:
+      ValueError: unknown recipe, unknown hyper-parameter (with a suggestion), or a value out of range.
+    """
+    parts = _with_aggregation(recipe(name), hyperparameters_.get("aggregation"))
+    known = _declared(parts)
+    for key in hyperparameters_:
+        if key not in known:
+            owners = [other for other in _RECIPES if key in hyperparameters(other)]
+            where = f"; it belongs to {', '.join(owners)}" if owners else suggestion(key, known)
+            raise ValueError(f"{name} has no hyper-parameter {key!r}{where}; it has {', '.join(known)}")
+    return _build(parts, {key: _typed(key, value, known[key]) for key, value in hyperparameters_.items()})
+
+
+def _build(recipe: Recipe, given: dict[str, Any]) -> Objective:
+    """The objective of a recipe, with the given values in place of its defaults."""
+    values = {key: own.default for key, own in _declared(recipe).items()} | given
+
+    def with_values(part: Any) -> Any:
+        return part and dataclasses.replace(part, **{f.name: values[f.name] for f in dataclasses.fields(part)})
+
+    return Objective(
+        **{field: with_values(part) for field, part in recipe._asdict().items()},
+        kl_coef=values["kl_coef"],
+        kl_estimator=values["kl_estimator"],
+        entropy_coef=values["entropy_coef"],
+        correction=correction_named(values["correction"], values["correction_cap"]),
+    )

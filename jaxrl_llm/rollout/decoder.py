@@ -1,0 +1,163 @@
+"""One step of decoding: run the model on the token that every slot sampled last, draw the next one, record both.
+
+A slot holds one answer at a time. The two loops over this step are `together.py`, where every answer has a slot of its
+own, and `slots.py`, where answers wait for one. An answer's place among the slots and the time of its start do not
+enter its randomness.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Key as Keys
+
+from jaxrl_llm import sharding
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Params
+from jaxrl_llm.models import KVCache, Model, Routing
+from jaxrl_llm.models.kv_cache import Prefix
+from jaxrl_llm.models.routing import routing_dtype
+from jaxrl_llm.rollout.sampling import Sampling, draw
+
+__all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]
+
+
+class Prompts(flax.struct.PyTreeNode):
+    """Prefilled prompts, `first` and those after it: every answer of a group starts from the same row."""
+
+    cache: KVCache
+    hidden: Float[Array, "c d"]  # of the last prompt token
+    first: Integer[Array, ""]
+
+
+class Answers(flax.struct.PyTreeNode):
+    """What was sampled, by answer: b in (prompt, sample) order, n the position in the answer."""
+
+    tokens: Integer[Array, "b n"]
+    logprobs: Float[Array, "b n"]
+    experts: Integer[Array, "b n l k"] | None  # when the token was fed; None where routing is not recorded
+    logits: Float[Array, "b n l e"] | None  # the router's, likewise
+    count: Integer[Array, "b"]
+
+
+class Slots(flax.struct.PyTreeNode):
+    """Of each slot: its answer (b = free), the token that it sampled last, that token's index in the answer and its
+    position in the sequence; the cache's rows are slots."""
+
+    answer: Integer[Array, "slots"]
+    tokens: Integer[Array, "slots"]
+    index: Integer[Array, "slots"]
+    position: Integer[Array, "slots"]
+    cache: KVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """The constants of one rollout, and what both loops do with them."""
+
+    model: Model
+    params: Params  # unstacked, in the rollout dtype
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+    prompts: Integer[Array, "p tp"]
+    lengths: Integer[Array, "p"]
+    keys: Keys[Array, "b"]
+    limits: Integer[Array, "b"]  # answer tokens at most
+    max_new_tokens: int
+    record_routing: bool
+    record_router_logits: bool
+
+    @property
+    def group(self) -> int:
+        return len(self.limits) // len(self.lengths)
+
+    def active(self, slots: Slots) -> Bool[Array, "slots"]:
+        """Which slots hold an answer that has not ended."""
+        return slots.answer < len(self.limits)
+
+    def no_answers(self) -> Answers:
+        """Room for every answer, nothing sampled yet."""
+        b, n, config = len(self.limits), self.max_new_tokens, self.model.config
+        experts = logits = None
+        if self.record_routing and config.num_moe_layers:
+            shape, dtype = (b, n, config.num_moe_layers), routing_dtype(config.num_experts)
+            experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+            if self.record_router_logits:
+                logits = jnp.zeros((*shape, config.num_experts), jnp.float32)
+        ints, floats = jnp.zeros((b, n), jnp.int32), jnp.zeros((b, n), jnp.float32)
+        return Answers(ints, floats, experts, logits, jnp.zeros(b, jnp.int32))
+
+    def prefill(self, first: Array, count: int) -> tuple[Prompts, Routing | None]:
+        """Run `count` prompts from `first` on, and what is recorded of their routing."""
+        tokens = jax.lax.dynamic_slice_in_dim(self.prompts, first, count)
+        lengths = jax.lax.dynamic_slice_in_dim(self.lengths, first, count)
+        segment_ids = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
+        out = self.model.apply(
+            self.params, tokens, segment_ids=segment_ids, prefill=True, router_logits=self.record_router_logits
+        )
+        assert out.cache is not None
+        last = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+        return Prompts(out.cache, last, first), out.routing if self.record_routing else None
+
+    def step(self, answers: Answers, slots: Slots, prefix: Prefix | None = None) -> tuple[Answers, Slots]:
+        """Feed every slot's last token and draw the next one; `prefix` holds the prompts that groups share."""
+        answers, slots, hidden = self._feed(answers, slots, prefix)
+        answers, answer, tokens = self.draw(answers, slots.answer, slots.index, hidden)
+        return answers, self.pin(slots.replace(answer=answer, tokens=tokens))
+
+    def _feed(self, answers: Answers, slots: Slots, prefix: Prefix | None) -> tuple[Answers, Slots, Array]:
+        """Run the model on each slot's last token; what follows it is at the next index."""
+        position, logits = slots.position, answers.logits is not None
+        if (
+            prefix is None
+        ):  # a free slot idles at column 0, which costs no attention and is overwritten by its next answer
+            position = jnp.where(self.active(slots), position, 0)
+        out = self.model.apply(
+            self.params,
+            slots.tokens[:, None],
+            positions=position[:, None],
+            cache=slots.cache.replace(prefix=prefix),
+            router_logits=logits,
+        )
+
+        def record(old: Any, fed: Any) -> Array:
+            return old.at[slots.answer, slots.index].set(fed[:, :, 0].transpose(1, 0, 2), mode="drop")
+
+        if answers.experts is not None and out.routing is not None:
+            answers = answers.replace(
+                experts=record(answers.experts, out.routing.experts),
+                logits=record(answers.logits, out.routing.logits) if logits else None,
+            )
+        assert out.cache is not None
+        cache = out.cache.replace(prefix=None)
+        slots = slots.replace(cache=cache, index=slots.index + 1, position=slots.position + 1)
+        return answers, slots, out.hidden[:, 0]
+
+    def draw(self, answers: Answers, answer: Array, index: Array, hidden: Array) -> tuple[Answers, Array, Array]:
+        """Draw token `index` of each answer and record it.
+
+        Returns:
+          The answers, the answer that each slot holds now (b = free: it ended), and the tokens.
+        """
+        free = len(self.limits)
+        one = jnp.minimum(answer, free - 1)
+        greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None
+        tokens, logprobs = draw(self.model.logits(self.params, hidden), self.keys[one], index, self.sampling, greedy)
+        answers = answers.replace(
+            tokens=answers.tokens.at[answer, index].set(tokens, mode="drop"),
+            logprobs=answers.logprobs.at[answer, index].set(logprobs, mode="drop"),
+            count=answers.count.at[answer].set(index + 1, mode="drop"),
+        )
+        ended = is_end(tokens, self.end_ids) | (index + 1 >= self.limits[one])
+        return answers, jnp.where(ended, free, answer), tokens
+
+    def pin(self, slots: Slots) -> Slots:
+        """Slots, like all rows, live on the data axes of the mesh; answers are everywhere."""
+        return sharding.constrain_rows(slots, self.model.mesh)
+
+
+def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:
+    """Whether a token is one of those that end an answer."""
+    return functools.reduce(jnp.logical_or, [tokens == one for one in end_ids])

@@ -1,0 +1,90 @@
+"""GSM8K, grade school mathematics: 7473 questions to train on and 1319 to test. Source: arXiv 2110.14168."""
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jaxrl_llm.cache_folder import cache_folder
+from jaxrl_llm.tasks.base import Draw, Source, Task, register
+from jaxrl_llm.tasks.jsonl import digest, read_rows
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.verifiers import verifier as named_verifier
+
+__all__ = ["gsm8k"]
+
+_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
+_PATIENCE = 20.0  # seconds for the server's answer
+
+
+@register
+def gsm8k(
+    *,
+    folder: str = "",
+    verifier: str = "numeric",
+    prompt_length: int = 256,
+    answer_length: int = 512,
+    time_limit: float = 5.0,
+) -> Task:
+    """The data set's own splits; the right answer is the number behind `####`, the worked one is in `row["solution"]`.
+
+    Args:
+        folder: holds train.jsonl and test.jsonl as published, {"question", "answer"} a line; empty: the user's cache
+            folder, where they are downloaded once.
+        verifier: numeric, exact, math, "package.module:function" or "file.py:function".
+        prompt_length: most tokens of a prompt; questions beyond it are dropped and counted.
+        answer_length: most tokens of an answer, the end included.
+        time_limit: seconds in which math or a function of one's own must have scored an answer.
+    """
+    verify, isolated = named_verifier(verifier)
+
+    def files() -> dict[str, Path]:
+        place = Path(folder) if folder else cache_folder() / "downloads" / "gsm8k"
+        found = {split: place / f"{split}.jsonl" for split in ("train", "test")}
+        if not folder:
+            for file in found.values():
+                _download(file)
+        return found
+
+    def read() -> Mapping[str, Iterator[Draw]]:
+        return {split: read_rows(file, _convert) for split, file in files().items()}
+
+    return Task(
+        name="gsm8k",
+        prompt_length=prompt_length,
+        answer_length=answer_length,
+        tokenizer=ByteTokenizer(),
+        verify=verify,
+        isolated=isolated,
+        time_limit=time_limit,
+        source=Source(read, lambda: digest(*files().values())),
+        train_size=0,
+        test_size=0,
+    )
+
+
+def _convert(row: dict) -> Draw:
+    solution, marked, gold = row["answer"].rpartition("####")
+    if not marked:
+        raise ValueError("its answer has no ####")
+    worked = re.sub(r"<<[^>]*>>", "", solution).strip()  # marks of a calculator that is not there
+    return row["question"], gold.strip().replace(",", ""), {"solution": worked}
+
+
+def _download(file: Path) -> None:
+    """Fetch a file once; it appears whole or not at all."""
+    if file.exists():
+        return
+    try:
+        with urllib.request.urlopen(_URL + file.name, timeout=_PATIENCE) as answer:
+            content = answer.read()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_bytes(content)
+        part.replace(file)
+    except (urllib.error.URLError, OSError) as error:
+        raise ValueError(
+            f"GSM8K cannot be downloaded from {_URL} ({error}); put train.jsonl and test.jsonl from there into a "
+            "folder and set task.options.folder"
+        ) from error

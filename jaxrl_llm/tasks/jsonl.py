@@ -1,0 +1,112 @@
+"""Questions and answers from anyone's JSON Lines file."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.tasks.base import Draw, Source, Task, register
+from jaxrl_llm.tasks.splits import is_test
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.verifiers import verifier as named_verifier
+
+__all__ = ["digest", "jsonl", "read_rows"]
+
+
+@register
+def jsonl(
+    *,
+    path: str = "",
+    test_path: str = "",
+    prompt_field: str = "prompt",
+    answer_field: str = "answer",
+    verifier: str = "exact",
+    prompt_length: int = 256,
+    answer_length: int = 256,
+    time_limit: float = 5.0,
+) -> Task:
+    """One JSON object a line, with a prompt, its right answer, and whatever else the verifier reads as `row`.
+
+    Args:
+        path: the file of the train split.
+        test_path: the file of the test split; empty: one prompt in eight of `path`, by a hash of its text.
+        prompt_field: the field that holds the prompt.
+        answer_field: the field that holds the right answer; a number is read as its digits.
+        verifier: exact, numeric, math, "package.module:function" or "file.py:function".
+        prompt_length: most tokens of a prompt; rows beyond it are dropped and counted.
+        answer_length: most tokens of an answer, the end included.
+        time_limit: seconds in which math or a function of one's own must have scored an answer.
+    """
+    if not path:
+        raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")
+    files = [Path(path), *([Path(test_path)] if test_path else [])]
+    verify, isolated = named_verifier(verifier)
+
+    def read() -> Mapping[str, Iterator[Draw]]:
+        if test_path:
+            return {"train": read_rows(files[0], convert), "test": read_rows(files[1], convert)}
+        return {
+            "train": (draw for draw in read_rows(files[0], convert) if not is_test(draw[0])),
+            "test": (draw for draw in read_rows(files[0], convert) if is_test(draw[0])),
+        }
+
+    def convert(row: dict) -> Draw:
+        prompt, answer = row.pop(prompt_field), row.pop(answer_field)
+        if not isinstance(prompt, str):
+            raise TypeError(f"field {prompt_field!r} must be text, not {type(prompt).__name__}")
+        return prompt, answer if isinstance(answer, str) else json.dumps(answer), row
+
+    return Task(
+        name="jsonl",
+        prompt_length=prompt_length,
+        answer_length=answer_length,
+        tokenizer=ByteTokenizer(),
+        verify=verify,
+        isolated=isolated,
+        time_limit=time_limit,
+        source=Source(read, lambda: digest(*files)),
+        train_size=0,
+        test_size=0,
+    )
+
+
+def read_rows(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
+    """The rows of a file, converted; empty lines do not count.
+
+    Raises:
+        ValueError: a line is no JSON object or lacks a field; the message has the file, the line and its fields.
+    """
+    with open(file, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            row: object = None
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise TypeError("it is no JSON object")
+                fields = ", ".join(row)
+                draw = convert(row)
+                json.dumps(draw, ensure_ascii=False).encode()  # half a surrogate pair is no text
+                yield draw
+            except KeyError as error:
+                raise ValueError(f"{file}:{number} has no field {error}, only {fields}; name the right one") from error
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{file}:{number} cannot be read ({error}); correct or remove the line") from error
+
+
+def digest(*files: Path) -> str:
+    """Changes with the content of the files.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    hashed = hashlib.sha256()
+    for file in files:
+        try:
+            with open(file, "rb") as content:
+                hashed.update(hashlib.file_digest(content, "sha256").digest())
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read ({error}); name a readable JSON Lines file") from error
+    return hashed.hexdigest()

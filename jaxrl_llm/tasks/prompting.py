@@ -1,0 +1,57 @@
+"""How the prompts of a task are put to a model: as they are, inside a text, or as a chat."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.tasks.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.tokenizer import Tokenizer
+
+__all__ = ["Prompting"]
+
+_PLACE = "{prompt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompting:
+    """What stands around every prompt.
+
+    Args:
+        template: text with `{prompt}` once, e.g. worked examples before it; other braces stand for themselves.
+        chat: the model's own chat template goes around that, which ends where the model's answer begins.
+        system: the system message of the chat; empty: none, or what the chat template writes by default.
+        chat_options: what else the chat template asks for, such as {"enable_thinking": False}.
+
+    Raises:
+        ValueError: `{prompt}` is not there once, or a field of the chat is set without a chat.
+    """
+
+    template: str = _PLACE
+    chat: bool = False
+    system: str = ""
+    chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.template.count(_PLACE) != 1:
+            raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, where the prompt stands")
+        for field in ("system", "chat_options"):
+            if getattr(self, field) and not self.chat:
+                raise ValueError(
+                    f"task.{field}={getattr(self, field)!r} is part of a chat; set task.chat=True or clear it"
+                )
+
+    def text(self, tokenizer: Tokenizer, prompt: str) -> str:
+        """The text that the model continues with its answer.
+
+        Raises:
+            ValueError: a chat is asked of a tokenizer without a chat template.
+        """
+        asked = self.template.replace(_PLACE, prompt)
+        if not self.chat:
+            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + asked
+        if not isinstance(tokenizer, TextTokenizer):
+            raise ValueError(
+                "task.chat=True needs a tokenizer with a chat template; set task.tokenizer or task.chat=False"
+            )
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        return tokenizer.chat([*messages, {"role": "user", "content": asked}], **self.chat_options)

@@ -1,0 +1,104 @@
+"""SAT's clip that the batch contracts, DPPO's mask, and the ratio to the sampler: numbers by hand, and their limits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import objectives
+from tests.objectives.test_identities import policy
+from tests.reference.answers import make, random_batch
+
+TAIL = np.log([1.05, 0.9, 1.1, 0.8, 1.15])  # |log r| 0.0488, 0.1054, 0.0953, 0.2231, 0.1398
+
+
+def batch_of(log_ratio, advantages, old: Any = 0.5):
+    log_ratio = jnp.asarray(log_ratio)[None]
+    start = jnp.full(log_ratio.shape, jnp.log(old))
+    arrays: dict[str, Any] = {
+        "logprobs": start + log_ratio,
+        "old_logprobs": start,
+        "mask": jnp.ones(log_ratio.shape, bool),
+    }
+    return objectives.Batch.of(advantages=jnp.broadcast_to(jnp.asarray(advantages), log_ratio.shape), **arrays)
+
+
+def test_sat_by_hand():
+    """Quantile 0.6 of |log r| is 0.1054 + 0.4 (0.1398 - 0.1054) = 0.1191; ratios 0.8 and 1.15 are beyond it.
+
+    c = 1 / (1 + (0.2231 / 0.1191)^2) = 0.2218 and 1 / (1 + (0.1398 / 0.1191)^2) = 0.4208. With A > 0 ratio 1.15 is
+    bounded at 1 + 0.2 * 0.4208 = 1.0842 and 1.1 is not; with A < 0 ratio 0.8 is bounded at 1 - 0.2 * 0.2218 = 0.9556
+    and 0.9 is not. On their way back to 1, 0.8 with A > 0 and 1.15 with A < 0 are as they were.
+    """
+    clip = objectives.StalenessClip(tail=0.6)
+    good = batch_of(TAIL, 1.0)
+    np.testing.assert_allclose(clip(good.log_ratio, good)[0], [1.05, 0.9, 1.1, 0.8, 1.0842], rtol=1e-4)
+    bad = batch_of(TAIL, -1.0)
+    np.testing.assert_allclose(clip(bad.log_ratio, bad)[0], [-1.05, -0.9, -1.1, -0.9556, -1.15], rtol=1e-4)
+
+
+def test_the_quantile_is_of_the_rows_of_all_devices():
+    arrays = {k: jnp.asarray(x, jnp.float32) for k, x in random_batch(spread=1.0).items() if "router" not in k}
+    arrays["mask"] = arrays["mask"] > 0
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    loss = jax.jit(lambda x: make("sat", tail=0.3)(**x)[0])
+    np.testing.assert_allclose(loss(jax.device_put(arrays, rows)), loss(arrays), rtol=1e-6)
+
+
+def test_sat_lies_inside_the_plain_clip():
+    """Its surrogate is nowhere above the clip's, and equals it where no token is beyond the quantile (tail 1)."""
+    batch = objectives.Batch.of(**{k: x for k, x in random_batch(spread=1.0).items() if "router" not in k})
+    plain = objectives.Clip()(batch.log_ratio, batch)
+    adapted = objectives.StalenessClip(tail=0.3)(batch.log_ratio, batch)
+    assert (adapted <= plain + 1e-6).all()
+    assert (adapted < plain - 1e-3).any()
+    np.testing.assert_array_equal(objectives.StalenessClip(tail=1.0)(batch.log_ratio, batch), plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("sat", {"tail": 1.0}), ("dppo", {"divergence_low": 2.0, "divergence_high": 2.0})]
+)
+def test_limits_are_grpo(name, limit):
+    """SAT at tail 1 is GRPO; DPPO without a bound is GRPO without one, averaged over tokens."""
+    batch = random_batch(spread=1.0)
+    same = {} if name == "sat" else {"clip_low": np.inf, "clip_high": np.inf, "aggregation": "token_mean"}
+    for got, expected in zip(policy(make(name, **limit), batch), policy(make("grpo", **same), batch), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_masks_by_probability_not_by_ratio(divergence):
+    """From 0.01 to 0.05 is ratio 5 and a small D, from 0.5 to 0.8 ratio 1.6 and a large one; ways back stay."""
+    mask = objectives.DivergenceMask(divergence, 0.1, 0.1)
+    q, p = np.asarray([0.01, 0.5, 0.5]), np.asarray([0.05, 0.8, 0.2])
+    expected = {
+        "tv": np.abs(p - q),
+        "kl": q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p)),  # 0.0241, 0.2231, 0.2231
+    }[divergence]
+    np.testing.assert_allclose(mask.between(jnp.log(p)[None], jnp.log(q)[None])[0], expected, rtol=1e-5)
+    for sign, masked in ((1.0, [False, True, False]), (-1.0, [False, False, True])):
+        batch = batch_of(np.log(p / q), sign, old=q)
+        value, gradient = jax.value_and_grad(lambda x, s=sign: mask(x, batch_of(x[0], s, old=q)).sum())(batch.log_ratio)
+        np.testing.assert_allclose(gradient[0], np.where(masked, 0, sign * p / q), rtol=1e-5)
+        np.testing.assert_allclose(value, np.where(masked, 0, sign * p / q).sum(), rtol=1e-5)
+        np.testing.assert_array_equal(np.logical_or(*mask.clipped(batch.log_ratio, batch))[0], masked)
+
+
+def test_the_divergence_of_a_certain_token_is_finite():
+    mask = objectives.DivergenceMask("kl")
+    log_p = jnp.asarray([[0.0, -1e-9, -30.0]])
+    assert np.isfinite(mask.between(log_p, log_p[:, ::-1])).all()
+    np.testing.assert_allclose(mask.between(log_p, log_p), 0, atol=1e-6)
+
+
+def test_the_ratio_to_the_sampler_is_what_both_recipes_read():
+    """With another sampler the loss changes, with another old policy it does not."""
+    batch = random_batch()
+    moved = batch["old_logprobs"] + 0.1 * np.random.default_rng(0).normal(size=batch["mask"].shape)
+    for name in ("sat", "dppo"):
+        base = policy(make(name), batch)[0]
+        assert policy(make(name), batch | {"old_logprobs": moved})[0] == pytest.approx(base, rel=1e-12)
+        assert abs(policy(make(name), batch | {"sampler_logprobs": moved})[0] - base) > 1e-4

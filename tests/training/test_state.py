@@ -1,0 +1,164 @@
+"""The state of training: where it lives, parameters that are not trained, and arrays that would broadcast."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives
+from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.state import check_shapes, join, make_state, parameter_axes, split, state_shardings
+from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_training as tiny
+
+MODEL = tiny.make_model()
+LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
+BATCH = tiny.draw_batch(old_values=None, returns=None)
+LAYOUT = tiny.in_one_shape(tiny.layout_of(), micro=1)
+
+
+@functools.cache
+def spread():
+    """A learner on a mesh, with an optimizer whose state holds schedules, moments and a mask; and its parameters."""
+    model = tiny.make_model((2, 2, 1, 1))
+    config = tiny.OPTIMIZER.__class__(**(vars(tiny.OPTIMIZER) | {"router_factor": 0.5, "schedule": "cosine"}))
+    return Learner(model, LEARNER.objective, make_optimizer(config, 100)), tiny.draw_params(model)
+
+
+def abstract(tree, where):
+    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
+
+
+def test_where_a_state_lives_follows_from_names():
+    """From abstract shapes as from arrays; the moments of a matrix are spread as the matrix is."""
+    learner, params = spread()
+    made = make_state(learner.model, params, learner.optimizer, params, learner.optimizer)
+    shapes = jax.eval_shape(lambda p: make_state(learner.model, p, learner.optimizer, p, learner.optimizer), params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, made)
+    where = state_shardings(learner.model, shapes, learner.optimizer, learner.optimizer)
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), made, where)))
+    moment = optax.tree_utils.tree_get(made.opt_state, "mu")["moe"]["attention"]["q"]
+    assert moment.sharding.spec == made.params["moe"]["attention"]["q"].sharding.spec
+    assert not moment.sharding.is_fully_replicated
+
+
+def test_an_update_is_lowered_from_shapes_alone():
+    """No parameter and no moment is made: what a plan for a machine that is not there needs."""
+    learner, params = spread()
+    model, optimizer = learner.model, learner.optimizer
+    shapes = jax.eval_shape(lambda p: make_state(model, p, optimizer), model.shapes())
+    state = abstract(shapes, state_shardings(model, shapes, optimizer))
+    lowered = jax.jit(lambda state: learner.update(state, BATCH, tiny.layout_of())).lower(state)
+    chex.assert_trees_all_equal_shapes(lowered.out_info[0].params, params)
+
+
+def in_router(path):
+    return "router" in path
+
+
+def test_parameters_are_split_by_name_and_joined_again():
+    params = tiny.draw_params(MODEL)
+    trained, frozen = split(params, in_router)
+    assert list(trained) == ["moe"]
+    assert list(trained["moe"]["mlp"]) == ["router"]
+    assert "router" not in frozen["moe"]["mlp"]
+    jax.tree.map(np.testing.assert_array_equal, join(trained, frozen), params)
+    assert LEARNER.policy(params) is params
+    axes = parameter_axes(MODEL, trained)
+    assert axes == {"moe": {"mlp": {"router": ("layers", "embed", "router")}}}
+    with pytest.raises(ValueError, match=r"moe\.mlp\.router is both trained and frozen"):
+        join(trained, params)
+
+
+def plus(change, weights):
+    """Weights and what is added to a part of them, as adapters are; the change starts at zero."""
+    router = weights["moe"]["mlp"]["router"] + change["router"]["by"]
+    return weights | {"moe": weights["moe"] | {"mlp": weights["moe"]["mlp"] | {"router": router}}}
+
+
+def test_only_what_is_trained_gets_gradients_and_moments():
+    """A part of the parameters, or what is added to them, changes as in an update of all; the rest has no moments."""
+    params = tiny.draw_params(MODEL)
+    before = params["moe"]["mlp"]["router"]
+    adam = Learner(MODEL, LEARNER.objective, optax.adam(1e-2), packed=True)
+    added = dataclasses.replace(adam, combine=plus)
+    whole, part, change = (
+        learner.update(make_state(MODEL, jax.tree.map(jnp.copy, trained), adam.optimizer), BATCH, LAYOUT, frozen)[0]
+        for learner, trained, frozen in (
+            (adam, params, None),
+            (adam, *split(params, in_router)),
+            (added, {"router": {"by": jnp.zeros_like(before)}}, params),
+        )
+    )
+    expected = np.asarray(whole.params["moe"]["mlp"]["router"] - before)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(part.params["moe"]["mlp"]["router"] - before, expected, atol=1e-6)
+    np.testing.assert_allclose(change.params["router"]["by"], expected, atol=1e-6)
+    for state in (part, change):
+        moments = optax.tree_utils.tree_get(state.opt_state, "mu")
+        assert [x.shape for x in jax.tree.leaves(moments)] == [before.shape]
+
+
+def test_adapters_live_where_their_axes_say():
+    learner, _ = spread()
+    adapters = {"router": {"by": jnp.zeros((2, 16, 4))}}
+    state = make_state(learner.model, adapters, learner.optimizer, axes={"router": {"by": ("layers", "embed", None)}})
+    moment = optax.tree_utils.tree_get(state.opt_state, "mu")["router"]["by"]
+    for spread_out in (moment, state.params["router"]["by"]):
+        assert spread_out.sharding.shard_shape((2, 16, 4)) == (2, 8, 4)
+
+
+def put_past_the_constructor(batch, **fields):
+    """As without run-time types, which are on in the tests alone and catch most of this earlier."""
+    batch = batch.replace()
+    for name, value in fields.items():
+        object.__setattr__(batch, name, value)
+    return batch
+
+
+def test_what_would_broadcast_is_refused():
+    check_shapes(BATCH)
+    column = BATCH.advantages[:, :1]
+    record = RoutingRecords(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
+    for wrong in ({"advantages": column}, {"routing": record}):
+        with pytest.raises(AssertionError):
+            check_shapes(put_past_the_constructor(BATCH, **wrong))
+    state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
+    with pytest.raises(AssertionError, match="shape"):
+        Learner.update.__wrapped__(LEARNER, state, put_past_the_constructor(BATCH, advantages=column), LAYOUT)
+
+
+@functools.cache
+def traced_once(name):
+    """A method of the learner that may be traced a single time."""
+    return jax.jit(chex.assert_max_traces(getattr(Learner, name).__wrapped__, n=1), static_argnums=0)
+
+
+def cut(rows, micro):
+    """Other rows, other micro-batches and another number of them in use, inside one shape."""
+    return tiny.in_one_shape(tiny.layout_of(rows, micro=micro))
+
+
+def test_an_update_is_traced_once_a_shape():
+    state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
+    update = traced_once("update")
+    for layout in (cut(None, 0), cut([3, 1, 2], 2), cut([7], 1)):
+        update.trace(LEARNER, state, BATCH, layout)
+    with pytest.raises(AssertionError, match="is traced > 1 times"):
+        update.trace(LEARNER, state, BATCH, LAYOUT)
+
+
+def test_scoring_is_traced_once_a_shape():
+    params, tokens = tiny.draw_params(MODEL), BATCH.tokens
+    score, into = traced_once("score"), LEARNER.blank_scores(tokens, record="experts")
+    for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
+        score.trace(LEARNER, params, tiny.draw_batch(seed).tokens, None, layout, into=into)
+    with pytest.raises(AssertionError, match="is traced > 1 times"):
+        score.trace(LEARNER, params, tokens, None, tiny.layout_of(), into=into)
