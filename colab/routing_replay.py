@@ -35,7 +35,7 @@ from jaxrl_llm.reporting.page import text_table
 from jaxrl_llm.reporting.read import load
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
-from jaxrl_llm.trainer import train
+from jaxrl_llm.trainer import build, train
 
 VARIANT = os.environ.get("NOTEBOOK_VARIANT", "")  # "smoke": the smallest form
 DIR = Path(os.environ.get("NOTEBOOK_DIR") or tempfile.mkdtemp())
@@ -57,7 +57,7 @@ for arm, fields in ARMS.items():
     settings = validate(config)
     with RunLog(DIR / arm, settings.steps) as log:
         log.write_config({"config": config.to_dict(), "config_hash": config_hash(config)})
-        log.result(train(settings, log, config_hash(config)))
+        log.result(train(build(settings), log, config_hash(config)))
 
 # %%
 study = load(DIR)

@@ -67,7 +67,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.rollout = ConfigDict()
     config.rollout.prompts = 32  # prompts a step
-    config.rollout.group_size = 8  # G, answers to each prompt
+    config.rollout.group_size = 8  # G, answers to each prompt; minibatches need not hold whole groups
     config.rollout.max_prompt_length = 0  # tokens; 0: the task's own bound
     config.rollout.max_new_tokens = 0  # tokens of an answer, EOS included; 0: the task's own bound
     config.rollout.temperature = 1.0
@@ -126,7 +126,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.evaluation.samples = 4  # answers a prompt, for pass@1 and pass@k
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 20  # steps; also at the end and on Ctrl-C
+    config.checkpoint.every = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     config.checkpoint.keep = 2
 
     config.log = ConfigDict()

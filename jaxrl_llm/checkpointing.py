@@ -5,38 +5,76 @@ config hash). Orbax notices missing, extra and misshapen leaves; it does not not
 the digests.
 """
 
+import functools
 import hashlib
-from collections.abc import Mapping
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
-__all__ = ["Checkpoints", "load_tree", "save_tree"]
-
-
-def _digests(tree: Any) -> dict[str, str]:
-    """blake2b of every leaf that this process holds whole."""
-    out = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            continue
-        array = np.asarray(leaf)
-        digest = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        out[jax.tree_util.keystr(path)] = digest.hexdigest()
-    return out
+__all__ = ["Checkpoints", "digests", "load_tree", "save_tree", "steps_of"]
 
 
-def _verify(tree: Any, digests: Mapping[str, str], where: Path) -> None:
-    broken = [name for name, digest in _digests(tree).items() if digests.get(name) != digest]
-    if broken:
-        raise ValueError(
-            f"checkpoint {where} is damaged or foreign: {', '.join(broken[:3])} differ from their digests; "
-            "remove that step's folder to fall back on an earlier one"
-        )
+def digests(tree: Any) -> dict[str, str]:
+    """A digest of every leaf, the same on every mesh and for every number of processes.
+
+    sum over elements of h(bits, flat index) mod 2^32, for two functions h: the order of summation is free, so that an
+    array is digested where its shards lie. h is a bijection of the bits, so that one changed element is always seen,
+    and several with probability 1 - 2^-64.
+    """
+    named = [(path, jnp.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    leaves = [leaf for _, leaf in named]
+    if all(leaf.is_fully_addressable and _on_cpu(leaf) for leaf in leaves):
+        sums = [_sums(np, np.asarray(leaf)) for leaf in leaves]  # nothing to compile
+    else:
+        sums = jax.device_get(_sums_of_all(leaves))
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
+        for (path, leaf), (a, b) in zip(named, sums, strict=True)
+    }
+
+
+def _on_cpu(x: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in x.devices())
+
+
+@jax.jit
+def _sums_of_all(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    return [_sums(jnp, leaf) for leaf in leaves]
+
+
+def _sums(xp: Any, x: Any) -> tuple[Any, Any]:
+    """The two sums of one array; xp is numpy or jax.numpy."""
+    shape = x.shape or (1,)
+    unsigned = {1: xp.uint8, 2: xp.uint16, 4: xp.uint32}[x.dtype.itemsize]
+    bits = x.reshape(shape).view(unsigned).astype(xp.uint32)
+    index = xp.zeros(shape, xp.uint32)
+    for axis, size in enumerate(shape):
+        along = xp.arange(size, dtype=xp.uint32) * xp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+        index = index + along.reshape([-1 if n == axis else 1 for n in range(len(shape))])
+
+    def mixed_sum(first: int, second: int) -> Any:
+        """Odd multiplications and shifted xors, each a bijection of 32 bits (as MurmurHash3 ends)."""
+        mixed = (bits ^ (index * xp.uint32(first))) * xp.uint32(second)
+        mixed = (mixed ^ (mixed >> 15)) * xp.uint32(first)
+        mixed = (mixed ^ (mixed >> 13)) * xp.uint32(second)
+        return xp.sum(mixed ^ (mixed >> 16), dtype=xp.uint32)
+
+    return mixed_sum(0x9E3779B1, 0x85EBCA77), mixed_sum(0xC2B2AE3D, 0x27D4EB2F)
+
+
+def steps_of(workdir: str | Path) -> list[int]:
+    """The steps of the complete checkpoints of a DIR, ascending; reads names only."""
+    folder = Path(workdir) / "checkpoints"
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
 class Checkpoints:
@@ -57,45 +95,113 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Write asynchronously; `close` (or the next save) waits. Saving a step that exists is a no-op."""
+        """Write asynchronously; `close` (or the next save) waits. Saving a step that exists is a no-op.
+
+        Raises:
+          OSError: this or an earlier checkpoint could not be written; those before it stay.
+        """
         if step in self._manager.all_steps():
             return
-        payload = {"digests": _digests(state), "extra": dict(extra)}
+        payload = {"digests": digests(state), "extra": dict(extra)}
+        payload["digest"] = _digest_of(payload)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
-        self._manager.save(step, args=items)
+        self._writing(functools.partial(self._manager.save, step, args=items))
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
-        """(step, state, extra) of the newest checkpoint, or of `step`.
+    def restore(
+        self, like: Any, step: int | None = None, note: Callable[[str], None] | None = None
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """(step, state, extra) of the newest intact checkpoint, or of `step` and no other.
 
         Args:
           like: a pytree of arrays (or jax.ShapeDtypeStruct with shardings) of the state's structure.
+          note: told of every checkpoint that was passed over, and why.
 
         Raises:
-          FileNotFoundError: there is no checkpoint.
-          ValueError: it belongs to another model or optimizer, or its data is damaged.
+          FileNotFoundError: there is no checkpoint, or none of `step`.
+          ValueError: none that was asked for is intact and of this model and optimizer.
         """
-        step = self.latest if step is None else step
-        if step is None:
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        if not steps:
             raise FileNotFoundError(f"no checkpoint in {self.folder}; train first with --workdir {self.folder.parent}")
+        if step is not None and step not in steps:
+            raise FileNotFoundError(
+                f"no checkpoint of step {step} in {self.folder}; there are {', '.join(map(str, sorted(steps)))}"
+            )
+        wrong = []
+        for one in steps if step is None else [step]:
+            try:
+                state, extra = self._restore(one, like)
+            except Exception as error:
+                what = "is damaged or does not fit this model and optimizer"
+                wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
+                continue
+            if note is not None:
+                for reason in wrong:
+                    note(f"{reason}; going on from step {one}")
+            return one, state, extra
+        remedy = "use the config that wrote it, or another --workdir"
+        raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
+
+    def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), payload=ocp.args.JsonRestore())  # pyright: ignore
+        restored, error = None, None
         try:
             restored = self._manager.restore(step, args=items)
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            raise ValueError(
-                f"checkpoint {self.folder / str(step)} does not fit this model and optimizer ({str(error)[:300]}); "
-                "use the config that wrote it, or another --workdir"
-            ) from error
-        _verify(restored["state"], restored["payload"]["digests"], self.folder / str(step))
-        return step, restored["state"], restored["payload"]["extra"]
+        except Exception as own:  # Orbax and its readers raise whatever they meet
+            error = own
+        if not _everywhere(error is None) or restored is None:
+            raise error or ValueError("another process could not read it")
+        state, payload = restored["state"], dict(restored["payload"])
+        if payload.pop("digest") != _digest_of(payload):
+            raise ValueError("its payload differs from its digest")
+        different = [name for name, digest in digests(state).items() if payload["digests"].get(name) != digest]
+        if different:
+            raise ValueError(f"{', '.join(different[:3])} differ from their digests")
+        return state, payload["extra"]
+
+    def set_aside(self, after: int) -> None:
+        """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
+        for step in [step for step in self._manager.all_steps() if step > after]:
+            if jax.process_index() == 0:
+                place = self.folder.with_name("damaged_checkpoints") / str(step)
+                shutil.rmtree(place, ignore_errors=True)
+                place.parent.mkdir(exist_ok=True)
+                (self.folder / str(step)).rename(place)
+        self._manager.reload()
 
     def wait(self) -> None:
-        """Until everything saved is on disk."""
-        self._manager.wait_until_finished()
+        """Until everything saved is on disk; raises OSError as `save` does."""
+        self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        self._manager.wait_until_finished()
+        self.wait()
         self._manager.close()
+
+    def _writing(self, write: Callable[[], Any]) -> None:
+        try:
+            write()
+        except Exception as error:  # of the thread that writes: no room, no permission, a lost disk
+            kept = steps_of(self.folder.parent)
+            left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
+            raise OSError(
+                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
+                "same command"
+            ) from error
+
+
+def _everywhere(true: bool) -> bool:
+    """Whether it is so in every process: all of them must take the same checkpoint."""
+    return true if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(true)).all())
+
+
+def _digest_of(payload: Mapping[str, Any]) -> str:
+    text = json.dumps([payload["digests"], payload["extra"]], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{error or type(error).__name__}".split())[:300]
 
 
 def save_tree(folder: str | Path, tree: Any) -> None:

@@ -1,53 +1,61 @@
-"""python -m jaxrl_llm.main --config configs/gspo.py[:variant] --workdir DIR [--config.block.field=value ...]"""
+"""python -m jaxrl_llm.main --config gspo[:variant] --workdir DIR [--config.block.field=value ...]"""
 
+import contextlib
 import sys
+from collections.abc import Sequence
 
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import logging
 
-from jaxrl_llm import provenance
+from jaxrl_llm import configuration, provenance, run_dir, start_up
+from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, field_help, fields_and_rest
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
-from jaxrl_llm.trainer import train
+from jaxrl_llm.trainer import build, train
 
 __all__ = ["main"]
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of configs/, with :variant.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "The run's DIR; the same command on the same DIR resumes.")
-flags.mark_flags_as_required(["config", "workdir"])
 
-
-def main(argv: list[str]) -> int:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}; fields are set as --config.block.field=value")
-    logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, or go on with, the run of a DIR; returns the exit code (see command_line.py)."""
     try:
-        workdir = str(_WORKDIR.value)
-        settings, identity = validate(_CONFIG.value), config_hash(_CONFIG.value)
-        provenance.start_jax()
-        provenance.check_dir(workdir, identity)
-        with RunLog(workdir, settings.steps, write=provenance.is_first_host()) as log:
-            log.write_config(provenance.describe(_CONFIG.value.to_dict(), identity))
-            log.result(train(settings, log, identity))
-    except KeyboardInterrupt as error:
-        print(f"\n{error or 'stopped'}; the same command resumes from the newest checkpoint in {_WORKDIR.value}")
-        return 130
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
+        return 128 + getattr(stop, "signal", 2)  # SIGINT
+
+
+def _run(arguments: list[str]) -> int:
+    asks = {"-h", "--help", "--helpfull"} & set(arguments)
+    parser = Parser(
+        prog="jaxrl-llm train",
+        description="Train a config in a DIR, or go on with it.",
+        epilog=field_help() if asks else "",
+    )
+    parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
+    parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
+    parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
+    logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
+    with contextlib.ExitStack() as stack:
+        try:
+            fields, rest = fields_and_rest(arguments)
+            given = parser.parse_args(rest)
+            source = configuration.find(given.config)
+            config = configuration.load(source, fields)
+            settings, identity = validate(config), config_hash(config)
+            start_up.start_jax()
+            run_dir.check(given.workdir, config, restart=given.restart)
+            run = build(settings)
+            log = stack.enter_context(RunLog(given.workdir, settings.steps, write=start_up.is_first_host()))
+        except (ValueError, OSError) as error:
+            return complain(error, REFUSED)
+        try:
+            run_dir.begin(given.workdir, restart=given.restart)
+            log.write_config(provenance.describe(config.to_dict(), identity, source))
+            log.result(train(run, log, identity))
+        except (ValueError, OSError, FloatingPointError) as error:
+            return complain(error, FAILED)
     return 0
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Read the flags; a field that the config lacks is one line instead of ml_collections' traceback."""
-    try:
-        return app.parse_flags_with_usage(argv)
-    except AttributeError as error:
-        inner = error.args[0]  # a KeyError, whose own text is escaped
-        text = inner.args[0] if isinstance(inner, Exception) else inner
-        print(f"error: --config has no field {text}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse)
+    sys.exit(main())

@@ -54,9 +54,21 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The object in the file, None where there is no file."""
+    """The object in the file, None where there is no file.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
     path = Path(path)
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not whole JSON ({error}); bring it back from a copy, or remove it") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object; bring it back from a copy, or remove it")
+    return value
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

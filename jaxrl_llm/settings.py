@@ -1,11 +1,10 @@
 """ConfigDict -> frozen dataclasses. Below this file there is no ConfigDict, and a `Settings` is always valid.
 
-`validate` names the field, the value and the remedy. Ranges are checked by the dataclass that owns the field; what two
-blocks must agree on is checked here.
+`validate` names the field, the value and the remedy. Ranges are checked by the dataclass that owns the field, and what
+two blocks must agree on by agreement.py.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -14,159 +13,38 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm import blocks as b
 from jaxrl_llm import models, objectives, tasks
+from jaxrl_llm.agreement import check_agreement
+from jaxrl_llm.blocks import Settings
+from jaxrl_llm.field_names import EXAMPLES, unknown_field
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.objectives import Objective
-from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.sharding import AXES
 from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
-__all__ = ["Settings", "config_hash", "validate"]
+__all__ = ["Settings", "config_hash", "identity_fields", "validate"]
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    name: str
-    options: Mapping[str, Any]
-    data_dir: str
-    tokenizer: str
-    template: str
-    chat: bool
-    system: str
-    chat_options: Mapping[str, Any]
-    verify_truncated: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    prompts: int
-    group_size: int
-    max_prompt_length: int
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    allow_truncated: bool
-    slots: int
-    dtype: str
-
-    def __post_init__(self) -> None:
-        _at_least("rollout", self, 1, "prompts", "group_size")
-        _at_least("rollout", self, 0, "max_prompt_length", "max_new_tokens", "slots")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"rollout.dtype={self.dtype!r} is not one of float32, bfloat16")
-        truncated = self.top_p < 1 or self.top_k > 0 or self.temperature == 0
-        if truncated and not self.allow_truncated:
-            raise ValueError(
-                f"rollout.temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p} sample from a "
-                "truncated distribution, whose ratios are biased; use temperature > 0, top_k=0, top_p=1 or set "
-                "rollout.allow_truncated=True"
-            )
-        if self.temperature == 0:
-            raise ValueError("rollout.temperature=0 gives G equal answers and no gradient; set a positive temperature")
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p)
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    kind: str
-    learning_rate: float
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("none", "head", "separate"):
-            raise ValueError(f"critic.kind={self.kind!r} is not one of none, head, separate")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    every: int
-    prompts: int
-    samples: int
-
-    def __post_init__(self) -> None:
-        _at_least("evaluation", self, 1, "every", "prompts", "samples")
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    every: int
-    keep: int
-
-    def __post_init__(self) -> None:
-        _at_least("checkpoint", self, 1, "every", "keep")
-
-
-@dataclasses.dataclass(frozen=True)
-class LogConfig:
-    samples: int
-    diagnostics_every: int
-
-    def __post_init__(self) -> None:
-        _at_least("log", self, 0, "samples", "diagnostics_every")
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    shape: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """A whole run. `task` and `objective` are made; `model` is complete, `pretrained` its checkpoint's path or ""."""
-
-    seed: int
-    steps: int
-    task: tasks.Task
-    data_dir: str | None
-    model: ModelConfig
-    pretrained: str
-    warm_start: WarmStartConfig
-    rollout: RolloutConfig
-    dynamic_sampling: DynamicSampling
-    rewards: RewardShaping
-    objective: Objective
-    objective_name: str
-    replay: ReplayConfig
-    updates: UpdateConfig
-    optimizer: OptimizerConfig
-    critic: CriticConfig
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    log: LogConfig
-    mesh: MeshConfig
-
-    @property
-    def answer_length(self) -> int:
-        return self.rollout.max_new_tokens or self.task.answer_length
-
-    @property
-    def rows(self) -> int:
-        return self.rollout.prompts * self.rollout.group_size
-
-
 _BLOCKS: dict[str, Any] = {
-    "task": TaskConfig,
-    "rollout": RolloutConfig,
+    "task": b.TaskConfig,
+    "rollout": b.RolloutConfig,
     "warm_start": WarmStartConfig,
     "dynamic_sampling": DynamicSampling,
     "rewards": RewardShaping,
     "replay": ReplayConfig,
     "updates": UpdateConfig,
     "optimizer": OptimizerConfig,
-    "critic": CriticConfig,
-    "evaluation": EvaluationConfig,
-    "checkpoint": CheckpointConfig,
-    "log": LogConfig,
-    "mesh": MeshConfig,
+    "critic": b.CriticConfig,
+    "evaluation": b.EvaluationConfig,
+    "checkpoint": b.CheckpointConfig,
+    "log": b.LogConfig,
+    "mesh": b.MeshConfig,
 }
 
 
@@ -178,9 +56,9 @@ def validate(config: ConfigDict) -> Settings:
         message names the field, the value and what to do.
     """
     raw = config.to_dict()
-    _same_keys("config", set(raw), {*_BLOCKS, "seed", "steps", "model", "objective"})
+    _same_keys("", set(raw), {*_BLOCKS, "seed", "steps", "model", "objective"})
     for name, most in (("seed", 2**32 - 1), ("steps", 2**31 - 1)):
-        if isinstance(raw[name], bool) or not isinstance(raw[name], int) or not 0 <= raw[name] <= most:
+        if type(raw[name]) is not int or not 0 <= raw[name] <= most:
             raise ValueError(f"{name}={raw[name]!r} must be a whole number in 0..{most}")
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
@@ -199,41 +77,40 @@ def validate(config: ConfigDict) -> Settings:
         objective_name=name,
         **blocks,
     )
-    for check in (_check_batch, _check_mesh, _check_critic, _check_routing, _check_lengths):
-        check(settings)
+    check_agreement(settings)
     return settings
 
 
-def config_hash(config: ConfigDict) -> str:
+def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
     Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
     """
-    raw = config.to_dict()
     free = {"checkpoint", "log"}
-    free |= {"steps"} if raw["optimizer"]["schedule"] == "constant" else set()
-    free |= set() if raw["warm_start"]["target_pass_rate"] else {"evaluation"}
-    kept = {key: value for key, value in raw.items() if key not in free}
-    kept["objective"] = {key: value for key, value in raw["objective"].items() if value is not None}
-    if path := raw["model"]["pretrained"]:  # what the checkpoint is counts, not where it lies
-        kept["model"] = raw["model"] | {"pretrained": models.fingerprint(path)}
+    free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
+    free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
+    kept = {key: value for key, value in config.items() if key not in free}
+    kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
+    if path := config["model"]["pretrained"]:  # what the checkpoint is counts, not where it lies
+        kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
+    return kept
+
+
+def config_hash(config: ConfigDict) -> str:
+    """The hash of `identity_fields`: a DIR belongs to one."""
+    kept = identity_fields(config.to_dict())
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _at_least(block: str, config: Any, low: int, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < low:
-            raise ValueError(f"{block}.{name}={getattr(config, name)} must be at least {low}")
-
-
-def _same_keys(where: str, given: set[str], known: set[str]) -> None:
+def _same_keys(block: str, given: set[str], known: set[str]) -> None:
+    """Raises ValueError for a key that a block (or the config, "") lacks or has too much."""
     for key in sorted(given - known):
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(known))}"
-        raise ValueError(f"{where} has no field {key!r}{hint}")
+        fields = {f"{name}.{f.name}" for name, cls in _BLOCKS.items() for f in dataclasses.fields(cls)}
+        own = {f"{block}.{name}" if block else name for name in known}
+        raise ValueError(unknown_field(f"{block}.{key}" if block else key, fields | own))
     if known - given:
-        raise ValueError(f"{where} lacks {', '.join(sorted(known - given))}; start from configs/base.py")
+        raise ValueError(f"{block or 'config'} lacks {', '.join(sorted(known - given))}; start from configs/base.py")
 
 
 def _block(name: str, cls: Callable[..., T], values: Any) -> T:
@@ -244,24 +121,23 @@ def _block(name: str, cls: Callable[..., T], values: Any) -> T:
 
 def _typed(where: str, value: Any, kind: Any) -> Any:
     """The value as the field's type: an int may stand for a float and a list for a tuple, nothing else is converted."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    expected: type = get_origin(kind) or kind
+    if expected is float and type(value) is int:
         value = float(value)
-    if isinstance(value, list):
+    if expected is tuple and isinstance(value, list):
         value = tuple(value)
-    if get_origin(kind) is tuple:
-        whole = get_args(kind)[0] is int
-        if not isinstance(value, tuple) or not all(type(n) is int or (not whole and type(n) is float) for n in value):
-            raise ValueError(f"{where}={value!r} must be a tuple of {'whole ' * whole}numbers, for example (1, 2)")
-        return value if whole else tuple(float(n) for n in value)
-    expected = {bool: bool, int: int, float: float, str: str}.get(kind, object)
-    if not isinstance(value, expected) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{where}={value!r} must be of type {kind.__name__}, not {type(value).__name__}")
-    if kind is float and not math.isfinite(value):
+    if expected in EXAMPLES and type(value) is not expected:
+        raise ValueError(f"{where}={value!r} must be {EXAMPLES[expected]}")
+    if expected is tuple and get_args(kind)[0] is float:
+        return tuple(_typed(where, one, float) for one in value)
+    if expected is tuple and not all(type(n) is int for n in value):
+        raise ValueError(f"{where}={value!r} must be {EXAMPLES[tuple]}")
+    if expected is float and not math.isfinite(value):
         raise ValueError(f"{where}={value} must be finite")
     return value
 
 
-def _task(config: TaskConfig, pretrained: str, rollout: RolloutConfig) -> tasks.Task:
+def _task(config: b.TaskConfig, pretrained: str, rollout: b.RolloutConfig) -> tasks.Task:
     """The task as it is put to this model, with the run's own bound on prompts, if there is one.
 
     A data set drops longer prompts; of a task that draws its prompts, the bound can only be lowered, and a longer
@@ -292,82 +168,3 @@ def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objecti
         return raw["name"], objectives.make(raw["name"], **chosen)
     except ValueError as error:
         raise ValueError(f"config.objective: {error}") from error
-
-
-def _check_batch(s: Settings) -> None:
-    rows, updates = s.rows, s.updates
-    if rows % updates.minibatches:
-        raise ValueError(
-            f"updates.minibatches={updates.minibatches} must divide rollout.prompts x rollout.group_size = {rows}"
-        )
-    if updates.shuffle == "groups" and s.rollout.prompts % updates.minibatches:
-        raise ValueError(
-            f"updates.minibatches={updates.minibatches} must divide rollout.prompts={s.rollout.prompts} "
-            "with updates.shuffle=groups"
-        )
-    per_minibatch = rows // updates.minibatches
-    if updates.micro_batch_rows and per_minibatch % updates.micro_batch_rows:
-        raise ValueError(
-            f"updates.micro_batch_rows={updates.micro_batch_rows} must divide the {per_minibatch} rows of a minibatch"
-        )
-    if s.objective.whole_minibatch and updates.micro_batch_rows not in (0, per_minibatch):
-        raise ValueError(
-            f"updates.micro_batch_rows={updates.micro_batch_rows} cuts the minibatch that "
-            f"{s.objective_name} reads as a whole; set it to 0"
-        )
-    if s.rollout.group_size < 2 and s.objective.advantage.compares_groups:
-        raise ValueError(
-            f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
-            "set it to at least 2"
-        )
-    if s.rollout.slots and s.rollout.slots > rows:
-        raise ValueError(f"rollout.slots={s.rollout.slots} is more than the {rows} answers of a step; set it to 0")
-
-
-def _check_mesh(s: Settings) -> None:
-    shape = s.mesh.shape
-    if len(shape) != len(AXES):
-        raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
-    lanes = shape[0] * shape[1]
-    micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
-    if lanes > 1 and (micro % lanes or s.rows % lanes):
-        raise ValueError(
-            f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
-            "micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches"
-        )
-
-
-def _check_critic(s: Settings) -> None:
-    needed = s.objective.advantage.needs_values
-    if needed and s.critic.kind == "none":
-        raise ValueError(f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate")
-    if not needed and s.critic.kind != "none":
-        raise ValueError(f"critic.kind={s.critic.kind!r} serves no {s.objective_name}; set it to none")
-
-
-def _check_routing(s: Settings) -> None:
-    if not s.model.num_moe_layers:
-        if s.replay.mode != "off":
-            raise ValueError(
-                f"replay.mode={s.replay.mode!r} needs an MoE model; set model.num_experts or replay.mode=off"
-            )
-        if "router_logprobs" in s.objective.needs:
-            raise ValueError(f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0")
-        if s.updates.aux_coef:
-            raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
-    elif (
-        s.model.num_experts_per_tok == 1
-        and s.model.norm_topk_prob
-        and s.optimizer.router_factor
-        and not s.updates.aux_coef
-    ):
-        raise ValueError(
-            "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient; "
-            "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
-        )
-
-
-def _check_lengths(s: Settings) -> None:
-    cache = s.rewards.overlong_cache
-    if cache > s.answer_length:
-        raise ValueError(f"rewards.overlong_cache={cache} must be at most rollout.max_new_tokens={s.answer_length}")

@@ -10,16 +10,13 @@ line a run.
 
 import argparse
 import fcntl
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from absl import flags
-from ml_collections import config_flags
-
+from jaxrl_llm import configuration
+from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.reporting.read import Run
 from jaxrl_llm.run_log import read_json, read_rows, write_json
 from jaxrl_llm.sweeping import cluster, local
@@ -47,11 +44,8 @@ class Program:
 def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
     from jaxrl_llm import settings  # here, because it imports JAX: refusing a bad command line should not take seconds
 
-    values = flags.FlagValues()
-    arguments = ["sweep", f"--config={config_file}", *overrides]
-    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
-    values(arguments)
-    config: Any = values[holder.name].value
+    fields, _ = fields_and_rest(overrides)
+    config = configuration.load(configuration.find(config_file), fields)
     settings.validate(config)
     return Identity(settings.config_hash(config), config.steps)
 
@@ -64,24 +58,21 @@ def load_sweep(name: str) -> Sweep:
 
     Raises:
         FileNotFoundError: there is no such file.
-        AttributeError: it has no get_sweep.
+        ValueError: it does not run (the message has the line), has no get_sweep, or not that variant.
     """
     path, _, variant = name.partition(":")
-    if not Path(path).exists():
-        raise FileNotFoundError(f"sweep={path} does not exist; name a file that defines get_sweep(variant)")
-    spec = importlib.util.spec_from_file_location("sweep_file", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--sweep={path} does not exist; name a file that defines get_sweep(variant)")
+    module = configuration.load_module(Path(path))
     if not hasattr(module, "get_sweep"):
-        raise AttributeError(f"sweep={path} defines no get_sweep(variant) -> Sweep")
-    return module.get_sweep(variant) if variant else module.get_sweep()
+        raise ValueError(f"--sweep={path} defines no get_sweep(variant) -> Sweep")
+    with configuration.one_line(Path(path)):
+        return module.get_sweep(variant) if variant else module.get_sweep()
 
 
 def main(arguments: Sequence[str] | None = None, program: Program = MAIN) -> int:
     """The command line; returns the exit code: 0 all finished, 1 a run failed, 2 refused, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.sweep", description="Run a sweep, or go on with it.")
+    parser = Parser(prog="jaxrl-llm sweep", description="Run a sweep, or go on with it.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
     parser.add_argument("--workdir", required=True, help="DIR of the sweep; runs lie in DIR/[condition/]arm/seed")
     parser.add_argument("--launcher", choices=("local", "submitit", "none"), default="local")
@@ -91,9 +82,8 @@ def main(arguments: Sequence[str] | None = None, program: Program = MAIN) -> int
     given = parser.parse_args(arguments)
     try:
         return _run(load_sweep(given.sweep), program, given)
-    except (OSError, ValueError, AttributeError, ModuleNotFoundError) as error:
-        print(f"sweep refused: {error}", file=sys.stderr)
-        return 2
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        return complain(error, REFUSED)
     except KeyboardInterrupt:
         return 130
 
@@ -145,9 +135,8 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
 def _checked(program: Program, run: PlannedRun) -> Identity:
     try:
         return program.identify(run.config, run.overrides)
-    except (ValueError, AttributeError, KeyError, flags.Error) as error:
-        reason = " ".join(str(error.args[0] if error.args else error).split())
-        raise ValueError(f"the configuration of {run} is refused: {reason}") from error
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"the configuration of {run} is refused: {error}") from error
 
 
 def _finished(folder: Path, identity: Identity) -> bool:

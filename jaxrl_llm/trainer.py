@@ -29,7 +29,7 @@ from jaxrl_llm.training.state import TrainState, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "build", "train"]
+__all__ = ["Run", "Stopped", "build", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,8 @@ def build(s: Settings) -> Run:
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
+    if s.rollout.max_prompt_length:  # a prompt that is too long is found now, not at the step that draws it
+        tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
     held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
     return Run(
         settings=s,
@@ -115,23 +117,34 @@ def build(s: Settings) -> Run:
     )
 
 
-def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
+class Stopped(KeyboardInterrupt):
+    """A signal ended the run after a step and its checkpoint."""
+
+    def __init__(self, text: str, number: int):
+        super().__init__(text)
+        self.signal = number
+
+
+def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     """Train to `settings.steps`, from the newest checkpoint of the DIR if there is one; returns the last evaluation.
+
+    A damaged checkpoint is named and set aside, and the one before it is used.
 
     Raises:
       FloatingPointError: a loss or gradient is not finite; the message has the step.
       ValueError: a run-time check failed, or the checkpoint belongs to another run.
-      KeyboardInterrupt: Ctrl-C, after the current step and its checkpoint.
+      OSError: a checkpoint or a log could not be written; the checkpoints before it stay.
+      Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
-    began = time.monotonic()
-    run = build(settings)
+    began, settings = time.monotonic(), run.settings
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state, stream, first = run.start(log.note), run.prompts(), 0
     reference = _reference(run, state, log)
     if checkpoints.latest is not None:
-        first, state, extra = checkpoints.restore(state)
+        first, state, extra = checkpoints.restore(state, note=log.note)
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
+        checkpoints.set_aside(after=first)
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
@@ -159,7 +172,7 @@ def train(settings: Settings, log: RunLog, config_hash: str) -> dict[str, Any]:
                 checkpoints.save(step, state, {"config_hash": config_hash, "stream": stream.get_state()})
             if stop and not last:
                 checkpoints.close()
-                raise KeyboardInterrupt(f"stopped after step {step}")
+                raise Stopped(f"stopped after step {step}", stop)
     checkpoints.close()
     return evaluated
 
@@ -261,18 +274,21 @@ def _reference(run: Run, state: TrainState, log: RunLog) -> Any:
 
 
 @contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once."""
+def _interruptible() -> Iterator[Callable[[], int]]:
+    """Gives the number of the signal that asked to stop, 0 so far.
+
+    Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once.
+    """
     asked = []
 
     def ask(number: int, frame: Any) -> None:
         if asked:
-            raise KeyboardInterrupt
+            raise Stopped("stopped at once", number)
         asked.append(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,12 +1,20 @@
 """Checkpoints: bounded, verified leaf by leaf, and an error that names what is wrong."""
 
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl_llm import sharding
-from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
+from jaxrl_llm.checkpointing import Checkpoints, _sums_of_all, digests, load_tree, save_tree, steps_of
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "b": {"c": jnp.array([1, 2, 3]), "step": jnp.array(7)}}
 
@@ -68,6 +76,11 @@ def test_no_checkpoint_says_so(tmp_path):
         checkpoints.restore(STATE)
 
 
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 99 in .*; there are 1, 2"):
+        saved(tmp_path, (1, 2)).restore(STATE, 99)
+
+
 FOREIGN = {
     "another shape": {**STATE, "a": jnp.zeros((3, 2))},
     "a leaf too many": {**STATE, "d": jnp.zeros(1)},
@@ -78,39 +91,179 @@ FOREIGN = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, kind):
-    with pytest.raises(ValueError, match=r"does not fit this model and optimizer|is damaged or foreign"):
+    with pytest.raises(ValueError, match=r"checkpoints/1 is damaged or does not fit this model and optimizer"):
         saved(tmp_path).restore(FOREIGN[kind])
 
 
-def test_flipped_bits_are_seen(tmp_path, monkeypatch):
-    """Orbax restores them without a word; the digests do not."""
-    checkpoints = saved(tmp_path)
-    restore = checkpoints._manager.restore
-
-    def flipped(*args, **keywords):
-        found = restore(*args, **keywords)
-        found["state"]["a"] = found["state"]["a"].at[0, 1].set(9.0)
-        return found
-
-    monkeypatch.setattr(checkpoints._manager, "restore", flipped)
-    with pytest.raises(ValueError, match=r"1 is damaged or foreign: \['a'\] differ .*remove that step's folder"):
-        checkpoints.restore(STATE)
+def flip_a_digest(folder):
+    path = folder / "payload" / "metadata"
+    payload = json.loads(path.read_text())
+    payload["extra"]["step"] = 1000
+    path.write_text(json.dumps(payload))
 
 
-@pytest.mark.parametrize("how", ["empty", "gone"])
-def test_a_damaged_folder_is_named(tmp_path, how):
-    """Every file of the array data cut to nothing, or the payload missing."""
-    saved(tmp_path).close()
-    folder = tmp_path / "checkpoints" / "1"
-    if how == "gone":
-        for path in (folder / "payload").rglob("*"):
-            path.unlink()
-    else:
-        for path in (folder / "state").rglob("*"):
-            if path.is_file():
-                path.write_bytes(b"")
-    with pytest.raises((ValueError, FileNotFoundError), match=r"checkpoints/1"):
+def flip_a_weight(folder, like=STATE, name="a"):
+    """The state is written again with one weight changed: Orbax notices nothing."""
+    reader = ocp.StandardCheckpointer()
+    state = reader.restore(folder / "state", like)
+    state[name] = state[name].at[0, 1].add(1)
+    shutil.rmtree(folder / "state")
+    reader.save(folder / "state", state)
+    reader.close()
+
+
+def empty_every_file(folder):
+    for path in (folder / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+DAMAGE = {
+    "a weight": (flip_a_weight, r"\['a'\] differ from their digests"),
+    "the caller's JSON": (flip_a_digest, "its payload differs from its digest"),
+    "no state": (lambda folder: shutil.rmtree(folder / "state"), ""),
+    "no payload": (lambda folder: shutil.rmtree(folder / "payload"), ""),
+    "no metadata": (lambda folder: (folder / "_CHECKPOINT_METADATA").unlink(), None),  # harmless: Orbax does without
+    "empty files": (empty_every_file, ""),
+    "an empty folder": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), ""),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, kind):
+    damage, reason = DAMAGE[kind]
+    saved(tmp_path, (1, 2)).close()
+    damage(tmp_path / "checkpoints" / "2")
+    checkpoints, said = Checkpoints(tmp_path, 2), []
+    step, state, extra = checkpoints.restore(STATE, note=said.append)
+    if reason is None:
+        assert (step, said) == (2, [])
+        return
+    assert (step, extra["step"]) == (1, 1)
+    assert_same(state, jax.tree.map(lambda x: x + 1, STATE))
+    assert re.match(rf".*checkpoints/2 is damaged .*{reason}.*; going on from step 1$", said[0])
+    with pytest.raises(ValueError, match=r"checkpoints/2 is damaged .*; give another --step"):
+        checkpoints.restore(STATE, 2)
+    # Set aside, so that its step can be saved again.
+    checkpoints.set_aside(after=1)
+    assert steps_of(tmp_path) == [1]
+    assert (tmp_path / "damaged_checkpoints" / "2").is_dir()
+    checkpoints.save(2, STATE, {"step": 2})
+    checkpoints.close()
+    assert Checkpoints(tmp_path).restore(STATE)[0] == 2
+
+
+def test_where_all_are_damaged_each_is_named(tmp_path):
+    saved(tmp_path, (1, 2)).close()
+    for step in (1, 2):
+        flip_a_digest(tmp_path / "checkpoints" / str(step))
+    with pytest.raises(ValueError, match=r"checkpoints/2 is damaged .*checkpoints/1 is damaged .*; use the config"):
         Checkpoints(tmp_path).restore(STATE)
+
+
+def test_a_digest_does_not_depend_on_the_mesh_and_sees_every_element():
+    mesh = sharding.make_mesh((1, 4, 1, 1))
+    for x in (np.arange(8.0, dtype=np.float32), np.arange(32).reshape(8, 4), np.ones((4, 3), bool)):
+        spread = jax.device_put(x, sharding.rows(mesh))
+        one = digests({"x": x})["['x']"]
+        assert digests({"x": spread})["['x']"] == one
+        a, b = _sums_of_all([spread])[0]  # where shards of other processes cannot be read
+        assert one.endswith(f"{int(a):08x}{int(b):08x}")
+        others = {one}
+        for place in np.ndindex(x.shape):
+            changed = x.copy()
+            changed[place] = not changed[place] if x.dtype == bool else changed[place] + 1
+            others.add(digests({"x": changed})["['x']"])
+        others.add(digests({"x": x[::-1].copy()})["['x']"])  # the same elements elsewhere
+        assert len(others) == x.size + 1 + (x.dtype != bool)
+    assert (
+        digests({"x": jnp.zeros(4)}) != digests({"x": jnp.zeros(4, jnp.bfloat16)}) != digests({"x": jnp.zeros((2, 2))})
+    )
+
+
+def test_a_digest_by_hand():
+    """One zero at index 0 is mixed to 0 in every step; the bits of 1.0 at index 0 by the formula in Python integers."""
+    assert digests({"x": jnp.zeros(1)})["['x']"] == "float32(1,) " + "0" * 16
+
+    def mixed(bits, first, second):
+        x = bits * second % 2**32
+        x = (x ^ (x >> 15)) * first % 2**32
+        x = (x ^ (x >> 13)) * second % 2**32
+        return x ^ (x >> 16)
+
+    one = 0x3F800000
+    expected = f"{mixed(one, 0x9E3779B1, 0x85EBCA77):08x}{mixed(one, 0xC2B2AE3D, 0x27D4EB2F):08x}"
+    assert digests({"x": jnp.ones(1)})["['x']"] == f"float32(1,) {expected}"
+
+
+_FULL_DISK = """
+import resource, signal, sys
+import jax.numpy as jnp
+from jaxrl_llm.checkpointing import Checkpoints
+
+checkpoints = Checkpoints(sys.argv[1], keep=1)
+checkpoints.save(1, {"x": jnp.arange(8.0)}, {})
+checkpoints.wait()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))  # a longer file cannot be written
+try:
+    checkpoints.save(2, {"x": jnp.sin(jnp.arange(2.0**16))}, {})
+    checkpoints.close()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
+    run = subprocess.run([sys.executable, "-c", _FULL_DISK, tmp_path], capture_output=True, text=True, timeout=120)
+    assert "a checkpoint could not be written in " in run.stdout, run.stderr
+    assert "the one of step 1 stays. Make room and give the same command" in run.stdout
+    assert steps_of(tmp_path) == [1]
+    step, state, _ = Checkpoints(tmp_path).restore({"x": jnp.zeros(8)})
+    assert step == 1
+    np.testing.assert_array_equal(state["x"], np.arange(8.0))
+
+
+_TWO_PROCESSES = """
+import sys
+import jax
+import numpy as np
+from jaxrl_llm import sharding
+from jaxrl_llm.checkpointing import Checkpoints, digests
+
+folder, port, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{port}", 2, number)
+x = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+rows = sharding.rows(sharding.make_mesh((1, -1, 1, 1)))
+state = {"x": jax.make_array_from_callback(x.shape, rows, lambda index: x[index])}
+assert not state["x"].is_fully_addressable
+checkpoints = Checkpoints(folder, 2)
+for step in (1, 2):
+    checkpoints.save(step, state, {"step": step})
+checkpoints.wait()
+assert Checkpoints(folder, 2).restore(state)[0] == 2
+print(digests(state)["['x']"])
+"""
+
+
+@pytest.mark.slow
+def test_digests_of_arrays_that_span_processes(tmp_path):
+    """Saved by two processes, restored by one on another mesh: one digest; a changed weight is seen there too."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", _TWO_PROCESSES, str(tmp_path), port]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([*command, str(number)], **pipes) for number in range(2)]
+    printed = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], printed
+    x = {"x": np.arange(32.0, dtype=np.float32).reshape(8, 4)}
+    assert {out.split("\n")[-2] for out, _ in printed} == {digests(x)["['x']"]}
+    like = {"x": jnp.zeros((8, 4))}
+    np.testing.assert_array_equal(Checkpoints(tmp_path, 2).restore(like)[1]["x"], x["x"])
+    flip_a_weight(tmp_path / "checkpoints" / "2", like, "x")
+    assert Checkpoints(tmp_path, 2).restore(like)[0] == 1
 
 
 def test_one_tree_in_a_folder(tmp_path):

@@ -9,12 +9,12 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 
 # A new module or folder gets its floor here and nowhere else.
 FLOORS = (
-    {"array_typing", "cache_folder", "masking", "metrics", "ranges", "sharding"},
-    {"objectives", "models", "tasks"},
+    {"array_typing", "cache_folder", "cores", "field_names", "masking", "metrics", "ranges", "sharding"},
+    {"configuration", "objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log"},
-    {"training", "provenance", "reporting", "sweeping"},
-    {"settings", "trainer", "sweep", "report"},
-    {"main", "evaluation"},
+    {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
+    {"agreement", "blocks", "run_dir", "settings", "trainer", "sweep", "report"},
+    {"__main__", "main", "evaluation"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
@@ -78,7 +78,7 @@ def test_the_rule_sees(file, source, count):
 
 def test_config_dict_stops_at_settings():
     holders = {str(file) for file in FILES if "ml_collections" in (PACKAGE / file).read_text()}
-    assert holders <= {"settings.py", "sweep.py", "main.py", "evaluation.py"}
+    assert holders <= {"configuration.py", "run_dir.py", "settings.py"}
 
 
 def test_main_is_short():

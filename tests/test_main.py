@@ -1,38 +1,31 @@
 """The command line: what a user types, what comes back, and with which exit code."""
 
 import json
-import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from absl import app, flags
 
 from jaxrl_llm import main as module
-from jaxrl_llm import provenance
+from jaxrl_llm import start_up
+from jaxrl_llm.trainer import Stopped
 from tests.reference import tiny_run
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections reads configs so
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
     """Runs main in this process on a config and DIR; returns (exit code, printed, printed on standard error)."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(provenance, "start_jax", lambda: None)
+    monkeypatch.chdir(tmp_path)  # where there is no configs/
+    monkeypatch.setattr(start_up, "start_jax", lambda: None)
+    monkeypatch.setattr(module, "build", lambda settings: settings)
 
-    def run(*arguments, config="configs/grpo.py:smoke", workdir=tmp_path / "run"):
-        typed = ["main", f"--config={config}", f"--workdir={workdir}", *arguments]
-        monkeypatch.setattr(sys, "argv", typed)  # where ml_collections looks for fields that are set
-        try:
-            rest = module.parse(typed)
-            code = module.main(rest)
-        finally:
-            flags.FLAGS.unparse_flags()
-            for name in [name for name in flags.FLAGS if name.startswith("config.")]:
-                delattr(flags.FLAGS, name)
+    def run(*arguments, config="grpo:smoke", workdir=tmp_path / "run"):
+        code = module.main([f"--config={config}", f"--workdir={workdir}", *arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
@@ -41,90 +34,108 @@ def command(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def train(monkeypatch):
-    """Puts a function in the place of training."""
+    """Puts a function of (settings, log, identity) in the place of training."""
     return lambda function: monkeypatch.setattr(module, "train", function)
+
+
+def trained(settings, log, identity):
+    """Training in a moment: rows of every step, and folders where checkpoints are."""
+    for step in range(settings.steps + 1):
+        log.metrics(step, {"reward/mean": 0.5})
+        log.samples(step, [{"prompt": "1="}])
+    (log.workdir / "checkpoints" / str(settings.steps)).mkdir(parents=True, exist_ok=True)
+    return {"eval/greedy": 0.5, "steps": settings.steps}
 
 
 def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     train(lambda settings, log, identity: {"eval/greedy": 0.5, "steps": settings.steps})
-    assert command("--config.optimizer.learning_rate=0.5", "--config.steps=2") == (0, "", "")
+    assert command("--config.optimizer.learning_rate=0.5", "--config.steps", "2") == (0, "", "")
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"eval/greedy": 0.5, "steps": 2}
     recorded = json.loads((tmp_path / "run" / "config.json").read_text())
     assert recorded["config"]["optimizer"]["learning_rate"] == 0.5
+    assert recorded["source"] == {"file": str(ROOT / "configs" / "grpo.py"), "variant": "smoke"}
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
 
 
-def test_ctrl_c_says_how_to_go_on(command, train, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_how_to_go_on(command, train, tmp_path, number, code):
     def interrupted(*args):
-        raise KeyboardInterrupt("stopped after step 3")
+        raise Stopped("stopped after step 3", number)
 
     train(interrupted)
-    code, printed, _ = command()
-    assert code == 130
-    assert "stopped after step 3; the same command resumes from the newest checkpoint in" in printed
+    stopped = (code, "\nstopped after step 3; the same command goes on from the newest checkpoint\n", "")
+    assert command() == stopped
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError, FloatingPointError])
-def test_an_error_is_one_line(command, train, error):
+def test_an_error_in_training_is_one_line_and_exit_code_1(command, train, error):
     def fails(*args):
-        raise error("step 7: what happened; what to do")
+        raise error("step 7: what happened;\n what to do")
 
     train(fails)
     assert command() == (1, "", "error: step 7: what happened; what to do\n")
 
 
-def test_bad_input_is_refused_before_anything_is_written(command, train, tmp_path):
+def test_what_training_would_refuse_is_refused_before_anything_is_written(command, train, tmp_path, monkeypatch):
+    def refuses(settings):
+        raise ValueError("mesh is too large")
+
     train(None)
-    for argument, message in (
-        ("--config.updates.minibatches=3", "error: updates.minibatches=3 must divide"),
-        ("--config.objective.name=grop", "grpo"),
-        ("--config.rollout.top_k=4", "rollout.allow_truncated=True"),
-    ):
-        code, _, error = command(argument)
-        assert code == 1
-        assert message in error
+    monkeypatch.setattr(module, "build", refuses)
+    assert command() == (2, "", "error: mesh is too large\n")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dir_of_another_config_is_refused(command, train):
-    train(lambda *args: {})
+def test_a_dir_without_a_step_may_be_overwritten(command, train, tmp_path):
+    def fails(settings, log, identity):
+        log.metrics(0, {"eval/greedy": 0.1})
+        (log.workdir / "reference").mkdir()
+        raise ValueError("too late")
+
+    train(fails)
+    assert command("--config.seed=1")[0] == 1
+    train(trained)
+    assert command("--config.seed=2")[0] == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["seed"] == 2
+    assert not (tmp_path / "run" / "reference").exists()  # it was that of another seed
+
+
+def test_a_dir_of_another_config_is_refused_with_the_fields_that_differ(command, train, tmp_path):
+    train(trained)
     assert command()[0] == 0
-    code, _, error = command("--config.seed=1")
-    assert code == 1
-    assert re.search(r"holds a run of another config \(hash \w+, this one is \w+\); give another --workdir", error)
+    code, _, error = command("--config.seed=1", "--config.optimizer.learning_rate=0.5", "--config.steps=9")
+    assert code == 2
+    assert "run holds a run of another config (optimizer.learning_rate: 0.00015 -> 0.5, seed: 0 -> 1); give" in error
+    code, _, error = command("--config.task.name=countdown")
+    assert "task.name: sort -> countdown, task.options.digits: 3 -> absent);" in error
     assert command("--config.steps=9", "--config.log.samples=0")[0] == 0  # may change on resume
+    assert command("--config.seed=1", "--restart")[0] == 0
 
 
-def test_a_dir_that_cannot_be_written_is_named(command, train, tmp_path):
-    train(None)
-    (tmp_path / "file").write_text("")
-    code, _, error = command(workdir=tmp_path / "file" / "run")
-    assert code == 1
-    assert "cannot be written" in error
-    assert "give another --workdir" in error
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"argument": "--config.optimizer.learning_rat=0.5"}, 'Did you mean "learning_rate" instead of "learning_rat"'),
-        ({"argument": "--config.updates.minibatches=1e3"}, "--config.updates.minibatches=1e3: invalid literal for int"),
-        ({"argument": "--workdri=x"}, "Unknown command line flag 'workdri'. Did you mean: workdir"),
-        ({"config": "configs/grpo.py:nonsense"}, "unknown variant 'nonsense'; this config has 'smoke' or none"),
-    ],
-)
-def test_an_unknown_field_flag_or_variant_is_named(command, capsys, given, message):
-    argument = given.pop("argument", None)
-    with pytest.raises(SystemExit) as stop:
-        command(*([argument] if argument else []), **given)
-    assert stop.value.code == 1
-    assert message in capsys.readouterr().err
-
-
-def test_other_arguments_are_refused(command):
-    with pytest.raises(app.UsageError, match="fields are set as --config"):
-        command("steps=3")
+def test_logs_are_not_erased_because_checkpoints_are_gone(command, train, tmp_path):
+    train(trained)
+    run = tmp_path / "run"
+    assert command()[0] == 0
+    shutil.rmtree(run / "checkpoints")
+    rows = (run / "metrics.jsonl").read_text()
+    code, _, error = command()
+    assert code == 2
+    assert (run / "metrics.jsonl").read_text() == rows
+    assert (run / "result.json").exists()
+    assert "4 rows of metrics.jsonl, 4 of samples.jsonl, the TensorBoard events, result.json; bring its folder" in error
+    assert "--restart" in error
+    (run / "checkpoints").mkdir()  # emptied
+    assert command()[0] == 2
+    (run / "result.json").unlink()
+    assert command("--config.steps=2")[0] == 0  # 3 rows at a checkpoint every 2 steps: killed before the first
+    (run / "checkpoints" / "2").rmdir()
+    (run / "result.json").unlink()
+    rows = (run / "metrics.jsonl").read_text() + '{"step": 5}\n'
+    (run / "metrics.jsonl").write_text(rows)
+    assert command()[0] == 2  # past the second checkpoint
+    assert (run / "metrics.jsonl").read_text() == rows
+    assert command("--restart")[0] == 0
 
 
 @pytest.mark.slow

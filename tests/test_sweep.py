@@ -110,17 +110,20 @@ def test_mistakes_are_named(make, message):
         make()
 
 
-def test_plan_runs_whole_pairs_first_and_names_folders():
+def test_plan_runs_whole_pairs_first_and_names_folders(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
     arms = [{"arm": "GRPO + R2", "replay.mode": "R2"}, {"arm": "GSPO", "config": "configs/gspo.py:smoke"}]
     runs = product(arms, [{"condition": "N = 8", "updates.minibatches": 8}], each("seed", [3, 1]))
     planned = Sweep("?", runs, baseline="GSPO", keep_checkpoints=2).planned()
     assert [run.folder for run in planned] == ["N_=_8/GRPO_+_R2/3", "N_=_8/GSPO/3", "N_=_8/GRPO_+_R2/1", "N_=_8/GSPO/1"]
     line = command(planned[0], "my runs")
+    here = Path.cwd()
     assert shlex.split(line) == [
-        *("python", "-m", "jaxrl_llm.main", "--config=configs/base.py", "--workdir=my runs/N_=_8/GRPO_+_R2/3"),
+        *(sys.executable, "-m", "jaxrl_llm.main", f"--config={here}/configs/base.py"),
+        f"--workdir={here}/my runs/N_=_8/GRPO_+_R2/3",
         *("--config.replay.mode=R2", "--config.updates.minibatches=8", "--config.seed=3", "--config.checkpoint.keep=2"),
     ]
-    assert "--config=configs/gspo.py:smoke" in command(planned[1], "d")
+    assert f"--config={here}/configs/gspo.py:smoke" in command(planned[1], "d")
 
 
 def test_a_sweep_runs_skips_and_goes_on(tmp_path, environment, capsys):
@@ -316,7 +319,7 @@ def test_a_missing_file_is_named(tmp_path, capsys):
     assert main(["--sweep", str(tmp_path / "no.py"), "--workdir", str(tmp_path)], PROGRAM) == 2
     assert "no.py does not exist" in capsys.readouterr().err
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(AttributeError, match="defines no get_sweep"):
+    with pytest.raises(ValueError, match="defines no get_sweep"):
         load_sweep(str(tmp_path / "empty.py"))
 
 

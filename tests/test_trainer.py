@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 import shutil
 import signal
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import trainer
-from jaxrl_llm.checkpointing import Checkpoints
+from jaxrl_llm.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.models import routing
 from tests.reference import tiny_run
 
@@ -126,22 +127,24 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
 
 
-def test_ctrl_c_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
     collect, calls = trainer.collect, []
 
     def interrupted(*args, **options):
         calls.append(None)
         if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return collect(*args, **options)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "collect", interrupted)
-        with pytest.raises(KeyboardInterrupt, match="stopped after step 3"):
+        with pytest.raises(trainer.Stopped, match="stopped after step 3") as stop:
             tiny_run.train(tmp_path, straight[0])
-    assert signal.getsignal(signal.SIGINT) is before
+    assert stop.value.signal == number
+    assert signal.getsignal(number) is before
     assert Checkpoints(tmp_path).latest == 3
     assert tiny_run.metrics(tmp_path)[-1]["step"] == 3
     assert "resumed from step 3" in tiny_run.train(tmp_path, straight[0])[1]
@@ -200,13 +203,16 @@ def test_a_checkpoint_of_another_config_is_refused(straight, tmp_path):
         tiny_run.train(copy_of(straight, tmp_path), other)
 
 
-def test_a_damaged_checkpoint_is_refused(straight, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(straight, tmp_path):
     workdir = copy_of(straight, tmp_path)
     for path in (workdir / "checkpoints" / str(STEPS) / "state").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    with pytest.raises(ValueError, match=f"checkpoints/{STEPS}"):
-        tiny_run.train(workdir, straight[0])
+    found, said = tiny_run.train(workdir, straight[0])
+    assert re.search(rf"checkpoints/{STEPS} is damaged .*; going on from step 2\nresumed from step 2", said)
+    assert found == straight[2]
+    assert_same_run(workdir, straight)
+    assert steps_of(workdir) == [2, STEPS]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_path, monkeypatch):

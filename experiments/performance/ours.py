@@ -14,7 +14,7 @@ import optax
 from experiments.performance import workload as workloads
 from experiments.performance.turns import Turns
 from experiments.performance.workload import Workload
-from jaxrl_llm import objectives, provenance
+from jaxrl_llm import objectives, start_up
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout import engine as engine_module
@@ -149,7 +149,7 @@ def main() -> None:
         parser.add_argument(f"--{field.name}", type=kind, default=field.default)
     arguments = vars(parser.parse_args())
     workload = workloads.load(arguments.pop("workload"))
-    provenance.start_jax()
+    start_up.start_jax()
     turns, step = Turns(), 0
     system = System(workload, Options(**arguments))
     while True:

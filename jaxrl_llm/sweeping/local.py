@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.cores import usable_cores
 from jaxrl_llm.run_log import read_rows, write_json
 from jaxrl_llm.sweeping.plan import PlannedRun
 
@@ -25,7 +26,7 @@ def core_slots(cores: int | None, cores_per_run: int) -> list[set[int]]:
     Raises:
         ValueError: a run wants more cores than the budget, or the budget is more than this process may use.
     """
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    usable = usable_cores()
     budget = len(usable) if cores is None else cores
     if not 1 <= budget <= len(usable):
         raise ValueError(f"cores={budget} is not between 1 and the {len(usable)} usable cores; set --cores")

@@ -9,10 +9,12 @@ configuration. Two runs of one condition and seed are a pair: they must differ i
 
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain as chained
 from itertools import product as cartesian
+from pathlib import Path
 from typing import Any
 
 __all__ = ["PlannedRun", "Sweep", "chain", "command", "each", "product", "zipped"]
@@ -133,6 +135,11 @@ class Sweep:
 
 
 def command(run: PlannedRun, workdir: str, module: str = "jaxrl_llm.main") -> str:
-    """The run as one shell line; the same line resumes it, and returns at once when it is finished."""
-    parts = ["python", "-m", module, f"--config={run.config}", f"--workdir={workdir}/{run.folder}", *run.overrides]
-    return shlex.join(parts)
+    """The run as one shell line; the same line resumes it, and returns at once when it is finished.
+
+    Paths are absolute, so that it runs from any folder. A config that is no file here is one of the package's own.
+    """
+    path, colon, variant = run.config.partition(":")
+    config = f"{Path(path).absolute() if Path(path).is_file() else path}{colon}{variant}"
+    folder = Path(workdir).absolute() / run.folder
+    return shlex.join([sys.executable, "-m", module, f"--config={config}", f"--workdir={folder}", *run.overrides])

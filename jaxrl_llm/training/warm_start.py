@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from jaxrl_llm import scoring, sharding, tasks
 from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
 from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
+from jaxrl_llm.cores import usable_cores
 from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models import Model, fingerprint, load_params
 from jaxrl_llm.ranges import at_least, fraction
@@ -80,7 +80,7 @@ def warm_start(
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
     folder = config.folder(
         {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
-        | {"cores": os.cpu_count() if mesh is None else str(mesh)}
+        | {"cores": len(usable_cores()) if mesh is None else str(mesh)}
         | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
         | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
     )

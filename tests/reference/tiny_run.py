@@ -40,7 +40,7 @@ def train(workdir, config, start=None):
         if start is not None:
             stack.enter_context(mock.patch.object(trainer, "warm_start", return_value=start))
         log = stack.enter_context(RunLog(workdir, config.steps, stream=said))
-        found = trainer.train(validate(config), log, config_hash(config))
+        found = trainer.train(trainer.build(validate(config)), log, config_hash(config))
     return found, said.getvalue()
 
 

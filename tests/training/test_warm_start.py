@@ -1,6 +1,7 @@
 """The warm start: it learns, it stops by pass rate, and its cache is whole and never the wrong one."""
 
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -137,3 +138,16 @@ def test_a_cache_that_cannot_be_written_is_named(quick, tmp_path):
 def test_bad_values_name_their_field(folder, changes, message):
     with pytest.raises(ValueError, match=message):
         config(folder, **changes)
+
+
+def test_the_cache_key_has_the_cores_that_the_process_may_use(folder, monkeypatch):
+    """A run pinned to one core has other bits than one on all cores of the machine."""
+
+    def stop(config, depends_on):
+        raise InterruptedError(depends_on["cores"])
+
+    monkeypatch.setattr(WarmStartConfig, "folder", stop)
+    for cores in ({0}, {0, 3}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: cores, raising=False)
+        with pytest.raises(InterruptedError, match=f"^{len(cores)}$"):
+            start(folder)

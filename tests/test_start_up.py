@@ -6,7 +6,7 @@ import pytest
 
 _TWICE = """
 import resource
-from jaxrl_llm.provenance import start_jax
+from jaxrl_llm.start_up import start_jax
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,37 @@
+"""jaxrl-llm COMMAND ..., the same as python -m jaxrl_llm COMMAND ...: every command by one name."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxrl_llm.command_line import Parser
+
+__all__ = ["COMMANDS", "main"]
+
+# A command is a module with main(arguments) -> exit code.
+COMMANDS = {
+    "train": ("jaxrl_llm.main", "train a config in a DIR, or go on with it"),
+    "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR"),
+    "sweep": ("jaxrl_llm.sweep", "run many configs, or go on with them"),
+    "report": ("jaxrl_llm.report", "tables, plots and one page of one or many DIRs"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as under `python -m`: modules of the user are found
+    listed = "\n".join(f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())
+    parser = Parser(
+        prog="jaxrl-llm",
+        description=f"Policy optimisation of language models in JAX.\n\ncommands:\n{listed}",
+        epilog="jaxrl-llm COMMAND --help tells more",
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=" | ".join(COMMANDS))
+    given = parser.parse_args(arguments[:1])
+    return importlib.import_module(COMMANDS[given.command][0]).main(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
+
+from jaxrl_llm.blocks import Settings
+from jaxrl_llm.sharding import AXES
+
+__all__ = ["check_agreement"]
+
+
+def check_agreement(s: Settings) -> None:
+    """Raises ValueError where two blocks contradict each other."""
+    for check in (_check_batch, _check_mesh, _check_critic, _check_routing, _check_lengths):
+        check(s)
+
+
+def _check_batch(s: Settings) -> None:
+    rows, updates = s.rows, s.updates
+    if rows % updates.minibatches:
+        raise ValueError(
+            f"updates.minibatches={updates.minibatches} must divide rollout.prompts x rollout.group_size = {rows}"
+        )
+    if updates.shuffle == "groups" and s.rollout.prompts % updates.minibatches:
+        raise ValueError(
+            f"updates.minibatches={updates.minibatches} must divide rollout.prompts={s.rollout.prompts} "
+            "with updates.shuffle=groups"
+        )
+    per_minibatch = rows // updates.minibatches
+    if updates.micro_batch_rows and per_minibatch % updates.micro_batch_rows:
+        raise ValueError(
+            f"updates.micro_batch_rows={updates.micro_batch_rows} must divide the {per_minibatch} rows of a minibatch"
+        )
+    if s.objective.whole_minibatch and updates.micro_batch_rows not in (0, per_minibatch):
+        raise ValueError(
+            f"updates.micro_batch_rows={updates.micro_batch_rows} cuts the minibatch that "
+            f"{s.objective_name} reads as a whole; set it to 0"
+        )
+    if s.rollout.group_size < 2 and s.objective.advantage.compares_groups:
+        raise ValueError(
+            f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
+            "set it to at least 2"
+        )
+    if s.rollout.slots and s.rollout.slots > rows:
+        raise ValueError(f"rollout.slots={s.rollout.slots} is more than the {rows} answers of a step; set it to 0")
+
+
+def _check_mesh(s: Settings) -> None:
+    shape = s.mesh.shape
+    if len(shape) != len(AXES):
+        raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
+    lanes = shape[0] * shape[1]
+    micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
+    if lanes > 1 and (micro % lanes or s.rows % lanes):
+        raise ValueError(
+            f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
+            "micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches"
+        )
+
+
+def _check_critic(s: Settings) -> None:
+    needed = s.objective.advantage.needs_values
+    if needed and s.critic.kind == "none":
+        raise ValueError(f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate")
+    if not needed and s.critic.kind != "none":
+        raise ValueError(f"critic.kind={s.critic.kind!r} serves no {s.objective_name}; set it to none")
+
+
+def _check_routing(s: Settings) -> None:
+    if not s.model.num_moe_layers:
+        if s.replay.mode != "off":
+            raise ValueError(
+                f"replay.mode={s.replay.mode!r} needs an MoE model; set model.num_experts or replay.mode=off"
+            )
+        if "router_logprobs" in s.objective.needs:
+            raise ValueError(f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0")
+        if s.updates.aux_coef:
+            raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
+    elif (
+        s.model.num_experts_per_tok == 1
+        and s.model.norm_topk_prob
+        and s.optimizer.router_factor
+        and not s.updates.aux_coef
+    ):
+        raise ValueError(
+            "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient; "
+            "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
+        )
+
+
+def _check_lengths(s: Settings) -> None:
+    cache = s.rewards.overlong_cache
+    if cache > s.answer_length:
+        raise ValueError(f"rewards.overlong_cache={cache} must be at most rollout.max_new_tokens={s.answer_length}")

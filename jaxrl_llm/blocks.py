@@ -1,0 +1,157 @@
+"""The blocks of a configuration as frozen dataclasses, and `Settings`, the whole run. Each checks its own ranges."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm import tasks
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.objectives import Objective
+from jaxrl_llm.ranges import at_least, at_least_zero, one_of
+from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
+from jaxrl_llm.training.layout import UpdateConfig
+from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.warm_start import WarmStartConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "CriticConfig",
+    "EvaluationConfig",
+    "LogConfig",
+    "MeshConfig",
+    "RolloutConfig",
+    "Settings",
+    "TaskConfig",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    name: str
+    options: Mapping[str, Any]
+    data_dir: str
+    tokenizer: str
+    template: str
+    chat: bool
+    system: str
+    chat_options: Mapping[str, Any]
+    verify_truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    prompts: int
+    group_size: int
+    max_prompt_length: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    allow_truncated: bool
+    slots: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "group_size"):
+            at_least(f"rollout.{name}", getattr(self, name), 1)
+        for name in ("max_prompt_length", "max_new_tokens", "slots"):
+            at_least(f"rollout.{name}", getattr(self, name), 0)
+        one_of("rollout.dtype", self.dtype, ("float32", "bfloat16"))
+        if self.temperature == 0:
+            raise ValueError(
+                "rollout.temperature=0 gives every prompt one answer, so that a group has nothing to compare; "
+                "set rollout.temperature=1.0"
+            )
+        assert self.sampling  # checks the ranges of temperature, top_k and top_p
+        truncated = self.top_p < 1 or self.top_k > 0
+        if truncated and not self.allow_truncated:
+            raise ValueError(
+                f"rollout.top_k={self.top_k}, rollout.top_p={self.top_p} sample from a truncated distribution, whose "
+                "ratios are biased; set top_k=0 and top_p=1.0, or rollout.allow_truncated=True"
+            )
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    kind: str
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        one_of("critic.kind", self.kind, ("none", "head", "separate"))
+        at_least_zero("critic.learning_rate", self.learning_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    every: int
+    prompts: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        for name in ("every", "prompts", "samples"):
+            at_least(f"evaluation.{name}", getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    every: int
+    keep: int
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            at_least(f"checkpoint.{name}", getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    samples: int
+    diagnostics_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "diagnostics_every"):
+            at_least(f"log.{name}", getattr(self, name), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A whole run. `task` and `objective` are made; `model` is complete, `pretrained` its checkpoint's path or ""."""
+
+    seed: int
+    steps: int
+    task: tasks.Task
+    data_dir: str | None
+    model: ModelConfig
+    pretrained: str
+    warm_start: WarmStartConfig
+    rollout: RolloutConfig
+    dynamic_sampling: DynamicSampling
+    rewards: RewardShaping
+    objective: Objective
+    objective_name: str
+    replay: ReplayConfig
+    updates: UpdateConfig
+    optimizer: OptimizerConfig
+    critic: CriticConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    log: LogConfig
+    mesh: MeshConfig
+
+    @property
+    def answer_length(self) -> int:
+        return self.rollout.max_new_tokens or self.task.answer_length
+
+    @property
+    def rows(self) -> int:
+        return self.rollout.prompts * self.rollout.group_size

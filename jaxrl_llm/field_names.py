@@ -1,0 +1,62 @@
+"""What a mistyped field of a config may have meant, and what a right value looks like."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["EXAMPLES", "unknown_field"]
+
+EXAMPLES = {
+    bool: "True or False",
+    int: "a whole number, for example 4",
+    float: "a number, for example 1e-3",
+    str: "a word or a path, for example none",
+    tuple: "a tuple of whole numbers, for example (1, 2)",
+    dict: 'a dict, for example {"digits": 10}',
+}
+
+# Names that other libraries give to these fields.
+_ELSEWHERE = {
+    "batch_size": "rollout.prompts",
+    "beta": "objective.kl_coef",
+    "epsilon": "objective.clip_low",
+    "epsilon_high": "objective.clip_high",
+    "gradient_accumulation_steps": "updates.micro_batch_rows",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_grad_norm": "optimizer.clip_norm",
+    "max_steps": "steps",
+    "num_epochs": "updates.epochs",
+    "num_generations": "rollout.group_size",
+    "num_iterations": "updates.epochs",
+}
+
+
+def unknown_field(path: str, known: Iterable[str]) -> str:
+    """ "config has no field 'optimizer.lr'; did you mean 'optimizer.learning_rate'?"
+
+    Looks for the word in other blocks, for words of which it is the initials, for names of other libraries, and last
+    for a near miss, first among the fields of its block.
+
+    Args:
+        path: `field` or `block.field`, as it was typed.
+        known: all fields, in the same form.
+    """
+    known = list(known)
+    block, _, word = path.rpartition(".")
+    blocks = sorted({field.partition(".")[0] for field in known if "." in field})
+    if block and block.partition(".")[0] not in blocks:
+        close = difflib.get_close_matches(block, blocks, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else _meant(word, known)
+        return f"config has no block {block!r}; {hint or 'its blocks are ' + ', '.join(blocks)}"
+    own = [field for field in known if field.rpartition(".")[0] == block] + ([] if block else blocks)
+    hint = _meant(word, own) or _meant(word, known)
+    return f"config has no field {path!r}; {hint or 'it has ' + ', '.join(sorted(own))}"
+
+
+def _meant(word: str, fields: list[str]) -> str:
+    names = {field: field.rpartition(".")[2] for field in fields}
+    same = [field for field, name in names.items() if name == word]
+    initials = [field for field, name in names.items() if "".join(part[0] for part in name.split("_")) == word]
+    elsewhere = [field for field in [_ELSEWHERE.get(word)] if field in names]
+    near = difflib.get_close_matches(word, list(names.values()), n=1)
+    found = same or elsewhere or initials or [field for field, name in names.items() if name in near]
+    return f"did you mean {' or '.join(map(repr, found[:3]))}?" if found else ""

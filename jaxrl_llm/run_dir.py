@@ -1,0 +1,140 @@
+"""Whose run a DIR holds, what a new start would erase, and the run of a DIR as it was recorded.
+
+a DIR without a step            may be overwritten by any config
+a DIR of another config         is refused; the message has the fields that differ
+a DIR whose checkpoints are gone is refused: its logs would be cut back to step 0
+--restart                       erases what the DIR holds and starts anew
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from jaxrl_llm import configuration, objectives, tasks
+from jaxrl_llm.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.run_log import plain, read_json, read_rows
+from jaxrl_llm.settings import Settings, config_hash, identity_fields, validate
+from jaxrl_llm.trainer import Run, build
+
+__all__ = ["begin", "check", "recorded_settings", "restored"]
+
+_SHOWN = 8  # fields that differ
+
+
+def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> None:
+    """Raises ValueError when the config may not run in this DIR; with `restart` it always may."""
+    workdir = Path(workdir)
+    recorded = None if restart else _recorded(workdir)
+    if recorded is None or not _has_steps(workdir):
+        return
+    if recorded["config_hash"] != config_hash(config):
+        raise ValueError(
+            f"{workdir} holds a run of another config ({_differences(recorded['config'], config)}); "
+            "give another --workdir, or erase that run with --restart"
+        )
+    lost = _lost(workdir, recorded)
+    if lost:
+        raise ValueError(
+            f"{workdir} has logged steps but no checkpoint any more, and starting again would erase {lost}; bring its "
+            "folder checkpoints back, give another --workdir, or erase the run with --restart"
+        )
+
+
+def begin(workdir: str | Path, *, restart: bool = False) -> None:
+    """Remove what a run that starts at step 0 must not find; call it with the DIR's log open, hence locked."""
+    workdir = Path(workdir)
+    if jax.process_index() == 0:
+        if restart:
+            shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+            (workdir / "evaluation.jsonl").unlink(missing_ok=True)
+        if not steps_of(workdir):
+            shutil.rmtree(workdir / "reference", ignore_errors=True)  # another config has another start
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("run_dir.begin")
+
+
+def recorded_settings(workdir: str | Path) -> Settings:
+    """The settings of the run that a DIR holds, with the tasks and objectives that its config's file registers.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: config.json is damaged, or the file of the config is gone or no longer fits.
+    """
+    recorded = _recorded(Path(workdir))
+    if recorded is None:
+        raise FileNotFoundError(f"{workdir} holds no run (no config.json); give --workdir of a run")
+    config = recorded["config"]
+    known = config["task"]["name"] in tasks.names() and config["objective"]["name"] in objectives.names()
+    if not known and "source" in recorded:
+        source = configuration.Source(**recorded["source"])
+        if not Path(source.file).exists():
+            raise FileNotFoundError(
+                f"{source.file}, which registers task {config['task']['name']!r} and objective "
+                f"{config['objective']['name']!r} of {workdir}, is gone; bring it back, or write its new place into "
+                f"{workdir}/config.json, at source.file"
+            )
+        configuration.load(source)
+    return validate(ConfigDict(config))
+
+
+def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
+    """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
+
+    Args:
+        note: told of every damaged checkpoint that was passed over.
+
+    Raises:
+        FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
+    """
+    run = build(recorded_settings(workdir))
+    checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
+    step, state, _ = checkpoints.restore(run.blank(), step, note)
+    return run, step, state
+
+
+def _recorded(workdir: Path) -> dict[str, Any] | None:
+    """config.json, if there is one."""
+    recorded = read_json(workdir / "config.json")
+    if recorded is not None and not (
+        isinstance(recorded.get("config"), dict)
+        and {"task", "objective", "optimizer", "warm_start", "checkpoint"} <= recorded["config"].keys()
+        and "config_hash" in recorded
+    ):
+        raise ValueError(f"{workdir}/config.json lacks what a run records in it; bring it back, or use --restart")
+    return recorded
+
+
+def _has_steps(workdir: Path) -> bool:
+    return bool(steps_of(workdir)) or any(row["step"] > 0 for row in read_rows(workdir / "metrics.jsonl"))
+
+
+def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
+    """What a start from step 0 would erase of a DIR that had checkpoints and has none; empty: nothing of worth.
+
+    A run that was killed before its first checkpoint was whole has rows too, but fewer than two checkpoints' worth: the
+    second one is not begun before the first is complete.
+    """
+    if steps_of(workdir):
+        return ""
+    rows = read_rows(workdir / "metrics.jsonl")
+    finished = (workdir / "result.json").exists()
+    had = rows[-1]["step"] > 2 * recorded["config"]["checkpoint"]["every"] if rows else False
+    if not (finished or had or not (workdir / "checkpoints").is_dir()):
+        return ""
+    samples = len(read_rows(workdir / "samples.jsonl"))
+    what = [f"{len(rows)} rows of metrics.jsonl", f"{samples} of samples.jsonl", "the TensorBoard events"]
+    return ", ".join(what + ["result.json"] * finished)
+
+
+def _differences(old: dict[str, Any], new: ConfigDict) -> str:
+    """`block.field: old -> new` of the fields that identify a run."""
+    before, after = (configuration.flat(identity_fields(plain(one))) for one in (old, new.to_dict()))
+    changed = [key for key in before | after if before.get(key, "absent") != after.get(key, "absent")]
+    shown = [f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in changed[:_SHOWN]]
+    more = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
+    return ", ".join(shown + more) or "its fields are equal, but its config_hash was changed"

@@ -1,0 +1,129 @@
+"""The commonest mistakes on the command line: what is typed, the one line that comes back, and the exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm import evaluation, main, start_up, sweep
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep}
+
+# The user's own files, by name.
+FILES = {
+    "broken.py": "def get_config(variant=''):\n    return (1\n",
+    "empty.py": "x = 1\n",
+    "raises.py": "from configs import base\n\ndef get_config(variant=''):\n    return base.get_config()['nothing']\n",
+    "typo.py": "from configs import base\n\n\ndef get_config():\n    c = base.get_config('smoke')\n"
+    "    with c.unlocked():\n        c.optimizer.lr = 1.0\n    return c\n",
+    "broken_sweep.py": "def get_sweep(:\n",
+    "bad_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': 'A', 'seed': 0, 'optimizer.lr': 1}], 'A', config='grpo:smoke')\n",
+    "half/config.json": '{"config": {"seed"',
+    "other/config.json": "[]",
+}
+
+# What is typed after `jaxrl-llm`: (the line says so, exit code). A row of `train` starts with a right config and DIR.
+TABLE = {
+    # names
+    "train --config.optimiser.learning_rate=1": "config has no block 'optimiser'; did you mean 'optimizer'?",
+    "train --config.optimizer.lr=1": "config has no field 'optimizer.lr'; did you mean 'optimizer.learning_rate'?",
+    "train --config.optimizer.learning_rat=1": "did you mean 'optimizer.learning_rate'?",
+    "train --config.rollout.minibatches=1": "no field 'rollout.minibatches'; did you mean 'updates.minibatches'?",
+    "train --config.learning_rate=1": "did you mean 'critic.learning_rate' or 'optimizer.learning_rate' or ",
+    "train --config.rollout.num_generations=8": "did you mean 'rollout.group_size'?",
+    "train --config.objectiv=gspo": "config has no field 'objectiv'; did you mean 'objective'?",
+    "train --config.objective=gspo": "--config.objective is a block; set one of its fields: ",
+    "train --config.objective.name=grop": "'grop' is unknown (did you mean 'grpo'?)",
+    "train --config.objective.tau_pos=1": "grpo has no hyper-parameter 'tau_pos'; it belongs to sapo",
+    "train --config.task.name=sorting": "unknown task 'sorting' (did you mean 'sort'?)",
+    "train --config.task.options.digit=3": "task 'sort' has no option 'digit' (did you mean 'digits'?)",
+    "train --workdri=x": "unknown argument --workdri=x; did you mean --workdir?; see --help",
+    "train steps=3": "unknown argument steps=3; fields are set as --config.block.field=value",
+    "train --config.steps": "--config.steps has no value; set it as --config.steps=value",
+    # files
+    "train --config=grop": "--config=grop names no file and none of the package's configs (base, ",
+    "train --config=configs/nothing.py": "--config=configs/nothing.py names no file",
+    "train --config=grpo:nonsense": "unknown variant 'nonsense'; this config has 'smoke' or none",
+    "train --config=broken.py": "broken.py, line 2: '(' was never closed; correct the file",
+    "train --config=empty.py": "empty.py defines no get_config(variant) -> ConfigDict",
+    "train --config=raises.py": "raises.py, line 4: KeyError: ",
+    "train --config=typo.py": "config has no field 'optimizer.lr'; did you mean 'optimizer.learning_rate'?",
+    # values
+    "train --config.updates.minibatches=1e3": "--config.updates.minibatches=1e3 must be a whole number, for example 4",
+    "train --config.optimizer.learning_rate=fast": "must be a number, for example 1e-3",
+    "train --config.rewards.overlong_filter=maybe": "must be True or False",
+    "train --config.mesh.shape=4": "--config.mesh.shape=4 must be a tuple of whole numbers, for example (1, 2)",
+    "train --config.rollout.temperature=0": "rollout.temperature=0 gives every prompt one answer, so that a group has "
+    "nothing to compare; set rollout.temperature=1.0",
+    "train --config.rollout.temperature=-1": "rollout.temperature=-1.0 must be >= 0",
+    "train --config.rollout.top_p=1.5": "rollout.top_p=1.5 must lie in (0, 1]",
+    "train --config.rollout.top_k=4": "set top_k=0 and top_p=1.0, or rollout.allow_truncated=True",
+    "train --config.rollout.group_size=1": "rollout.group_size=1 gives grpo no group to compare with; set it to",
+    "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",
+    "train --config.mesh.shape=(64,1,1,1) --config.rollout.prompts=64": "needs 64 devices",
+    "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run rollout.max_prompt_length;",
+    # DIRs
+    "train --workdir=half": "half/config.json is not whole JSON (",
+    "train --workdir=other": "other/config.json holds no JSON object",
+    "train --workdir=broken.py/run": "cannot be written",
+    "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
+    "evaluate --workdir=half": "half/config.json is not whole JSON (",
+    "evaluate": "the following arguments are required: --workdir; see --help",
+    "evaluate --workdir=half --k=all": "--k=all must be whole numbers with commas between them, for example 1,4,16",
+    # sweeps
+    "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
+    "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
+    "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
+    "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    for name in ("half", "other"):
+        (folder / name / "metrics.jsonl").write_text('{"step": 1}\n')
+    return folder
+
+
+@pytest.mark.parametrize("typed", TABLE)
+def test_a_mistake_is_one_line_and_exit_code_2(typed, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(start_up, "start_jax", lambda: None)
+    monkeypatch.setattr(main, "train", None)  # would fail: nothing is started
+    command, *arguments = typed.split(" ")
+    if command == "train":
+        right = ["--config=grpo:smoke", "--workdir=run", f"--config.task.data_dir={folder / 'data'}"]
+        arguments = right + arguments  # the last one of two counts
+    before = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    try:
+        code = PROGRAMS[command].main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert TABLE[typed] in printed.err
+    after = (path for path in folder.rglob("*") if not {"__pycache__", "data"} & set(path.parts))
+    assert sorted(path for path in before if "data" not in path.parts) == sorted(after)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("train --config=grpo --workdir=w --config.optimizer.lr=1", "did you mean 'optimizer.learning_rate'?"),
+        ("trian", "argument COMMAND: invalid choice: 'trian'"),
+    ],
+)
+def test_in_a_process_of_its_own(typed, message, folder):
+    command = [sys.executable, "-m", "jaxrl_llm", *typed.split(" ")]
+    done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
