@@ -6,6 +6,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxrl_llm import provenance
+from jaxrl_llm.opening import closing, finished
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import train
@@ -26,13 +27,17 @@ def main(argv: list[str]) -> int:
         settings, identity = validate(_CONFIG.value), config_hash(_CONFIG.value)
         provenance.start_jax()
         provenance.check_dir(workdir, identity)
-        with RunLog(workdir, settings.steps, write=provenance.is_first_host()) as log:
+        if reached := finished(workdir):
+            print(f"{reached}\n{closing(workdir)}")
+            return 0
+        with RunLog(workdir, settings.steps, write=provenance.is_first_host(), wandb=settings.log.wandb) as log:
             log.write_config(provenance.describe(_CONFIG.value.to_dict(), identity))
             log.result(train(settings, log, identity))
+            log.screen.end(closing(workdir))
     except KeyboardInterrupt as error:
         print(f"\n{error or 'stopped'}; the same command resumes from the newest checkpoint in {_WORKDIR.value}")
         return 130
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

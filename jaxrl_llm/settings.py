@@ -109,6 +109,7 @@ class CheckpointConfig:
 class LogConfig:
     samples: int
     diagnostics_every: int
+    wandb: str
 
     def __post_init__(self) -> None:
         _at_least("log", self, 0, "samples", "diagnostics_every")

@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 FLOORS = (
     {"array_typing", "cache_folder", "masking", "metrics", "ranges", "sharding"},
     {"objectives", "models", "tasks"},
-    {"rollout", "scoring", "checkpointing", "run_log"},
+    {"rollout", "scoring", "checkpointing", "run_log", "screen", "writers"},
     {"training", "provenance", "reporting", "sweeping"},
-    {"settings", "trainer", "sweep", "report"},
+    {"settings", "opening", "trainer", "sweep", "report"},
     {"main", "evaluation"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}
