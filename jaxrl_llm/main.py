@@ -8,6 +8,7 @@ from absl import logging
 
 from jaxrl_llm import configuration, provenance, run_dir, start_up
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, field_help, fields_and_rest
+from jaxrl_llm.opening import closing, finished
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import build, train
@@ -25,12 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    asks = {"-h", "--help", "--helpfull"} & set(arguments)
-    parser = Parser(
-        prog="jaxrl-llm train",
-        description="Train a config in a DIR, or go on with it.",
-        epilog=field_help() if asks else "",
-    )
+    fields_too = field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
+    parser = Parser(prog="jaxrl-llm train", description="Train a config in a DIR, or go on.", epilog=fields_too)
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
@@ -44,14 +41,18 @@ def _run(arguments: list[str]) -> int:
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             run_dir.check(given.workdir, config, restart=given.restart)
+            if not given.restart and (reached := finished(given.workdir, settings.steps)):
+                return print(f"{reached}\n{closing(given.workdir)}") or 0
             run = build(settings)
-            log = stack.enter_context(RunLog(given.workdir, settings.steps, write=start_up.is_first_host()))
-        except (ValueError, OSError) as error:
+            log = RunLog(given.workdir, settings.steps, write=start_up.is_first_host(), wandb=settings.log.wandb)
+            stack.enter_context(log)
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)
         try:
             run_dir.begin(given.workdir, restart=given.restart)
             log.write_config(provenance.describe(config.to_dict(), identity, source))
             log.result(train(run, log, identity))
+            log.screen.end(closing(given.workdir))
         except (ValueError, OSError, FloatingPointError) as error:
             return complain(error, FAILED)
     return 0
