@@ -112,12 +112,13 @@ class Learner:
           by_router: with a record, also the experts chosen by the router.
         """
         config, mesh = self.model.config, self.model.mesh
+        rows, time = tokens.shape
         routed = record != "none" and config.num_moe_layers > 0
         scores = Scored(
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
-            recorded=blank(config, *tokens.shape, record == "logits") if routed else None,
-            by_router=blank(config, *tokens.shape, False) if routed and by_router else None,
+            recorded=blank(config, rows, time, record == "logits") if routed else None,
+            by_router=blank(config, rows, time, False) if routed and by_router else None,
         )
         return scores if mesh is None else jax.device_put(scores, sharding.replicated(mesh))
 
