@@ -93,15 +93,16 @@ def test_exactly_the_sampled_tokens_are_trained(config):
     t = rollout.trajectory
     arrays = jax.device_get((t.tokens, t.loss_mask, t.segment_ids))
     rewards, truncated = jax.device_get((t.rewards, t.truncated))
-    end = task.tokenizer.end_ids[0]
+    ends = set(task.tokenizer.end_ids)
+    assert len(ends) == 2
     for i, (tokens, mask, segments) in enumerate(zip(*arrays, strict=True)):
         asked = task.ids_of_prompt(batch["prompt"][i // settings.rollout.group_size])
         np.testing.assert_array_equal(tokens[: len(asked)], asked)
         np.testing.assert_array_equal(np.flatnonzero(mask), len(asked) + np.arange(mask.sum()))
         np.testing.assert_array_equal(segments != 0, np.arange(len(tokens)) < len(asked) + mask.sum())
         sampled = tokens[mask].tolist()
-        assert (end in sampled) == (not truncated[i])
-        assert end not in sampled[:-1]
+        assert (sampled[-1] in ends) == (not truncated[i])
+        assert not ends & set(sampled[:-1])
         assert rollout.samples[i]["answer"] == task.tokenizer.decode(sampled)
         if tasks.UNKNOWN in rollout.samples[i]["answer"]:
             assert rewards[i] == 0
