@@ -15,7 +15,8 @@ from jaxrl_llm.ranges import at_least, one_of, within
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.data import default_data_dir, examples
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.prompting import Prompting
+from jaxrl_llm.tasks.tokenizer import Tokenizer
 
 __all__ = ["PairBatch", "PairEncoder", "TooLong", "all_pairs", "pair_stream", "pairs"]
 
@@ -49,15 +50,17 @@ class PairEncoder:
         tokenizer: of the model.
         prompt_length: most tokens of a prompt.
         answer_length: most tokens of an answer, EOS included.
+        prompting: what stands around every prompt.
     """
 
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     prompt_length: int
     answer_length: int
+    prompting: Prompting = dataclasses.field(default_factory=Prompting)
 
     @classmethod
     def of(cls, task: Task) -> "PairEncoder":
-        return cls(task.tokenizer, task.prompt_length, task.answer_length)
+        return cls(task.tokenizer, task.prompt_length, task.answer_length, task.prompting)
 
     def ids(self, kind: str, text: str) -> list[int]:
         """The ids of a prompt, or of an answer (chosen or rejected) with EOS.
@@ -66,7 +69,10 @@ class PairEncoder:
             TooLong: over the bound.
             ValueError: the text has a character that the tokenizer does not know.
         """
-        ids = self.tokenizer.encode(text) + ([] if kind == "prompt" else [self.tokenizer.eos_id])
+        if kind == "prompt":
+            ids = self.tokenizer.encode(self.prompting.text(self.tokenizer, text))
+        else:
+            ids = [*self.tokenizer.encode(text), self.tokenizer.end_ids[0]]
         name = "prompt_length" if kind == "prompt" else "answer_length"
         if len(ids) > getattr(self, name):
             shown = text if len(text) <= 60 else text[:57] + "..."

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 from jaxrl_llm.ranges import one_of, suggestion
 from jaxrl_llm.tasks.preference import PairEncoder, TooLong
 from jaxrl_llm.tasks.preference_rules import Pair
+from jaxrl_llm.tasks.splits import is_test
 
 __all__ = ["PairFile", "read_pairs"]
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
-
-_TEST_SHARE = 8  # one prompt in this many belongs to the test split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +71,11 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
                 raise ValueError(f'{path}, line {number}: {error}, or set bad="skip" to leave such lines out') from None
             skipped[error.reason] += 1
         else:
-            splits[_held_out(pair["prompt"])].append(pair)
+            splits[is_test(pair["prompt"])].append(pair)
     if not splits[0]:
         counts = ", ".join(f"{reason} {count}" for reason, count in skipped.items()) or "nothing"
         raise ValueError(f"{path} has no pair to train on (skipped: {counts}); give it good lines")
     return PairFile(train=splits[0], test=splits[1], skipped=dict(skipped))
-
-
-def _held_out(prompt: str) -> bool:
-    return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "big") % _TEST_SHARE == 0
 
 
 def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None) -> Pair:

@@ -91,12 +91,12 @@ class _Judge:
     example: Example
 
     def reward(self, answer: str) -> float:
-        return self.task.verify(self.example["prompt"], answer)
+        return self.task.verify(self.example["prompt"], answer, self.example["answer"], self.example["row"])
 
     def fits(self, answer: str) -> bool:
         """Whether the task's tokenizer can write the answer, and its end, within the task's bound."""
         try:
-            return bool(answer) and len(self.task.tokenizer.encode(answer)) < self.task.answer_length
+            return bool(answer) and len(self.task.ids_of_answer(answer)) <= self.task.answer_length
         except ValueError:  # a character that no answer of this task has
             return False
 

@@ -24,6 +24,10 @@ def made(task, rules, data_dir, split="train"):
     return [source[i] for i in range(len(source))]
 
 
+def verified(task, pair, answer):
+    return task.verify(pair["prompt"], answer, "", {})  # these tasks know what is right from the prompt
+
+
 def is_subsequence(short, long):
     rest = iter(long)
     return all(character in rest for character in short)
@@ -35,8 +39,8 @@ def test_right_is_preferred_to_wrong(name, data_dir):
     got = made(task, PairRules(), data_dir)
     assert [pair["uid"] for pair in got] == list(range(SIZE))
     for pair in got:
-        assert task.verify(pair["prompt"], pair["chosen"]) == 1
-        assert task.verify(pair["prompt"], pair["rejected"]) == 0
+        assert verified(task, pair, pair["chosen"]) == 1
+        assert verified(task, pair, pair["rejected"]) == 0
         assert 0 < len(pair["rejected"]) < task.answer_length
         assert pair["margin"] == 0
     assert [pair["prompt"] for pair in got] == [row["prompt"] for row in tasks.examples(task, "train", data_dir)]
@@ -60,7 +64,7 @@ def test_shorter_is_preferred_at_equal_correctness(name, reward, data_dir):
     task = ROOMY[name]
     for pair in made(task, PairRules(equal_share=1.0), data_dir):
         assert len(pair["chosen"]) < len(pair["rejected"]) < task.answer_length
-        assert [task.verify(pair["prompt"], pair[side]) for side in ("chosen", "rejected")] == [reward] * 2
+        assert [verified(task, pair, pair[side]) for side in ("chosen", "rejected")] == [reward] * 2
 
 
 def test_shares_are_met_and_noise_is_nested(data_dir):
@@ -76,7 +80,7 @@ def test_shares_are_met_and_noise_is_nested(data_dir):
     for pair, noisy in zip(clean, some, strict=True):
         assert {pair["chosen"], pair["rejected"]} == {noisy["chosen"], noisy["rejected"]}
     mixed = made(task, PairRules(equal_share=0.3), data_dir)
-    alike = [task.verify(pair["prompt"], pair["chosen"]) == 0 for pair in mixed]
+    alike = [verified(task, pair, pair["chosen"]) == 0 for pair in mixed]
     assert np.mean(alike) == pytest.approx(0.3, abs=0.05)
 
 
@@ -123,11 +127,11 @@ def test_bad_rules(fields, message):
 def test_a_corruption_that_cannot_be_wrong_says_what_to_do():
     """Swapping neighbours of '33' leaves it right; sorting one digit has no longer wrong answer within its bound."""
     task = tasks.make("sort", digits=2)
-    example = tasks.Example(uid=0, prompt="33=", answer="33")
+    example = tasks.Example(uid=0, prompt="33=", answer="33", row={})
     with pytest.raises(ValueError, match=r"corruption='swap' makes no wrong answer of '33' to '33='.*set preference"):
         list(make_pairs(task, PairRules(corruption="swap"), [example], "train"))
     task = tasks.make("sort", digits=1)
-    example = tasks.Example(uid=0, prompt="3=", answer="3")
+    example = tasks.Example(uid=0, prompt="3=", answer="3", row={})
     with pytest.raises(ValueError, match=r"no longer answer to '3='.*answer_length"):
         list(make_pairs(task, PairRules("replace", equal_share=1.0), [example, {**example, "answer": "4"}], "train"))
 
