@@ -11,6 +11,7 @@ from typing import Any
 
 import filelock
 import jax
+from absl import logging
 
 from jaxrl_llm.cache_folder import cache_folder
 
@@ -24,6 +25,8 @@ def start_jax() -> None:
     that JAX recognises (TPU pods, SLURM, Open MPI), or JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
     JAX_PROCESS_ID.
     """
+    if logging.get_verbosity() > logging.WARNING:
+        logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
     _keep_freed_memory()
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", str(cache))

@@ -37,7 +37,7 @@ def {name}(*, length: int = 3) -> tasks.Task:
         answer_length=length + 1,
         tokenizer=tasks.CharTokenizer(letters + "="),
         sample=lambda rng: (lambda text: (text + "=", text))("".join(rng.choice(list(letters), length))),
-        verify=lambda prompt, answer: float(answer == prompt.removesuffix("=")),
+        verify=lambda prompt, answer, *_: float(answer == prompt.removesuffix("=")),
     )
 
 

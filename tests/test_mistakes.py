@@ -58,8 +58,8 @@ TABLE = {
     "train --config.mesh.shape=4": "--config.mesh.shape=4 must be a tuple of whole numbers, for example (1, 2)",
     "train --config.rollout.temperature=0": "rollout.temperature=0 gives every prompt one answer, so that a group has "
     "nothing to compare; set rollout.temperature=1.0",
-    "train --config.rollout.temperature=-1": "rollout.temperature=-1.0 must be >= 0",
-    "train --config.rollout.top_p=1.5": "rollout.top_p=1.5 must lie in (0, 1]",
+    "train --config.rollout.temperature=-1": "rollout.temperature=-1.0 must be at least 0",
+    "train --config.rollout.top_p=1.5": "rollout.top_p=1.5 is out of range; give rollout.top_p above 0 and at most 1",
     "train --config.rollout.top_k=4": "set top_k=0 and top_p=1.0, or rollout.allow_truncated=True",
     "train --config.rollout.group_size=1": "rollout.group_size=1 gives grpo no group to compare with; set it to",
     "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",

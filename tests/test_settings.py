@@ -16,7 +16,7 @@ from jaxrl_llm.settings import config_hash, validate
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
-VARIANTS = {"pretrained": [], "demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"]}
+VARIANTS = {"demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"]}
 RUNS = [(name, variant) for name in NAMES for variant in VARIANTS.get(name, ["", "smoke"])]
 
 
@@ -82,7 +82,7 @@ BAD = {
         "config has no field 'optimizer.learning_rat'; did you mean 'optimizer.learning_rate'",
     ),
     "objectiv": ({}, "config has no field 'objectiv'; did you mean 'objective'?"),
-    "task.options.digit": (3, r"task 'sort' has no option 'digit' \(did you mean 'digits'\?\)"),
+    "task.options.digit": (3, "task 'sort' has no option 'digit' .did you mean 'digits'?"),
     "objective.tau": (1.0, "config.objective: .*'tau'"),
     "objective.tau_pos": (1.0, "config.objective: grpo has no hyper-parameter 'tau_pos'; it belongs to sapo"),
     # types
@@ -96,7 +96,7 @@ BAD = {
     "mesh.shape": (4, r"mesh.shape=4 must be a tuple of whole numbers"),
     "model.mlp_only_layers": ((True,), r"model.mlp_only_layers=\(True,\) must be a tuple of whole numbers"),
     # names
-    "task.name": ("sorting", r"unknown task 'sorting' \(did you mean 'sort'\?\)"),
+    "task.name": ("sorting", "unknown task 'sorting' .did you mean 'sort'?"),
     "objective.name": ("grop", "grop.*grpo"),
     "objective.aggregation": ("mean", "aggregation='mean'"),
     "objective.kl_estimator": ("k1", "config.objective: .*k1"),
@@ -109,8 +109,8 @@ BAD = {
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
     "rollout.temperature": (0.0, "rollout.temperature=0 gives every prompt one answer.*; set rollout.temperature=1.0$"),
-    "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be >= 0"),
-    "rollout.top_p ": (1.5, r"rollout.top_p=1.5 must lie in \(0, 1\]"),
+    "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
+    "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
     "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
@@ -227,8 +227,6 @@ def test_the_hash_knows_every_other_field():
     config = base.get_config("smoke")
     own = config_hash(config)
     for path, value in flat(config.to_dict()).items():
-        if path == "model.pretrained":  # must exist; tests/models/test_model_fields.py
-            continue
         other = changed({path: "another" if not isinstance(value, str) else value + "?"})
         assert (config_hash(other) == own) == (path.split(".")[0] in FREE), path
 
