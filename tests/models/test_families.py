@@ -106,7 +106,7 @@ def test_greedy_answers(checkpoint, loaded):
         full = theirs.generate(
             torch.from_numpy(TOKENS), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=23
         ).numpy()
-    engine = Engine(model, Sampling(0.0, 0, 1.0), 1, 8, eos_id=1000)
+    engine = Engine(model, Sampling(0.0, 0, 1.0), 1, 8, end_ids=(1000,))
     with jax.default_matmul_precision("highest"):
         ours = engine.generate(params, TOKENS, np.full(3, 9), np.arange(3), jax.random.key(0))
     np.testing.assert_array_equal(ours.tokens, full)

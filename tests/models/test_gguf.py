@@ -170,7 +170,7 @@ def test_smollm2_answers(tmp_path):
     assert (config.rope_theta, config.rms_norm_eps, config.tie_word_embeddings) == (1e5, 1e-5, True)
     assert (config.qk_norm, config.param_dtype) == ("none", "float32")
     assert fingerprint(path) == fingerprint(str(path))
-    engine = Engine(model, Sampling(0.0, 0, 1.0), 1, 12, eos_id=2)
+    engine = Engine(model, Sampling(0.0, 0, 1.0), 1, 12, end_ids=(2,))
     out = engine.generate(params, np.array([PROMPT]), np.array([len(PROMPT)]), np.arange(1), jax.random.key(0))
     assert np.asarray(out.tokens)[np.asarray(out.loss_mask)].tolist() == ANSWER
 
