@@ -69,6 +69,12 @@ def test_without_a_checkpoint_nothing_is_open():
 
 def test_a_run_takes_its_model_from_the_checkpoint(saved, tmp_path):
     """The whole way through the settings; the run's identity follows the weights, not their place."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'jaxrl_llm[hf]'")
+    letters = {token: i for i, token in enumerate(["<end>", *"0123456789>,=: "])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))
+    (tmp_path / "checkpoint" / "generation_config.json").write_text('{"eos_token_id": 0}')
     config = pretrained.get_config()
     config.model.pretrained = saved[1]
     settings = validate(config)
