@@ -8,23 +8,34 @@ only reads logs: a sweep that is half finished gives a page too, which says what
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.reporting.figures import PLOTS, outcome_by_condition
+from jaxrl_llm.reporting.comparisons import (
+    OUTCOMES,
+    batch_table,
+    compare,
+    difference_table,
+    identical_arms,
+    sentence,
+)
+from jaxrl_llm.reporting.figures import PLOTS
+from jaxrl_llm.reporting.outcome_figures import outcome_by_condition
 from jaxrl_llm.reporting.page import Page, text_table
-from jaxrl_llm.reporting.read import Run, Study, load
+from jaxrl_llm.reporting.read import Study, load
+from jaxrl_llm.reporting.samples import changes, failures, pick, tally
 from jaxrl_llm.reporting.statistics import MINIMUM_SEEDS
-from jaxrl_llm.reporting.tables import OUTCOMES, arm_table, config_table, difference_table, verdicts
+from jaxrl_llm.reporting.tables import arm_table, config_table, resolved
 
 __all__ = ["main", "write_report"]
 
-_SAMPLES = 3  # answers shown an arm, from the first and from the last logged step
+_SAMPLES = 4  # held-out prompts shown a run, and failures
 
 
-def write_report(folder: str | Path) -> str:
-    """Write the page of a folder and return the text that belongs on the terminal.
+def write_report(folder: str | Path, width: int | None = None) -> str:
+    """Write the page of a folder and return the text that belongs on the terminal, its tables `width` wide at most.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
@@ -35,22 +46,18 @@ def write_report(folder: str | Path) -> str:
     printed: list[str] = []
     name = folder.resolve().name
     page.heading(study.question or (f"Run {name}" if len(study.runs) == 1 else f"Runs of {name}"), level=1)
-    _completeness(page, study, printed)
+    _summary(page, study, printed)
+    page.contents()
     header, rows = config_table(study)
     if rows:
-        page.text("What the arms differ in:")
+        page.heading("What the arms differ in")
         page.table(header, rows)
     for condition in study.conditions:
-        if condition:
-            page.heading(condition)
-            printed.append(f"\n{condition}")
-        _condition(page, study, condition, printed)
+        page.heading(condition or "Results")
+        printed += [f"\n{condition}"] if condition else []
+        _condition(page, study, condition, printed, width)
     if len(study.conditions) > 1:
-        page.heading("Across conditions")
-        for number, outcome in enumerate(OUTCOMES):
-            figure = outcome_by_condition(study, outcome.measure, outcome.name)
-            caption = f"{outcome.name}: a dot a seed, a line through the means."
-            page.picture(figure, f"conditions_{number}", outcome.name, caption)
+        _across(page, study)
     _samples(page, study)
     _origin(page, study)
     markdown, html = page.write()
@@ -63,84 +70,136 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m jaxrl_llm.report", description="Tables, figures and a page of finished or running runs."
     )
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:
-        print(write_report(parser.parse_args(arguments).dir))
+        print(write_report(parser.parse_args(arguments).dir, width))
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _completeness(page: Page, study: Study, printed: list[str]) -> None:
+def _summary(page: Page, study: Study, printed: list[str]) -> None:
+    """What a reader who reads one paragraph should know: what is missing, and the first outcome of every condition."""
+    page.heading("Summary")
     done = sum(run.finished for run in study.runs)
     line = f"{done} of {len(study.runs)} runs finished."
     page.text(line)
-    missing = [f"{_label(run)}: {run.status}" for run in study.runs if not run.finished]
+    missing = [f"{run.label}: {run.status}" for run in study.runs if not run.finished]
     if missing:
         page.text("Missing from what follows, or only in part there:")
         page.bullets(missing)
         printed += [line, *(f"  {one}" for one in missing), ""]
+    for condition in study.conditions:
+        lines = _findings(study, condition)
+        if lines and condition:
+            page.text(f"{condition}:")
+        if lines:
+            page.bullets(lines)
+            printed += [f"{condition}:" if condition else "", *(f"  {one}" for one in lines)]
 
 
-def _condition(page: Page, study: Study, condition: str, printed: list[str]) -> None:
+def _findings(study: Study, condition: str) -> list[str]:
+    """Sentences on the first outcome that the runs have, or on each arm where there is nothing to compare."""
+    compared = [c for c in compare(study, condition) if c.difference.n > 1]
+    lines = [sentence(c, study.baseline) for c in compared if c.outcome is compared[0].outcome]
+    lines += [
+        f"{one} and {other} are identical: their runs logged the same numbers."
+        for one, other in identical_arms(study, condition)
+    ]
+    if compared:
+        return lines
+    for outcome in OUTCOMES:
+        ends = {run.label: outcome.measure(run) for run in study.runs if run.condition == condition and run.ended}
+        ends = {label: value for label, value in ends.items() if value == value}
+        if ends:
+            listed = "; ".join(f"{label} {value:.{outcome.digits}f}" for label, value in ends.items())
+            return [f"{outcome.name}: {listed}.", *lines]
+    return lines
+
+
+def _condition(page: Page, study: Study, condition: str, printed: list[str], width: int | None) -> None:
     header, rows = arm_table(study, condition)
     page.table(header, rows)
-    printed.append(text_table(header, rows))
+    printed.append(text_table(header, rows, width))
     header, rows = difference_table(study, condition)
     if rows:
         page.text(
-            f"Differences to {study.baseline}, pair by pair (two runs of one seed share start, prompts and sampling "
-            "keys). The verdict rests on the t interval: undecided when it includes zero, no verdict under "
-            f"{MINIMUM_SEEDS} pairs. Each row stands for itself; nothing is corrected for the number of rows."
+            f"Differences to {study.baseline}, pair by pair: two runs of one seed share start, prompts and sampling "
+            "keys. Several pairs of one seed are averaged first, so that intervals rest on the number of seeds. p is "
+            "of the t test, corrected by Holm for the number of arms in an outcome, and the verdict rests on it: "
+            f"undecided above 0.05, no verdict under {MINIMUM_SEEDS} seeds. Detectable is the true difference that "
+            "this number of seeds would have found with 80 % power: an undecided row says no more than that the "
+            "difference is probably smaller."
         )
         page.table(header, rows)
-        page.bullets(verdicts(study, condition))
-        printed += ["", text_table(header, rows)]
+        printed += ["", text_table(header, rows, width)]
+    header, rows = batch_table(study, condition)
+    if rows:
+        page.text(
+            "The same differences apart for each commit that runs were made at. The last column is the p of Welch's "
+            "t test that the commits have one mean: where it is small, the result did not replicate."
+        )
+        page.table(header, rows)
     absent = []
     suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
     for plot in PLOTS:
-        if any(study.has(key, condition) for key in plot.needs):
+        absent += plot.left_out(study, condition)
+        if plot.drawable(study, condition):
             page.heading(plot.heading, level=3)
             page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
-        else:
-            absent.append(f"{plot.heading} (needs {' or '.join(plot.needs)})")
     if absent:
-        page.text(f"Left out, because no run logged their metrics: {'; '.join(absent)}.")
+        page.text(f"Left out, because there is nothing to see: {'; '.join(dict.fromkeys(absent))}.")
+
+
+def _across(page: Page, study: Study) -> None:
+    page.heading("Across conditions")
+    for number, outcome in enumerate(OUTCOMES):
+        if any(run.rows and outcome.measure(run) == outcome.measure(run) for run in study.runs):  # not NaN
+            figure = outcome_by_condition(study, outcome.measure, outcome.name)
+            caption = f"{outcome.name}: a dot a seed, a line through the means."
+            page.picture(figure, f"conditions_{number}", outcome.name, caption)
 
 
 def _samples(page: Page, study: Study) -> None:
-    shown = [run for arm in study.arms for run in study.runs if run.arm == arm and run.samples]
-    first = list({run.arm: run for run in reversed(shown)}.values())[::-1]
+    """One run an arm: the same held-out prompts before and after, then the worst answers of the last rollout."""
+    shown = [run for run in study.runs if run.samples]
+    first = {run.arm: run for run in reversed(shown)}
     if first:
         page.heading("Samples")
-    for run in first:
-        steps = sorted({row["step"] for row in run.samples})
-        lines = []
-        for step in dict.fromkeys((steps[0], steps[-1])):
-            rows = [row for row in run.samples if row["step"] == step][:_SAMPLES]
-            lines += [f"after rollout {step}"] + [f"  {json.dumps(_short(row), ensure_ascii=False)}" for row in rows]
-        page.text(_label(run))
-        page.code("\n".join(lines))
-
-
-def _short(row: dict[str, object]) -> dict[str, object]:
-    return {k: v for k, v in row.items() if k != "step" and not isinstance(v, list | dict)}
+    for arm in [arm for arm in study.arms if arm in first]:
+        run = first[arm]
+        page.heading(run.label, level=3)
+        changed, (start, end) = changes(run)
+        if changed:
+            page.text(
+                f"Greedy answers to logged held-out prompts, after rollout {start} and after {end}: {tally(changed)}."
+            )
+            header = ["prompt", f"after {start}", "reward", f"after {end}", "reward", ""]
+            rows = [
+                [one.prompt, one.before, f"{one.before_reward:g}", one.after, f"{one.after_reward:g}", one.kind]
+                for one in pick(changed, _SAMPLES)
+            ]
+            page.table(header, rows, prose=True)
+        wrong = failures(run, _SAMPLES)
+        if wrong:
+            page.text(f"Lowest rewards among the logged training answers of rollout {wrong[0]['step']}:")
+            rows = [[str(row.get("prompt")), str(row.get("answer")), f"{row.get('reward')}"] for row in wrong]
+            page.table(["prompt", "answer", "reward"], rows, prose=True)
+        if not changed and not wrong:
+            page.text("All logged answers are right, and no held-out prompt was logged twice.")
 
 
 def _origin(page: Page, study: Study) -> None:
     page.heading("Where this comes from")
     for key in ("commit", "versions", "device", "cores"):
-        found = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
-        if found:
-            page.text(f"{key}: {'; '.join(found)}")
+        values = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
+        if values:
+            page.text(f"{key}: {'; '.join(values)}")
     recorded = next((run for run in study.runs if run.record), None)
     if recorded is not None:
-        page.text(f"Configuration of {_label(recorded)}:")
-        page.code(json.dumps(recorded.record.get("config", recorded.record), indent=1))
-
-
-def _label(run: Run) -> str:
-    return ", ".join(part for part in (run.arm, run.condition, f"seed {run.seed}" if run.seed else "") if part)
+        page.text(f"Configuration of {recorded.label}, with the defaults of its objective filled in:")
+        page.code(json.dumps(resolved(recorded.record.get("config", {})), indent=1))
 
 
 if __name__ == "__main__":

@@ -7,78 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxrl_llm.reporting.curves import Curve, curves, mean
+from jaxrl_llm.reporting.curves import Curve, curves
 from jaxrl_llm.reporting.layer_maps import FLIPS, LOAD, flip_map, load_map
-from jaxrl_llm.reporting.read import CLIPPED, Run, Study
-from jaxrl_llm.reporting.statistics import survival
-from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
+from jaxrl_llm.reporting.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
+from jaxrl_llm.reporting.read import CLIPPED, Study
 
-__all__ = ["PLOTS", "Plot", "other_routing", "outcome_by_condition", "survival_plot"]
+__all__ = ["PLOTS", "Plot"]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: file stem, heading, what to see in it, the keys that it needs, and how it is drawn."""
+    """A figure of the page: file stem, heading, what to see in it, why it or parts of it are left out, its drawing."""
 
     stem: str
     heading: str
     caption: str
-    needs: Sequence[str]
+    left_out: Callable[[Study, str], Sequence[str]]  # the parts without anything to see, each with its reason
+    parts: int  # of the figure: it is drawn when fewer are left out
     draw: Callable[[Study, str], Figure]
 
-
-def other_routing(study: Study, condition: str) -> Figure:
-    """Every number under routing/ that no other figure shows, one panel each."""
-    rows = [row for run in study.runs if run.condition == condition for row in run.rows]
-    keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
-    shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
-    titles = [Curve(key, key.removeprefix("routing/").replace("_", " ")) for key in sorted(keys - shown)]
-    return curves(study, condition, titles)
-
-
-def survival_plot(study: Study, condition: str) -> Figure:
-    """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""
-    figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0)
-    ends, last = [], 1.0
-    for arm in study.arms:
-        runs = [run for run in study.select(arm, condition) if run.rows]
-        last = max([last, *(run.collapse()[0] for run in runs)])
-    for place, arm in enumerate(study.arms):
-        found = [run.collapse() for run in study.select(arm, condition) if run.rows]
-        if not found:
-            continue
-        times, alive = survival([time for time, _ in found], [collapsed for _, collapsed in found])
-        ink, offset = colour(study.arms, arm), 0.012 * (place - (len(study.arms) - 1) / 2)
-        times, alive = np.append(times, last), np.append(alive, alive[-1]) + offset
-        ax.step(times, alive, where="post", color=ink, linewidth=2)
-        censored = [time for time, collapsed in found if not collapsed]
-        shown = [alive[np.searchsorted(times, time, side="right") - 1] for time in censored]
-        ax.plot(censored, shown, "|", color=ink, markersize=8)
-        ends.append((last, float(alive[-1]), f"{arm}  {sum(not c for _, c in found)}/{len(found)}", ink))
-    ax.set_ylim(-0.04, 1.06)
-    ax.set_xlabel("rollout", fontsize=8.5, color=INK)
-    label_ends(ax, ends)
-    return figure
-
-
-def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: str) -> Figure:
-    """One outcome against the conditions of the sweep: a dot a seed, a line through the means of each arm."""
-    figure, (ax,) = panels([title], columns=1, height=3.4)
-    ends = []
-    for place, arm in enumerate(study.arms):
-        ink, means = colour(study.arms, arm), []
-        for x, condition in enumerate(study.conditions):
-            values = np.array([measure(run) for run in study.select(arm, condition)], np.float64)
-            jitter = 0.03 * (place - (len(study.arms) - 1) / 2)
-            ax.plot(np.full(len(values), x + jitter), values, "o", color=ink, alpha=0.45, markersize=4)
-            means.append((x + jitter, float(mean(values)) if len(values) else float("nan")))
-        ax.plot([x for x, _ in means], [y for _, y in means], color=ink, linewidth=2)
-        finite = [(x, y) for x, y in means if np.isfinite(y)]
-        if finite:
-            ends.append((*finite[-1], arm, ink))
-    ax.set_xticks(range(len(study.conditions)), study.conditions)
-    label_ends(ax, ends)
-    return figure
+    def drawable(self, study: Study, condition: str) -> bool:
+        return len(self.left_out(study, condition)) < self.parts
 
 
 def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:
@@ -106,7 +55,9 @@ _RATIOS = (
     Curve("kl/sampler", "KL between sampler and trainer", scale="log"),
 )
 _DECOMPOSITION = (
-    Curve("routing/share_of_variance", "share of routing in Var(log ratio)", percent=True),
+    Curve("routing/share_of_variance", "share of routing, parameters first", percent=True),
+    Curve("routing/share_of_variance_shapley", "share of routing, mean of both orders", percent=True),
+    Curve("routing/log_ratio_var", "variance of the log-ratio", scale="log"),
     Curve("routing/parameter_var", "variance of the parameter part", scale="log"),
     Curve("routing/routing_var", "variance of the routing part", scale="log"),
 )
@@ -124,18 +75,63 @@ _WEIGHTS = (
 )
 
 
+_ROUTING = {  # titles of what _other_routing shows
+    "routing/flips_sampler_old": "experts changed, sampler to old",
+    "routing/flips_numeric": "experts changed at equal parameters",
+}
+
+
+def _other_routing(study: Study, condition: str) -> list[Curve]:
+    """Every number under routing/ that no other figure shows."""
+    rows = [row for run in study.runs if run.condition == condition for row in run.rows]
+    keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
+    shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
+    words = {key: _ROUTING.get(key, key.removeprefix("routing/").replace("_", " ")) for key in keys - shown}
+    return [Curve(key, words[key], percent="flips" in key) for key in sorted(words)]
+
+
+def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
+    reasons = [(curve.title, curve.absent(study, condition)) for curve in panel]
+    return [f"{title} ({reason})" for title, reason in reasons if reason]
+
+
 def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve]) -> Plot:
-    return Plot(
-        stem, heading, caption, [key for one in panel for key in one.keys], functools.partial(curves, panel=panel)
-    )
+    absent = functools.partial(_absent, panel=panel)
+    return Plot(stem, heading, caption, absent, len(panel), functools.partial(curves, panel=panel))
+
+
+def _map(stem: str, heading: str, caption: str, key: str, draw: Callable[[Study, str], Figure]) -> Plot:
+    absent = functools.partial(_absent, panel=[Curve(key, heading.lower(), percent=key == FLIPS)])
+    return Plot(stem, heading, caption, absent, 1, draw)
+
+
+def _draw_other(study: Study, condition: str) -> Figure:
+    return curves(study, condition, _other_routing(study, condition))
+
+
+def _no_other(study: Study, condition: str) -> list[str]:
+    panel = _other_routing(study, condition)
+    absent = _absent(study, condition, panel)
+    if len(absent) < len(panel):
+        return []
+    return ["further routing numbers (" + ("; ".join(absent) or "not logged") + ")"]
 
 
 PLOTS: Sequence[Plot] = (
+    Plot(
+        "differences",
+        "Paired differences",
+        "Mean difference to the baseline over pairs of one seed with its 95 % t interval, not corrected for the number "
+        "of arms. Filled: all seeds. Hollow, where runs were made at several commits: each apart, with its seeds.",
+        no_pairs,
+        1,
+        forest_plot,
+    ),
     _plot(
         "curves",
         "Learning curves",
         "Does the reward rise, and does it stay? Bold: mean over seeds, smoothed over about a fifteenth of the run; "
-        "thin: not smoothed; band: lowest to highest seed. Training reward counts every generated answer.",
+        "thin: not smoothed; whiskers: lowest to highest seed. Training reward counts every generated answer.",
         _LEARNING,
     ),
     Plot(
@@ -143,31 +139,34 @@ PLOTS: Sequence[Plot] = (
         "Time to collapse",
         "A run has collapsed when its mean reward was below half of its running maximum for 5 rollouts in a row, or is "
         "not finite. A step down is a collapse, a tick a run that ended without one; the numbers count the survivors.",
-        ["reward/mean"],
+        nothing_fell,
+        1,
         survival_plot,
     ),
-    Plot(
+    _map(
         "flips",
         "Experts changed by layer and update",
         "Share of the activated experts that the current policy no longer picks, averaged over rollouts and seeds. "
         "Brighter to the right: routing drifts within a rollout; a bright row: one layer does most of it.",
-        [FLIPS],
+        FLIPS,
         flip_map,
     ),
-    Plot(
+    _map(
         "load",
         "Expert load by layer",
         "Tokens of the busiest expert as a multiple of an even share, averaged over seeds: 1 is even, the number of "
         "experts over top-k means that every token goes there. A row that brightens: its tokens crowd onto few "
         "experts.",
-        [LOAD],
+        LOAD,
         load_map,
     ),
     _plot(
         "decomposition",
         "What moves the ratio",
         "Share of the variance of the log-ratio that comes from the changed selection of experts alone: "
-        "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does.",
+        "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does. "
+        "Parameters first: routing is what remains once the parameters have moved; the mean of both orders (Shapley) "
+        "favours neither. Measured on the last minibatch of some rollouts, an unweighted mean of heavy-tailed ratios.",
         _DECOMPOSITION,
     ),
     _plot(
@@ -183,8 +182,9 @@ PLOTS: Sequence[Plot] = (
         "Routing, further numbers",
         "Between sampler and old policy experts differ by the engine alone (another shape, another dtype), between old "
         "and current policy by what training did.",
-        ["routing/flips_sampler_old", "routing/flips_numeric"],
-        other_routing,
+        _no_other,
+        1,
+        _draw_other,
     ),
     _plot(
         "ratios",

@@ -9,22 +9,45 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.reporting.statistics import collapse_index
 from jaxrl_llm.run_log import read_json, read_rows
 
-__all__ = ["CLIPPED", "Run", "Study", "load"]
+__all__ = ["CLIPPED", "Run", "Study", "collapse_index", "load"]
 
 CLIPPED = "clip/low + clip/high"  # the one metric that is derived here: share of tokens clipped on either side
 
 
+def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
+    """Index of the rollout at which a run has collapsed, None if it never does.
+
+    A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
+    each below `share` of the running maximum of the reward up to that rollout.
+
+    Args:
+        reward: mean reward of every rollout, in order [rollouts].
+    """
+    below, best = 0, -np.inf
+    for i, value in enumerate(np.asarray(reward, np.float64)):
+        if not np.isfinite(value):
+            return i
+        best = max(best, value)
+        below = below + 1 if value < share * best else 0
+        if below == patience:
+            return i
+    return None
+
+
 @dataclass(frozen=True)
 class Run:
-    """One DIR: what was planned (arm, condition, seed) and what it logged so far."""
+    """One DIR: what was planned (arm, condition, seed, branch) and what it logged so far.
+
+    Runs of one seed and several branches start from states of one trajectory: they are not independent.
+    """
 
     workdir: Path
     arm: str
     condition: str = ""
     seed: str = ""
+    branch: str = ""
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -66,6 +89,16 @@ class Run:
         if self.failure is not None:
             return f"crashed {where} with exit code {self.failure['exit_code']}: {self.failure['last_line']}"
         return f"stopped {where}" if self.rows else "not started"
+
+    @property
+    def batch(self) -> str:
+        """The commit that it ran at, in short; runs of one study at two commits are a replication of each other."""
+        return str(self.record.get("commit") or "unknown")[:7]
+
+    @property
+    def label(self) -> str:
+        parts = (self.arm, self.condition, self.seed and f"seed {self.seed}", self.branch and f"branch {self.branch}")
+        return ", ".join(part for part in parts if part)
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of the rows that hold the key; null is NaN. Lists give an array with more axes."""
@@ -120,9 +153,14 @@ class Study:
     def select(self, arm: str, condition: str) -> list[Run]:
         return [run for run in self.runs if (run.arm, run.condition) == (arm, condition)]
 
-    def has(self, key: str, condition: str) -> bool:
+    def values(self, key: str, condition: str) -> np.ndarray:
+        """Every finite number that a run of the condition logged under the key, in one row."""
         runs = [run for run in self.runs if run.condition == condition]
-        return any(np.any(np.isfinite(run.series(key)[1])) for run in runs)
+        values = np.concatenate([run.series(key)[1].ravel() for run in runs] or [np.zeros(0)])
+        return values[np.isfinite(values)]
+
+    def has(self, key: str, condition: str) -> bool:
+        return self.values(key, condition).size > 0
 
 
 def load(folder: str | os.PathLike[str]) -> Study:
@@ -138,7 +176,10 @@ def load(folder: str | os.PathLike[str]) -> Study:
     folder = Path(folder)
     plan = read_json(folder / "sweep.json")
     if plan is not None:
-        runs = [Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"])) for r in plan["runs"]]
+        runs = [
+            Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"]), str(r.get("branch", "")))
+            for r in plan["runs"]
+        ]
         return Study(plan["question"], runs, plan["baseline"])
     if (folder / "metrics.jsonl").exists():
         name = folder.resolve().name

@@ -1,105 +1,181 @@
-"""Paired differences with intervals, verdicts in words, time to collapse and survival.
+"""Paired differences with intervals, what they could have detected, correction for many arms, and survival.
 
 Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so that the
-difference within a pair is free of what the seed did to both.
+difference within a pair is free of what the seed did to both. Several runs of one seed (branches of one trajectory) are
+averaged first, because they are not independent: everything rests on the number of seeds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit  # scipy.stats takes a second to import
+from scipy import optimize, stats
 
-__all__ = ["MINIMUM_SEEDS", "PairedDifference", "collapse_index", "paired_difference", "survival"]
+__all__ = [
+    "LEVEL",
+    "MINIMUM_SEEDS",
+    "PairedDifference",
+    "batches_differ",
+    "detectable",
+    "holm",
+    "paired_difference",
+    "survival",
+    "verdict",
+]
 
 Numbers = Sequence[float | int] | np.ndarray
+LEVEL = 0.95  # coverage of the intervals; 1 - LEVEL is the error that a verdict may make
 MINIMUM_SEEDS = 5  # below it there are estimates and no verdict
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Estimate and intervals of mean(treatment - baseline) over n pairs; NaN limits where n < 2."""
+    """mean(treatment - baseline) over `pairs` pairs of `n` seeds; limits, p and detectable are NaN where n < 2."""
 
     n: int
+    pairs: int
     mean: float
     low: float
     high: float
     bootstrap_low: float
     bootstrap_high: float
-    verdict: str
+    p: float
+    detectable: float
+    identical: bool = False  # every difference is exactly zero
 
 
 def paired_difference(
     treatment: Numbers,
     baseline: Numbers,
+    seeds: Sequence[str | int] | None = None,
     *,
-    level: float = 0.95,
+    level: float = LEVEL,
     resamples: int = 10_000,
 ) -> PairedDifference:
-    """Paired-t interval, and a percentile bootstrap beside it, of the mean difference d_i = treatment_i - baseline_i.
+    """Paired-t interval, and a percentile bootstrap beside it, of the mean difference.
 
-        mean(d) +- t_{(1 + level) / 2, n - 1} sd(d) / sqrt(n),   sd with n - 1
+        d_i = treatment_i - baseline_i,   d_s = mean of d_i over the pairs of seed s,   n seeds
+        mean(d_s) +- t_{(1 + level) / 2, n - 1} sd(d_s) / sqrt(n),   sd with n - 1
 
-    The verdict rests on the t interval: the bootstrap is too narrow at few pairs (at n = 5 a nominal 95 % covers about
-    84 %). An interval that includes zero is "undecided"; fewer than `MINIMUM_SEEDS` pairs are an estimate, no verdict.
+    The seeds are the clusters, of equal weight: averages within them are independent, pairs within them are not. The
+    bootstrap resamples seeds too; at few of them it is too narrow (at n = 5 a nominal 95 % covers about 84 %).
 
     Args:
         treatment, baseline: one number a pair, in the same order; pairs with a NaN on either side are left out.
+        seeds: of each pair; None: every pair is a seed of its own.
         level: coverage of the intervals.
         resamples: bootstrap resamples, drawn from a fixed seed.
 
     Raises:
-        ValueError: the two are not of one length.
+        ValueError: the arguments are not of one length.
 
     Source: Student, "The probable error of a mean" (1908), section III; Efron, "Bootstrap methods" (1979).
     """
     left, right = np.asarray(treatment, np.float64), np.asarray(baseline, np.float64)
-    if left.shape != right.shape or left.ndim != 1:
-        raise ValueError(f"treatment has shape {left.shape}, baseline {right.shape}: give one number of each a pair")
-    d = left - right
-    d = d[np.isfinite(d)]
+    labels = np.arange(left.size) if seeds is None else np.asarray(seeds)
+    if left.shape != right.shape or left.ndim != 1 or labels.shape != left.shape:
+        raise ValueError(
+            f"treatment has shape {left.shape}, baseline {right.shape}, seeds {labels.shape}: "
+            "give one number of each a pair"
+        )
+    known = np.isfinite(left - right)
+    difference, labels = (left - right)[known], labels[known]
+    d = np.array([difference[labels == seed].mean() for seed in dict.fromkeys(labels.tolist())])
     n, nan = len(d), float("nan")
+    identical = n > 0 and not np.any(difference)
     mean = float(d.mean()) if n else nan
     if n < 2:
-        return PairedDifference(n, mean, nan, nan, nan, nan, _verdict(n, nan, nan))
-    half = float(stdtrit(n - 1, (1 + level) / 2) * d.std(ddof=1) / np.sqrt(n))
-    means = np.random.default_rng(0).choice(d, (resamples, n)).mean(1)
-    tails = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        return PairedDifference(n, len(difference), mean, nan, nan, nan, nan, nan, nan, identical)
+    error = float(stats.sem(d))
+    if error == 0:  # no spread to judge by: the difference is exact
+        return PairedDifference(n, len(difference), mean, *[mean] * 4, float(mean == 0), 0.0, identical)
+    low, high = stats.t.interval(level, n - 1, mean, error)
+    bootstrap = stats.bootstrap(
+        (d,),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
     return PairedDifference(
-        n, mean, mean - half, mean + half, float(tails[0]), float(tails[1]), _verdict(n, mean - half, mean + half)
+        n,
+        len(difference),
+        mean,
+        float(low),
+        float(high),
+        float(bootstrap.low),
+        float(bootstrap.high),
+        float(2 * stats.t.sf(abs(mean) / error, n - 1)),
+        error * detectable(n, level=level),
     )
 
 
-def _verdict(n: int, low: float, high: float) -> str:
-    if n == 0:
+def detectable(n: int, *, level: float = LEVEL, power: float = 0.8) -> float:
+    """The true mean difference, in standard errors, that the two-sided t test of n differences finds with `power`.
+
+        P(T > t_{(1 + level) / 2, n - 1}) = power   for T of the noncentral t with n - 1 degrees, whose noncentrality is
+        the answer
+
+    "Finds" is significant with the right sign. Times sd / sqrt(n) it is a difference in the units of the outcome: a
+    null says no more than "smaller than this".
+
+    Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
+    """
+    bound = stats.t.ppf((1 + level) / 2, n - 1)
+    # T exceeds the bound where normal noise + noncentrality exceeds bound x sd: nearly certain at the upper end.
+    upper = bound * np.sqrt(stats.chi2.ppf(power, n - 1) / (n - 1)) + 3
+
+    def lacking(noncentrality: float) -> float:
+        return float(stats.nct.sf(bound, n - 1, noncentrality)) - power
+
+    return float(optimize.brentq(lacking, 0.0, upper))  # pyright: ignore[reportArgumentType]
+
+
+def holm(p: Numbers) -> np.ndarray:
+    """p-values corrected for their number; the chance of any false finding among them stays below the level.
+
+        p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j))   of m sorted p-values; NaN stays NaN and is not counted
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure" (1979), section 2.
+    """
+    p = np.asarray(p, np.float64)
+    order = np.argsort(p)[: np.isfinite(p).sum()]
+    corrected = np.full(len(p), np.nan)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
+    return corrected
+
+
+def verdict(d: PairedDifference, p: float, *, level: float = LEVEL) -> str:
+    """What the difference allows to say at the corrected p-value: a word for the table."""
+    if d.n == 0:
         return "no pair is complete"
-    if n < MINIMUM_SEEDS:
-        return f"estimate only: {n} of {MINIMUM_SEEDS} pairs"
-    if low > 0:
-        return "higher"
-    if high < 0:
-        return "lower"
+    if d.identical:
+        return "identical"
+    if d.n < MINIMUM_SEEDS:
+        return f"estimate only: {d.n} of {MINIMUM_SEEDS} seeds"
+    if p < 1 - level:
+        return "higher" if d.mean > 0 else "lower"
     return "undecided"
 
 
-def collapse_index(reward: Numbers, *, share: float = 0.5, patience: int = 5) -> int | None:
-    """Index of the rollout at which a run has collapsed, None if it never does.
+def batches_differ(batches: Sequence[Numbers]) -> float:
+    """p-value that the batches of a replicated difference have one mean; NaN with fewer than two of them.
 
-    A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
-    each below `share` of the running maximum of the reward up to that rollout.
+    Welch's t test between two batches, the smallest Holm-corrected one of all their pairs when there are more. Batches
+    of a single difference have no spread and are left out.
 
-    Args:
-        reward: mean reward of every rollout, in order [rollouts].
+    Source: Welch, "The generalization of Student's problem" (1947).
     """
-    below, best = 0, -np.inf
-    for i, value in enumerate(np.asarray(reward, np.float64)):
-        if not np.isfinite(value):
-            return i
-        best = max(best, value)
-        below = below + 1 if value < share * best else 0
-        if below == patience:
-            return i
-    return None
+    usable = [np.asarray(batch, np.float64) for batch in batches]
+    usable = [batch for batch in usable if len(batch) > 1]
+    p = [
+        stats.ttest_ind(one, other, equal_var=False).pvalue  # pyright: ignore[reportAttributeAccessIssue]
+        for i, one in enumerate(usable)
+        for other in usable[:i]
+        if np.ptp(one) + np.ptp(other) > 0
+    ]
+    return float(np.min(holm(p))) if p else float("nan")
 
 
 def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,5 +195,7 @@ def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.
     """
     t, event = np.asarray(times, np.float64), np.asarray(collapsed, bool)
     at = np.unique(t[event])
-    factors = [1 - np.sum(event & (t == when)) / np.sum(t >= when) for when in at]
-    return np.concatenate([[0.0], at]), np.concatenate([[1.0], np.cumprod(factors)])
+    if not at.size:
+        return np.zeros(1), np.ones(1)
+    alive = stats.ecdf(stats.CensoredData(uncensored=t[event], right=t[~event])).sf
+    return np.concatenate([[0.0], at]), np.concatenate([[1.0], alive.evaluate(at)])

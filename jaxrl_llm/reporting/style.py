@@ -1,26 +1,36 @@
-"""How every figure looks: colours that colour-blind readers tell apart, direct labels, quiet axes."""
+"""How every figure looks: colours and dashes that tell arms apart, direct labels, quiet axes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-__all__ = ["INK", "colour", "label_ends", "panels"]
+__all__ = ["INK", "colour", "label_ends", "line", "panels"]
 
 INK = "#2b2b2b"
 _BASELINE = "#6b6b6b"
 _GAP = 0.085  # between two labels, as a share of the height of the axes
 # Okabe and Ito's palette (2008), yellow left out: it vanishes on white.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Arms lie upon one another from the solid baseline to the shortest dashes: of curves that coincide each shows through.
+_DASHES = ("solid", (0, (7, 2)), (0, (4, 2)), (0, (2.5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)), (0, (4, 2, 1, 2)))
+_MARKERS = "os^DvPX"
 
 
 def colour(arms: Sequence[str], arm: str) -> str:
     """The baseline (the first arm) is grey, so that the arms under test carry the colour; one arm alone is blue."""
     place = list(arms).index(arm)
     return _PALETTE[(place - 1) % len(_PALETTE)] if place else (_BASELINE if len(arms) > 1 else _PALETTE[0])
+
+
+def line(arms: Sequence[str], arm: str) -> dict[str, Any]:
+    """Colour, dashes and marker of an arm's line, for `Axes.plot`."""
+    place = list(arms).index(arm) % len(_DASHES)
+    return {"color": colour(arms, arm), "linestyle": _DASHES[place], "marker": _MARKERS[place], "markersize": 3.5}
 
 
 def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple[Figure, list[Axes]]:

@@ -1,47 +1,29 @@
-"""The tables of a report: what each arm did, and how it differs from the baseline pair by pair."""
+"""The tables of a report that describe: what each arm did, and what its configuration was."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import objectives
+from jaxrl_llm.reporting.comparisons import OUTCOMES
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 
-__all__ = ["OUTCOMES", "Outcome", "arm_table", "config_table", "difference_table", "differences", "verdicts"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A number a run, compared pair by pair."""
-
-    name: str
-    measure: Callable[[Run], float]
-    digits: int = 3
-
-
-def _policy(key: str, **kwargs: int) -> Callable[[Run], float]:
-    # A run that ended on a number that is not finite has no usable policy: it counts as reward 0, it is not left out.
-    return lambda run: 0.0 if run.diverged and run.series(key)[0].size else run.average(key, **kwargs)
-
-
-_TIME = Outcome("rollouts without collapse", lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
-OUTCOMES: Sequence[Outcome] = (
-    Outcome("held-out greedy, end", _policy("eval/greedy", last=1)),
-    Outcome("held-out sampled, end", _policy("eval/pass_at_1", last=1)),
-    Outcome("training reward, last 5", _policy("reward/mean", last=5)),
-    _TIME,
-)
+__all__ = ["arm_table", "config_table", "resolved"]
 
 
 def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
-    """One row an arm, means over its seeds; columns that no run has are left out."""
+    """One row an arm, means over its seeds; columns that no run has are left out.
+
+    The end of a run (held-out rewards, pass@k, the last rewards) is a mean over the runs that have ended: the newest
+    evaluation of a run that goes on, or stopped, is no outcome. A run that diverged counts as in `OUTCOMES`.
+    """
+    greedy, sampled, last_rewards = (outcome.measure for outcome in OUTCOMES[:3])
     columns: dict[str, Callable[[Sequence[Run]], str]] = {
-        "held-out greedy": _change("eval/greedy"),
-        "held-out sampled": _change("eval/pass_at_1"),
-        "pass@k": lambda runs: _number([run.value("eval/pass_at_k") for run in runs], "{:.3f}"),
-        "reward, last 5": lambda runs: _number([run.average("reward/mean", 5) for run in runs], "{:.3f}"),
+        "held-out greedy": _change("eval/greedy", greedy),
+        "held-out sampled": _change("eval/pass_at_1", sampled),
+        "pass@k": lambda runs: _number([run.value("eval/pass_at_k") for run in runs if run.ended], "{:.3f}"),
+        "reward, last 5": lambda runs: _number([last_rewards(run) for run in runs if run.ended], "{:.3f}"),
         "clipped": lambda runs: _number([run.average(CLIPPED) for run in runs], "{:.2%}"),
         "experts changed": lambda runs: _number([run.average("routing/flips_old_current") for run in runs], "{:.2%}"),
         "tokens/s": lambda runs: _number([_median(run, "rollout/tokens_per_s") for run in runs], "{:,.0f}"),
@@ -59,46 +41,6 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def differences(study: Study, condition: str) -> Iterator[tuple[str, Outcome, PairedDifference]]:
-    """Every arm against the baseline, in every outcome that some run has, over the pairs whose two runs have ended."""
-    ended = {arm: {run.seed: run for run in study.select(arm, condition) if run.ended} for arm in study.arms}
-    fell = any(run.collapse()[1] for runs in ended.values() for run in runs.values())
-    for outcome in OUTCOMES if fell else [one for one in OUTCOMES if one is not _TIME]:
-        for arm in study.arms[1:]:
-            seeds = [seed for seed in ended[study.baseline] if seed in ended[arm]]
-            ours, theirs = (
-                np.array([outcome.measure(ended[name][seed]) for seed in seeds], np.float64)
-                for name in (arm, study.baseline)
-            )
-            if np.any(np.isfinite(ours - theirs)):
-                yield arm, outcome, paired_difference(ours, theirs)
-
-
-def difference_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
-    """Paired differences to the baseline with both intervals and a verdict."""
-    header = ["outcome", "arm", "difference", "95 % paired t", "bootstrap", "pairs", "verdict"]
-    rows = []
-    for arm, outcome, d in differences(study, condition):
-        interval, bootstrap = (
-            f"[{low:+.{outcome.digits}f}, {high:+.{outcome.digits}f}]" if d.n > 1 else "none"
-            for low, high in ((d.low, d.high), (d.bootstrap_low, d.bootstrap_high))
-        )
-        rows.append([outcome.name, arm, f"{d.mean:+.{outcome.digits}f}", interval, bootstrap, str(d.n), d.verdict])
-    return header, rows
-
-
-def verdicts(study: Study, condition: str) -> list[str]:
-    """The difference table in sentences."""
-    lines = []
-    for arm, outcome, d in differences(study, condition):
-        size = f"{d.mean:+.{outcome.digits}f}"
-        if d.n > 1:
-            size += f" [{d.low:+.{outcome.digits}f}, {d.high:+.{outcome.digits}f}]"
-        words = {"higher": f"{arm} is higher", "lower": f"{arm} is lower"}.get(d.verdict, d.verdict)
-        lines.append(f"{outcome.name}: {arm} against {study.baseline} {size} over {d.n} pairs: {words}.")
-    return lines
-
-
 def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
     """The configuration fields in which arms or conditions differ: one row an arm and condition, one column a field."""
     cells = [(arm, condition) for condition in study.conditions for arm in study.arms]
@@ -106,11 +48,26 @@ def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
     for cell in cells:
         recorded = [run.record["config"] for run in study.select(*cell) if run.record.get("config")]
         if recorded:
-            flat[cell] = dict(_flatten(recorded[0]))
+            flat[cell] = dict(_flatten(resolved(recorded[0])))
     fields = sorted({field for one in flat.values() for field in one})
     varying = [f for f in fields if f.split(".")[-1] != "seed" and len({one.get(f) for one in flat.values()}) > 1]
     rows = [[", ".join(filter(None, cell)), *(one.get(field, "") for field in varying)] for cell, one in flat.items()]
     return ["arm", *varying], rows if varying else []
+
+
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the hyper-parameters that its objective really had: its recipe's default for None.
+
+    What the recipe does not have is left out; the objective of a recipe that is not known here keeps what was set.
+    """
+    raw = dict(config.get("objective") or {})
+    given = {key: value for key, value in raw.items() if value is not None}
+    try:
+        defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"))
+    except ValueError:
+        defaults = {}
+    known = {key: value for key, value in defaults.items() if value is not None}
+    return {**config, "objective": {**known, **given}} if raw else dict(config)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -121,11 +78,12 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{key}", str(value)
 
 
-def _change(key: str) -> Callable[[Sequence[Run]], str]:
+def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], str]:
     def column(runs: Sequence[Run]) -> str:
-        before = _number([run.value(key, at=0) for run in runs], "{:.3f}")
-        after = _number([run.value(key) for run in runs], "{:.3f}")
-        return f"{before} -> {after}" if before else ""
+        ended = [run for run in runs if run.ended]
+        before = _number([run.value(key, at=0) for run in ended or runs], "{:.3f}")
+        after = _number([end(run) for run in ended], "{:.3f}")
+        return f"{before} -> {after or 'not ended'}" if before else ""
 
     return column
 
