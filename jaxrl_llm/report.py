@@ -137,8 +137,9 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
     header, rows = batch_table(study, condition)
     if rows:
         page.text(
-            "The same differences apart for each commit that runs were made at. The last column is the p of Welch's "
-            "t test that the commits have one mean: where it is small, the result did not replicate."
+            "The same differences apart for each commit that the arm's runs were made at, with the number of seeds. The "
+            "last column is the p of Welch's t test that the commits have one mean: where it is small, the result did "
+            "not replicate."
         )
         page.table(header, rows)
     absent = []
@@ -175,9 +176,9 @@ def _samples(page: Page, study: Study) -> None:
             page.text(
                 f"Greedy answers to logged held-out prompts, after rollout {start} and after {end}: {tally(changed)}."
             )
-            header = ["prompt", f"after {start}", "reward", f"after {end}", "reward", ""]
+            header = ["prompt", f"answer after {start} (reward)", f"answer after {end} (reward)", "what happened"]
             rows = [
-                [one.prompt, one.before, f"{one.before_reward:g}", one.after, f"{one.after_reward:g}", one.kind]
+                [one.prompt, f"{one.before} ({one.before_reward:g})", f"{one.after} ({one.after_reward:g})", one.kind]
                 for one in pick(changed, _SAMPLES)
             ]
             page.table(header, rows, prose=True)

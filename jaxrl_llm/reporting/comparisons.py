@@ -97,7 +97,7 @@ def _difference(
     pairs = [pair for pair in theirs if pair in ours]
     measured = {pair: (outcome.measure(ours[pair]), outcome.measure(theirs[pair])) for pair in pairs}
     pairs = [pair for pair in pairs if np.all(np.isfinite(measured[pair]))]
-    batch_of = {pair: "/".join(dict.fromkeys((ours[pair].batch, theirs[pair].batch))) for pair in pairs}
+    batch_of = {pair: ours[pair].batch for pair in pairs}
 
     def over(chosen: Sequence[_Pair]) -> PairedDifference:
         left, right = np.array([measured[pair] for pair in chosen], np.float64).reshape(-1, 2).T
@@ -149,15 +149,22 @@ def difference_table(study: Study, condition: str) -> tuple[list[str], list[list
 
 
 def batch_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
-    """The same differences apart for each commit that runs were made at; empty when all are of one."""
-    header = ["outcome", "arm", "commit", "difference", "95 % t interval", "seeds", "one mean (p)"]
+    """The same differences apart, one column for each commit that the arms' runs were made at; empty when there is one.
+
+    A cell has the difference, its interval and the seeds in parentheses.
+    """
+    compared = [c for c in compare(study, condition) if c.batches]
+    names = list(dict.fromkeys(name for c in compared for name, _ in c.batches))
+
+    def cell(c: Comparison, d: PairedDifference) -> str:
+        interval = f" {c.outcome.interval(d.low, d.high)}" if d.n > 1 else ""
+        return f"{c.outcome.signed(d.mean)}{interval} ({d.n})"
+
     rows = []
-    for c in compare(study, condition):
-        for number, (name, d) in enumerate(c.batches):
-            interval = c.outcome.interval(d.low, d.high) if d.n > 1 else "none"
-            apart = _probability(c.batches_p) if number == 0 else ""
-            rows.append([c.outcome.name, c.arm, name, c.outcome.signed(d.mean), interval, str(d.n), apart])
-    return header, rows
+    for c in compared:
+        cells = {name: cell(c, d) for name, d in c.batches}
+        rows.append([c.outcome.name, c.arm, *(cells.get(name, "") for name in names), _probability(c.batches_p)])
+    return ["outcome", "arm", *names, "one mean (p)"], rows
 
 
 def sentence(c: Comparison, baseline: str) -> str:

@@ -80,7 +80,7 @@ def _draw(
     middle = mean(values)
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
-        spacing = np.ptp(steps) / max(len(at), 1)  # the arms' whiskers stand side by side
+        spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers stand side by side
         low, high = _least(values)[at], _most(values)[at]
         ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
     few = len(steps) <= 12

@@ -5,6 +5,7 @@ difference within a pair is free of what the seed did to both. Several runs of o
 averaged first, because they are not independent: everything rests on the number of seeds.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,6 +112,7 @@ def paired_difference(
     )
 
 
+@functools.cache
 def detectable(n: int, *, level: float = LEVEL, power: float = 0.8) -> float:
     """The true mean difference, in standard errors, that the two-sided t test of n differences finds with `power`.
 
