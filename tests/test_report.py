@@ -10,22 +10,18 @@ import pytest
 
 from jaxrl_llm.report import main, write_report
 from jaxrl_llm.reporting import figures
+from jaxrl_llm.reporting.comparisons import compare
 from jaxrl_llm.reporting.curves import Curve, curves
 from jaxrl_llm.reporting.layer_maps import flip_map, load_map
+from jaxrl_llm.reporting.outcome_figures import survival_plot
 from jaxrl_llm.reporting.page import Page, text_table
 from jaxrl_llm.reporting.read import CLIPPED, Run, load
-from jaxrl_llm.reporting.style import colour, label_ends, panels
-from jaxrl_llm.reporting.tables import arm_table, config_table, difference_table, differences, verdicts
+from jaxrl_llm.reporting.samples import changes, failures, pick
+from jaxrl_llm.reporting.style import colour, label_ends, line, panels
+from jaxrl_llm.reporting.tables import arm_table
 
 sys.path.append(str(Path(__file__).parent / "reference"))
-from synthetic_runs import ARMS, write_run, write_sweep
-
-
-def write_rows(folder, rows, **files):
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, value in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
+from synthetic_runs import ARMS, write_rows, write_run, write_sweep
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,8 @@ def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
     assert main([str(tmp_path / "demo")]) == 0
     out = capsys.readouterr().out
     assert "grpo   1/1" in out
-    assert "estimate only: 1 of 5 pairs" in out
+    assert "estimate only" not in out  # one pair has nothing to say beyond the rows of the arms
+    assert "held-out greedy, end: grpo 0." in out
     assert (tmp_path / "demo" / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
     # The page of the folder is not taken for a run of it, and neither are the pages of its runs.
     assert [run.arm for run in load(tmp_path / "demo").runs] == ["grpo", "gspo"]
@@ -97,18 +94,22 @@ def test_the_page_of_a_sweep(page, sweep):
     for plot in figures.PLOTS:
         assert f"### {plot.heading}" in markdown
         assert (sweep / "figures" / f"{plot.stem}.png").exists()
-    for word in (*ARMS, "commit", "0123abc", "Configuration of", "3142=", "1234", "objective.name", "95 % paired t"):
+    top = markdown.index("## N = 8")
+    assert markdown.index("## Summary") < markdown.index("[Learning curves](#learning-curves)") < top
+    assert '<a href="#learning-curves">' in html
+    assert '<h3 id="learning-curves">' in html
+    for word in (*ARMS, "commit", "0123abc", "Configuration of", "3142=", "1234", "95 % t interval"):
         assert word in markdown
         assert word in html
     assert "held-out greedy, end: GSPO against GRPO" in markdown
-    assert "GSPO is higher." in markdown
+    assert "GSPO is higher (p " in markdown
     assert "SAPO" in printed
 
 
 def test_the_html_needs_no_other_file(page):
     html = page[2]
     assert html.count("data:image/png;base64,") == len(figures.PLOTS)
-    assert not re.findall(r'(?:src|href)="(?!data:)', html)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
     assert "<script" not in html
 
 
@@ -125,7 +126,7 @@ def test_half_a_sweep_says_what_is_missing(tmp_path):
     assert "12 of 16 runs finished" in printed
     assert "GSPO, N = 8, seed 1: stopped after step 12" in printed
     assert "SAPO, N = 32, seed 1: not started" in printed
-    pairs = {(arm, d.n) for arm, outcome, d in differences(load(tmp_path), "N = 32")}
+    pairs = {(c.arm, c.difference.n) for c in compare(load(tmp_path), "N = 32")}
     assert pairs == {("GRPO+R2", 2), ("GSPO", 1), ("SAPO", 1)}  # runs that have not ended are in no pair
     markdown = (tmp_path / "report.md").read_text()
     assert markdown.count("### Learning curves") == 2
@@ -136,62 +137,17 @@ def test_half_a_sweep_says_what_is_missing(tmp_path):
 def test_a_sweep_in_which_nothing_ran_yet_has_a_page(tmp_path):
     write_sweep(tmp_path, seeds=1, absent=[(arm, 0) for arm in ARMS])
     assert "0 of 4 runs finished" in write_report(tmp_path)
-    assert "Left out, because no run logged their metrics" in (tmp_path / "report.md").read_text()
+    assert "Left out, because there is nothing to see" in (tmp_path / "report.md").read_text()
 
 
 def test_panels_without_metrics_are_left_out_and_named(tmp_path):
     write_rows(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.6}], result={})
     write_report(tmp_path / "run")
     markdown = (tmp_path / "run" / "report.md").read_text()
-    assert "Experts changed by layer and update (needs routing/flips_old_current_by_update)" in markdown
+    assert "experts changed by layer and update (not logged)" in markdown
     assert "### Experts changed" not in markdown
     header, _ = arm_table(load(tmp_path / "run"), "")
     assert header == ["arm", "runs", "reward, last 5", "collapsed"]
-
-
-def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
-    rows = [{"step": step, "reward/mean": 0.5, "eval/greedy": 0.5} for step in range(1, 4)]
-    words = "error: step 4, update 1 of 4: the loss or gradient is not finite"
-    runs = []
-    for arm, files in (("A", {"result": {}}), ("B", {"failed": {"exit_code": 1, "last_line": words}})):
-        write_rows(tmp_path / arm, rows, **files)
-        runs.append({"folder": arm, "arm": arm, "condition": "", "seed": 0})
-    (tmp_path / "sweep.json").write_text(json.dumps({"question": "?", "baseline": "A", "runs": runs}))
-    study = load(tmp_path)
-    assert study.runs[1].collapse() == (4.0, True)
-    means = {outcome.name: d.mean for _, outcome, d in differences(study, "")}
-    assert means["held-out greedy, end"] == -0.5
-    assert means["training reward, last 5"] == -0.5
-    assert "diverged after step 3" in write_report(tmp_path)
-
-
-def test_a_crashed_run_is_in_no_pair(tmp_path):
-    write_rows(tmp_path / "A", [{"step": 1, "reward/mean": 0.5}], result={})
-    write_rows(tmp_path / "B", [{"step": 1, "reward/mean": 0.5}], failed={"exit_code": -9, "last_line": "Killed"})
-    study = load(tmp_path)
-    assert list(differences(study, "")) == []
-    assert study.runs[1].status == "crashed after step 1 with exit code -9: Killed"
-
-
-def test_differences_have_the_sign_and_size_of_the_logs(tmp_path):
-    for arm, level in (("A", 0.25), ("B", 0.5)):
-        for seed in range(5):
-            reward = level + 0.125 * seed
-            write_rows(tmp_path / arm / str(seed), [{"step": s, "reward/mean": reward} for s in range(1, 7)], result={})
-    study = load(tmp_path)
-    header, rows = difference_table(study, "")
-    assert header == ["outcome", "arm", "difference", "95 % paired t", "bootstrap", "pairs", "verdict"]
-    expected = ["training reward, last 5", "B", "+0.250", "[+0.250, +0.250]", "[+0.250, +0.250]", "5", "higher"]
-    assert rows[0] == expected
-    assert verdicts(study, "")[0] == (
-        "training reward, last 5: B against A +0.250 [+0.250, +0.250] over 5 pairs: B is higher."
-    )
-
-
-def test_config_table_holds_only_what_arms_differ_in(sweep):
-    header, rows = config_table(load(sweep))
-    assert header == ["arm", "objective.name"]
-    assert rows == [[f"{arm}, N = 8", arm.split("+")[0].lower()] for arm in ARMS]
 
 
 def test_the_flip_map_shows_layers_and_updates(sweep):
@@ -219,8 +175,8 @@ def test_the_load_map_shows_layers_and_rollouts_and_blanks_what_is_missing(tmp_p
 
 def test_ratios_with_and_without_a_flip_share_a_panel(sweep):
     plot = next(plot for plot in figures.PLOTS if plot.stem == "flipped")
-    share, *panels = plot.draw(load(sweep), "N = 8").axes
-    assert share.get_legend() is None
+    panels = plot.draw(load(sweep), "N = 8").axes
+    assert plot.left_out(load(sweep), "N = 8") == ["tokens after a changed expert (60 % throughout)"]
     assert len(panels) == 4
     variance, maximum = panels[1], panels[3]
     assert [text.get_text() for text in variance.get_legend().get_texts()] == ["after a changed expert", "before any"]
@@ -242,7 +198,7 @@ def test_a_panel_of_two_metrics_needs_only_one_of_them(tmp_path):
 
 
 def test_a_point_that_no_line_reaches_is_a_dot(tmp_path):
-    rows = [{"step": step, "a": 1.0 if step in (3, 10, 11) else None} for step in range(1, 21)]
+    rows = [{"step": step, "a": float(step) if step in (3, 10, 11) else None} for step in range(1, 21)]
     write_rows(tmp_path / "run", rows, result={})
     (ax,) = curves(load(tmp_path / "run"), "", [Curve("a", "a")]).axes
     bold = ax.lines[-1]
@@ -250,9 +206,69 @@ def test_a_point_that_no_line_reaches_is_a_dot(tmp_path):
     np.testing.assert_array_equal(np.flatnonzero(bold.get_markevery()), [2])
 
 
+def test_smoothing_leaves_both_ends_where_they_are(tmp_path):
+    rows = [{"step": step, "a": float(step > 3) * step} for step in range(1, 101)]
+    write_rows(tmp_path / "run", rows, result={})
+    (ax,) = curves(load(tmp_path / "run"), "", [Curve("a", "a")]).axes
+    thin, bold = (drawn.get_ydata() for drawn in ax.lines)
+    assert (bold[0], bold[-1]) == (0, 100)
+    assert bold[3] != thin[3]  # and it does smooth
+
+
+def test_panels_that_show_nothing_are_not_drawn(tmp_path):
+    rows = [{"step": s, "zero": 0.0, "some": 0.1 * s, "none": None, "below": -float(s)} for s in range(1, 4)]
+    write_rows(tmp_path / "run", rows, result={})
+    study = load(tmp_path / "run")
+    panel = [Curve(key, key, scale) for key, scale in (("zero", "linear"), ("none", "linear"), ("below", "log"))]
+    assert [curve.absent(study, "") for curve in panel] == ["0 throughout", "not logged", "never above 0"]
+    assert len(curves(study, "", [*panel, Curve("some", "some")]).axes) == 1
+
+
+def test_a_collapsed_run_does_not_stretch_a_logarithmic_axis(tmp_path):
+    for arm, scale in (("A", 1.0), ("B", 1e-15)):
+        write_rows(tmp_path / arm, [{"step": s, "a": scale * s} for s in range(1, 4)], result={})
+    (ax,) = curves(load(tmp_path), "", [Curve("a", "a", scale="log")]).axes
+    low, high = ax.get_ylim()
+    assert 1e-7 < low < high < 20
+
+
+def test_survival_stays_between_zero_and_one(sweep):
+    (ax,) = survival_plot(load(sweep), "N = 8").axes
+    drawn = [drawn.get_ydata() for drawn in ax.lines]
+    assert min(map(np.min, drawn)) >= 0
+    assert max(map(np.max, drawn)) == 1
+
+
+def test_samples_show_what_changed_and_what_fails(tmp_path):
+    write_rows(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}], result={})
+    answers = {"a": (1, 0), "b": (0, 0), "c": (0, 1), "d": (1, 1), "e": (1, 1), "f": (1, 0)}
+    rows = [
+        {"step": step, "prompt": prompt, "greedy": f"{prompt}{step}", "reward": rewards[step > 0], "split": "test"}
+        for step in (0, 5, 9)
+        for prompt, rewards in answers.items()
+    ]
+    rows += [{"step": 9, "prompt": p, "answer": p, "reward": r} for p, r in (("x", 1.0), ("y", 0.5), ("z", 0.0))]
+    (tmp_path / "run" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load(tmp_path / "run").runs[0]
+    changed, steps = changes(run)
+    assert steps == (0, 9)
+    assert {one.prompt: one.kind for one in changed} == {
+        "a": "broken", "b": "still wrong", "c": "fixed", "d": "still right", "e": "still right", "f": "broken"
+    }  # fmt: skip
+    assert [one.prompt for one in pick(changed, 4)] == ["a", "b", "c", "d"]
+    assert [one.prompt for one in pick(changed, 5)] == ["a", "f", "b", "c", "d"]
+    assert [row["prompt"] for row in failures(run, 3)] == ["z", "y"]
+    write_report(tmp_path / "run")
+    markdown = (tmp_path / "run" / "report.md").read_text()
+    assert "after rollout 0 and after 9: 2 broken, 1 still wrong, 1 fixed, 2 still right of 6 prompts" in markdown
+    assert "| a | a0 (1) | a9 (0) | broken |" in markdown
+
+
 def test_further_numbers_repeat_no_other_figure(sweep):
-    shown = {ax.get_title(loc="left") for ax in figures.other_routing(load(sweep), "N = 8").axes}
-    assert shown == {"flips sampler old"}
+    plot = next(plot for plot in figures.PLOTS if plot.stem == "routing")
+    assert [ax.get_title(loc="left") for ax in plot.draw(load(sweep), "N = 8").axes] == [
+        "experts changed, sampler to old"
+    ]
 
 
 def test_labels_never_overlap():
@@ -269,6 +285,7 @@ def test_the_baseline_is_grey_and_colours_differ():
     arms = list("abcdefg")
     colours = [colour(arms, arm) for arm in arms]
     assert len(set(colours)) == len(arms)
+    assert len({str(line(arms, arm)["linestyle"]) for arm in arms}) == len(arms)  # equal curves show through each other
     assert colours[0] != colour(["a"], "a")
 
 
@@ -285,3 +302,9 @@ def test_the_page_escapes_what_a_model_wrote(tmp_path):
 
 def test_text_tables_line_up():
     assert text_table(["a", "bb"], [["long", "1"], ["s", "22"]]) == "a     bb\n----  --\nlong   1\ns     22"
+
+
+def test_a_table_wider_than_the_terminal_goes_on_below():
+    header, rows = ["arm", "first", "second"], [["a", "1", "2"]]
+    assert text_table(header, rows, 13) == "arm  first\n---  -----\na        1\n\narm  second\n---  ------\na         2"
+    assert text_table(header, rows, 18) == text_table(header, rows)

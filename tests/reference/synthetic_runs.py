@@ -7,6 +7,14 @@ import numpy as np
 ARMS = {"GRPO": (0.30, 0.09, 0.012), "GRPO+R2": (0.42, 0.09, 0.012), "GSPO": (0.55, 0.07, 0.22), "SAPO": (0.38, 0.1, 0)}
 
 
+def write_rows(folder, rows, **files):
+    """A DIR with these rows of metrics and, by name, further JSON files."""
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+
+
 def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, finished=True, collapse_at=None, keys=""):
     """One DIR whose reward ends near the arm's level; the seed moves all arms alike.
 
@@ -56,7 +64,7 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
     dump = "".join(json.dumps(row) + "\n" for row in rows)
     (workdir / "metrics.jsonl").write_text(dump)
     samples = [
-        {"step": step, "prompt": "3142=", "answer": "1234" if share > 0.5 else "1243", "reward": share}
+        {"step": step, "prompt": "3142=", "greedy": "1234" if share else "1243", "reward": share, "split": "test"}
         for step, share in ((0, 0.0), (steps, 1.0))
     ]
     (workdir / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
