@@ -132,6 +132,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.log = ConfigDict()
     config.log.samples = 4  # answers a step written to samples.jsonl
     config.log.diagnostics_every = 5  # steps between the heavy routing diagnostics; 0: never
+    config.log.wandb = ""  # project of Weights & Biases that gets the run too; empty: none
 
     config.mesh = ConfigDict()
     config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor over the first devices; one -1 takes what remains

@@ -112,6 +112,7 @@ class CheckpointConfig:
 class LogConfig:
     samples: int
     diagnostics_every: int
+    wandb: str
 
     def __post_init__(self) -> None:
         for name in ("samples", "diagnostics_every"):

@@ -8,6 +8,7 @@ from absl import logging
 
 from jaxrl_llm import configuration, provenance, run_dir, start_up
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, field_help, fields_and_rest
+from jaxrl_llm.opening import closing, finished
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import build, train
@@ -44,14 +45,18 @@ def _run(arguments: list[str]) -> int:
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             run_dir.check(given.workdir, config, restart=given.restart)
-            run = build(settings)
-            log = stack.enter_context(RunLog(given.workdir, settings.steps, write=start_up.is_first_host()))
-        except (ValueError, OSError) as error:
+            if (reached := finished(given.workdir)) and not given.restart:
+                print(f"{reached}\n{closing(given.workdir)}")
+                return 0
+            run, first = build(settings), start_up.is_first_host()
+            log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)
         try:
             run_dir.begin(given.workdir, restart=given.restart)
             log.write_config(provenance.describe(config.to_dict(), identity, source))
             log.result(train(run, log, identity))
+            log.screen.end(closing(given.workdir))
         except (ValueError, OSError, FloatingPointError) as error:
             return complain(error, FAILED)
     return 0

@@ -137,7 +137,7 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
     header, rows = batch_table(study, condition)
     if rows:
         page.text(
-            "The same differences apart for each commit that the arm's runs were made at, with the number of seeds. The "
+            "The same differences apart for each commit that the arm's runs were made at, with the seeds. The "
             "last column is the p of Welch's t test that the commits have one mean: where it is small, the result did "
             "not replicate."
         )

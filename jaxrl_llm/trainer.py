@@ -14,6 +14,7 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import sharding, tasks
 from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.opening import opening
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -23,7 +24,7 @@ from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, lay_out, minibatches
-from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.training.routing_diagnostics import diagnose
 from jaxrl_llm.training.state import TrainState, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
@@ -137,6 +138,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
+    log.note(opening(settings, run.model, log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state, stream, first = run.start(log.note), run.prompts(), 0
     reference = _reference(run, state, log)
@@ -236,7 +238,9 @@ def _step(
     if diagnosed:
         scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[-1][-1])
     jax.block_until_ready(state.updates)
+    n = s.updates.updates_per_rollout
     host = rollout.metrics | {
+        "optimizer/learning_rate": float(make_schedule(s.optimizer, n * s.steps)(n * step - 1)),  # of the last update
         "rollout/tokens_per_s": rollout.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,

@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 FLOORS = (
     {"array_typing", "cache_folder", "cores", "field_names", "masking", "metrics", "ranges", "sharding"},
     {"configuration", "objectives", "models", "tasks"},
-    {"rollout", "scoring", "checkpointing", "run_log"},
+    {"rollout", "scoring", "checkpointing", "run_log", "screen", "writers"},
     {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
-    {"agreement", "blocks", "run_dir", "settings", "trainer", "sweep", "report"},
+    {"agreement", "blocks", "opening", "run_dir", "settings", "trainer", "sweep", "report"},
     {"__main__", "main", "evaluation"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}

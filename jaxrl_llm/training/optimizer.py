@@ -9,7 +9,7 @@ import optax
 
 from jaxrl_llm.ranges import at_least, fraction, one_of, positive
 
-__all__ = ["OptimizerConfig", "decayed", "make_optimizer"]
+__all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_schedule"]
 
 _SCHEDULES = ("constant", "linear", "cosine")
 
@@ -48,6 +48,18 @@ def decayed(params: Any) -> Any:
     )
 
 
+def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """The learning rate of optimizer step 0, 1, ...: warm-up, then the schedule to the end of `total_steps`."""
+    peak, after = config.learning_rate, max(total_steps - config.warmup_steps, 1)
+    decay = {
+        "constant": optax.constant_schedule(peak),
+        "linear": optax.linear_schedule(peak, peak * config.final_fraction, after),
+        "cosine": optax.cosine_decay_schedule(peak, after, config.final_fraction),
+    }[config.schedule]
+    warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
+    return optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
+
+
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout.
 
@@ -58,14 +70,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
 @functools.lru_cache(maxsize=64)
 def _make(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    peak, after = config.learning_rate, max(total_steps - config.warmup_steps, 1)
-    decay = {
-        "constant": optax.constant_schedule(peak),
-        "linear": optax.linear_schedule(peak, peak * config.final_fraction, after),
-        "cosine": optax.cosine_decay_schedule(peak, after, config.final_fraction),
-    }[config.schedule]
-    warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
-    schedule = optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
+    schedule = make_schedule(config, total_steps)
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(
         optax.adamw(schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)

@@ -1,0 +1,73 @@
+"""The lines that open and close a run on the terminal: what is trained, on what, how, where; and what comes next."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.objectives.formula import formula
+from jaxrl_llm.run_log import read_json, read_rows
+from jaxrl_llm.settings import Settings
+
+__all__ = ["closing", "finished", "opening", "parameter_counts"]
+
+
+def parameter_counts(model: Model) -> tuple[int, int]:
+    """(all parameters, those that act on one token: of every layer's experts the top k)."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    config, total, idle = model.config, 0, 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        total += leaf.size
+        keys = jax.tree_util.keystr(path)
+        if "['moe']" in keys and any(f"['{name}']" in keys for name in ("gate", "up", "down")):
+            idle += leaf.size * (1 - config.num_experts_per_tok / config.num_experts)
+    return total, round(total - idle)
+
+
+def opening(settings: Settings, model: Model, workdir: str | os.PathLike[str]) -> str:
+    """Model, device, objective, updates and DIR, one line each, none longer than 80 characters by itself."""
+    total, active = parameter_counts(model)
+    config, updates = settings.model, settings.updates
+    size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
+    if active < total:
+        size += f", {_count(active)} active ({config.num_experts_per_tok} of {config.num_experts} experts)"
+    device = jax.devices()[0]
+    shape = ", ".join(f"{name} {n}" for name, n in model.mesh.shape.items() if n > 1)
+    kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
+    terms, letters = formula(settings.objective)
+    n = updates.updates_per_rollout
+    lines: dict[str, Any] = {
+        "model": size,
+        "device": f"{kind}, mesh of {model.mesh.size}" + (f": {shape}" if shape else ""),
+        "objective": f"{settings.objective_name}: max {terms}",
+        "where": letters,
+        "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",
+        "DIR": os.fspath(workdir),
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)
+
+
+def closing(workdir: str | os.PathLike[str]) -> str:
+    """The commands that look at a finished DIR."""
+    return f"next: python -m jaxrl_llm.report {workdir}\n      python -m jaxrl_llm.evaluation --workdir {workdir}"
+
+
+def finished(workdir: str | os.PathLike[str]) -> str:
+    """What a finished DIR reached, "" for one that is not finished (it has no result.json)."""
+    result = read_json(Path(workdir) / "result.json")
+    if result is None:
+        return ""
+    rows = read_rows(Path(workdir) / "metrics.jsonl")
+    steps = max((row["step"] for row in rows), default=0)
+    names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
+    reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
+    return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
+
+
+def _count(n: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return str(n)

@@ -1,0 +1,180 @@
+"""What a person sees of a run: a live progress display on a terminal, one plain line a step anywhere else.
+
+A terminal gets two lines that stay at its lower end and never wrap: the bar with the time, and the newest numbers.
+Evaluations, notes and what opens and closes a run scroll by above. While a program is being compiled its name stands
+in place of the numbers, and steps that compiled do not enter the estimate of the time that is left.
+"""
+
+import functools
+import io
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["PHASES", "Screen"]
+
+# The programs of a run by the name of the function that is compiled, and what a person calls them.
+PHASES = {
+    "_generate": "rollout",
+    "score": "scoring",
+    "update": "update",
+    "_describe": "routing diagnostics",
+    "init_fn": "model",
+}
+_SHORT = 0.2  # seconds of compilation in a step that do not spoil its time
+
+
+class Screen:
+    """Progress of one run.
+
+    Args:
+        total_steps: of the whole run.
+        stream: where it goes, standard output by default; a terminal gets the live display.
+        write: False on every host but the first, which says nothing.
+    """
+
+    def __init__(self, total_steps: int, *, stream: io.TextIOBase | None = None, write: bool = True):
+        self.total_steps = total_steps
+        self._stream: Any = sys.stdout if stream is None else stream
+        self._write = write
+        self._console = Console(file=self._stream, highlight=False, soft_wrap=False) if self._terminal() else None
+        self._live: Live | None = None
+        self._row: dict[str, Any] = {"step": 0}
+        self._clock = _Clock(total_steps)
+        self._compiling = ""
+        _listen()
+        _OPEN.add(self)
+
+    def _terminal(self) -> bool:
+        return self._write and self._stream.isatty()
+
+    def note(self, text: str) -> None:
+        """Lines for the person who watches, in no file."""
+        if self._console is not None:
+            self._console.print(Text(text), soft_wrap=True)
+        elif self._write:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """The metrics of a step, "step" among them, as they go to metrics.jsonl."""
+        if not self._write:
+            return
+        self._row = dict(row)
+        self._clock.step(row["step"])
+        if self._console is None:
+            parts = [f"step {row['step']}/{self.total_steps}", *_numbers(row), self._clock.text()]
+            self.note("  ".join(part for part in parts if part))
+            return
+        if self._live is None:
+            self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
+            self._live.start()
+        if row.get("eval/greedy") is not None:
+            self.note("  ".join([f"step {row['step']}", *_numbers(row)]))
+        self._live.refresh()
+
+    def compiled(self, event: str, seconds: float, name: str) -> None:
+        """One of JAX's events about a program: it was lowered and is compiled next, or it has been compiled."""
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            self._compiling = PHASES.get(name, self._compiling)
+            if self._compiling and self._live is None and self._console is not None:
+                self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
+                self._live.start()
+        elif event.endswith("backend_compile_duration"):
+            self._compiling = "" if name in PHASES else self._compiling
+            self._clock.compiled += seconds
+
+    def end(self, text: str) -> None:
+        """Lines that stand below the last state of the display."""
+        self.close()
+        self.note(text)
+
+    def close(self) -> None:
+        """Leave the last state of the display on the terminal; safe to call twice."""
+        _OPEN.discard(self)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _display(self) -> Group:
+        step = self._row["step"]
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        filled = ProgressBar(total=max(self.total_steps, 1), completed=step)
+        bar.add_row(f"step {step}/{self.total_steps}", filled, self._clock.text() or self._clock.elapsed())
+        words = f"compiling {self._compiling} ..." if self._compiling else "  ".join(_numbers(self._row))
+        return Group(bar, Text(words, no_wrap=True, overflow="ellipsis"))
+
+
+class _Clock:
+    """Time since the first step, and the time that is left by the steps that compiled nothing."""
+
+    def __init__(self, total_steps: int):
+        self.compiled = 0.0  # seconds of compilation, counted up from outside
+        self._total = total_steps
+        self._began = time.monotonic()
+        self._last: tuple[int, float, float] | None = None  # step, time, seconds compiled by then
+        self._steps, self._seconds = 0, 0.0
+
+    def step(self, step: int) -> None:
+        now = time.monotonic()
+        if self._last is not None:
+            before, then, compiled = self._last
+            if self.compiled - compiled < _SHORT:
+                self._steps += step - before
+                self._seconds += now - then
+        self._last = (step, now, self.compiled)
+
+    def elapsed(self) -> str:
+        return _clock(time.monotonic() - self._began)
+
+    def text(self) -> str:
+        """00:12<01:03: since the start, and left; the latter only once a step without compilation was seen."""
+        if self._last is None or not self._steps:
+            return ""
+        left = self._seconds / self._steps * max(self._total - self._last[0], 0)
+        return f"{self.elapsed()}<{_clock(left)}"
+
+
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    clipped = [row[k] for k in ("clip/low", "clip/high") if row.get(k) is not None]
+    shown = {
+        "reward": ("{:.3f}", row.get("reward/mean")),
+        "held-out": ("{:.3f}", row.get("eval/greedy")),
+        "length": ("{:.1f}", row.get("rollout/length_mean")),
+        "clip": ("{:.2%}", sum(clipped) if clipped else None),
+        "tokens/s": ("{:,.0f}", row.get("rollout/tokens_per_s")),
+    }
+    return [f"{name} {form.format(value)}" for name, (form, value) in shown.items() if value is not None]
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes:02d}:{seconds:02d}"
+
+
+_OPEN: "weakref.WeakSet[Screen]" = weakref.WeakSet()
+
+
+@functools.cache
+def _listen() -> None:
+    """Tell the open screens what JAX compiles; once a process, since listeners cannot be taken back."""
+
+    def heard(event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            name = fun_name.removeprefix("jit(").removesuffix(")")
+            for screen in list(_OPEN):
+                screen.compiled(event, duration_secs, name)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
