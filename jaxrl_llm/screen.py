@@ -79,7 +79,8 @@ class Screen:
             self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
             self._live.start()
         if row.get("eval/greedy") is not None:
-            self.note("  ".join([f"step {row['step']}", *_numbers(row)]))
+            passed = "  ".join([f"step {row['step']}", *_numbers(row)])
+            self._console.print(Text(passed, no_wrap=True, overflow="ellipsis"))
         self._live.refresh()
 
     def compiled(self, event: str, seconds: float, name: str) -> None:

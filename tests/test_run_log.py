@@ -22,9 +22,14 @@ def events(workdir):
         while start < len(content):
             length = int.from_bytes(content[start : start + 8], "little")
             event = event_pb2.Event.FromString(content[start + 12 : start + 12 + length])
-            found += [(value.tag, event.step) for value in event.summary.value]
+            found += [(value.tag.removesuffix("/text_summary"), event.step) for value in event.summary.value]
             start += length + 16
     return sorted(found)
+
+
+def events_of(steps):
+    """What `write` logs."""
+    return sorted([("reward/mean", step) for step in steps] + [("samples/train", step) for step in steps])
 
 
 def write(workdir, steps, stream=None):
@@ -40,7 +45,33 @@ def test_rows_hold_numbers_lists_and_null(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"step": 1, "a": 0.5, "b": null, "c": [[1.0, null], [2.0, 3.0]], "n": 7}\n'
     )
-    assert events(tmp_path) == [("a", 1), ("n", 1)]  # scalars that exist; lists stay in metrics.jsonl
+    assert events(tmp_path) == [("a", 1), ("n", 1)]  # scalars that exist; lists of lists stay in metrics.jsonl
+
+
+def test_tensorboard_has_layers_samples_and_the_configuration(tmp_path):
+    with RunLog(tmp_path, total_steps=3, stream=io.StringIO()) as log:
+        log.write_config({"config": {"seed": 1}})
+        assert not list(tmp_path.glob("events.out.*"))  # nothing to show yet
+        log.metrics(1, {"load_by_layer": [1.0, 2.0, None]})
+        log.samples(1, [{"prompt": "1=", "answer": "1"}, {"prompt": "2=", "greedy": "2", "split": "test"}])
+    logged = [("config", 0), ("load_by_layer/0", 1), ("load_by_layer/1", 1), ("samples/test", 1), ("samples/train", 1)]
+    assert events(tmp_path) == logged
+    (path,) = tmp_path.glob("events.out.*")
+    assert b'"seed": 1' in path.read_bytes()
+    assert b'"prompt": "1="' in path.read_bytes()
+
+
+def test_a_resumed_run_leaves_no_empty_event_file(tmp_path):
+    write(tmp_path, [0, 1])
+    (first,) = tmp_path.glob("events.out.*")
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(1)
+    assert list(tmp_path.glob("events.out.*")) == [first]
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(-1)  # keeps nothing of it
+        log.metrics(0, {"a": 1.0})
+    assert events(tmp_path) == [("a", 0)]
+    assert len(list(tmp_path.glob("events.out.*"))) == 1
 
 
 def test_config_and_result_are_whole_files(tmp_path):
@@ -64,7 +95,7 @@ def test_cut_and_resume_equals_a_straight_run(tmp_path):
     with RunLog(killed, total_steps=10, stream=io.StringIO()) as log:
         log.cut(2)  # the checkpoint of step 2 was the last one
     assert [row["step"] for row in read_rows(killed / "metrics.jsonl")] == [0, 1, 2]
-    assert events(killed) == [("reward/mean", step) for step in range(3)]
+    assert events(killed) == events_of(range(3))
     write(killed, [3, 4, 5])
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (killed / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
@@ -87,40 +118,6 @@ def test_readers_leave_out_the_half_written_line(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
     assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1}]
     assert read_rows(tmp_path / "missing.jsonl") == []
-
-
-def test_plain_progress_shows_what_is_known(tmp_path):
-    stream = io.StringIO()
-    with RunLog(tmp_path, total_steps=20, stream=stream) as log:
-        log.metrics(1, {"reward/mean": 0.5, "rollout/length_mean": 11.25, "clip/low": 0.01, "clip/high": 0.02})
-        log.metrics(2, {"reward/mean": float("nan"), "rollout/tokens_per_s": 1234.5})
-    first, second = stream.getvalue().splitlines()
-    assert first == "step 1/20  reward 0.500  length 11.2  clip 3.00%"
-    assert second.startswith("step 2/20  tokens/s 1,234  00:00<00:")
-
-
-def test_terminal_progress_rewrites_one_line(tmp_path):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    write(tmp_path, [5, 10], stream)
-    assert stream.getvalue().count("\n") == 1
-    assert stream.getvalue().endswith("\n")
-    assert stream.getvalue().count("\r") == 2
-    assert "|██████████··········| step 5/10" in stream.getvalue()
-
-
-def test_a_note_ends_the_progress_line_and_stays_out_of_the_files(tmp_path):
-    stream = io.StringIO()
-    stream.isatty = lambda: True
-    with RunLog(tmp_path, total_steps=2, stream=stream) as log:
-        log.metrics(1, {"reward/mean": 0.5})
-        log.note("resumed from step 1")
-        log.note("and more")
-    assert stream.getvalue().endswith("reward 0.500\nresumed from step 1\nand more\n")
-    assert "resumed" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_an_interrupt_leaves_whole_rows_and_a_closed_log(tmp_path):

@@ -15,7 +15,9 @@ import pytest
 from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.models import routing
+from jaxrl_llm.screen import PHASES
 from tests.reference import tiny_run
+from tests.reference.metrics_doc import documented
 
 STEPS = 4
 # Checkpoints after steps 2 and 4, evaluation after 4, heavy diagnostics after 2 and 4.
@@ -74,9 +76,15 @@ def assert_same_run(workdir, straight, extra=()):
         } == other
 
 
+def test_every_logged_key_is_documented(straight):
+    rows = tiny_run.read_rows(straight[1] / "metrics.jsonl")
+    assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
+
+
 def test_each_phase_compiles_once(straight):
     """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
     compiled = straight[3]
+    assert set(PHASES) - {"init_fn"} <= set(compiled.names)  # a function that was renamed would go unnamed
     assert compiled.count("update") == 1
     assert compiled.count("score") == 2
     assert compiled.count("_generate") == 2

@@ -1,0 +1,37 @@
+"""docs/metrics.md names every key that the source can log; the trainer's tests hold a whole run against it too."""
+
+import re
+
+from tests.reference.metrics_doc import ROOT, documented
+
+ROOMS = "reward|rollout|eval|loss|grad|optimizer|update|ratio|kl|clip|gate|gradient_weight|mismatch|check|routing|time"
+KEY = re.compile(rf'f?"((?:{ROOMS})/[\w{{}}/]+)"')
+SUFFIXES = ("", "_mean", "_share")  # Moments and the run-time checks add theirs when they are finalised
+
+
+def undocumented(source, known):
+    """The keys in a source that no documented key matches; a {name} in an f-string stands for anything."""
+    keys = set(KEY.findall(source))
+    patterns = {key: re.sub(r"\\\{\w+\\\}", r"[\\w]+", re.escape(key)) for key in keys}
+    return {
+        key
+        for key, pattern in patterns.items()
+        if not any(re.fullmatch(pattern + suffix, name) for name in known for suffix in SUFFIXES)
+    }
+
+
+def test_every_key_of_the_source_is_documented():
+    known = documented()
+    missing = {
+        (path.name, key)
+        for path in (ROOT / "jaxrl_llm").rglob("*.py")
+        if "reporting" not in path.parts
+        for key in undocumented(path.read_text(), known)
+    }
+    assert missing == set(), "add them to docs/metrics.md"
+
+
+def test_the_search_sees_what_it_should():
+    known = {"kl/old", "ratio/token_mean", "routing/ratio_flipped_max"}
+    assert undocumented('"kl/old", "ratio/token", f"routing/ratio_{name}_max", "docs/metrics.md"', known) == set()
+    assert undocumented('{"kl/new": 1, f"ratio/{name}_p99": 2}', known) == {"kl/new", "ratio/{name}_p99"}
