@@ -115,8 +115,12 @@ class RunLog:
         except OSError as error:
             self._lock.close()
             raise OSError(f"workdir={self.workdir} is being written by another process; wait or stop it") from error
+        try:
+            self._writers = [TensorBoard(self.workdir), *([WeightsAndBiases(wandb, self.workdir)] if wandb else [])]
+        except ModuleNotFoundError:
+            self._lock.close()
+            raise
         self._open()
-        self._writers = [TensorBoard(self.workdir), *([WeightsAndBiases(wandb, self.workdir)] if wandb else [])]
 
     def _open(self) -> None:
         self._metrics = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")

@@ -165,3 +165,28 @@ def test_plain_knows_arrays_and_refuses_nothing():
     assert out["4"] == 2.5
     assert isinstance(out["p"], str)
     json.dumps(out, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_the_same_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for steps in ([0, 1], [2]):  # the second time is a resume
+        with RunLog(tmp_path, total_steps=3, stream=io.StringIO(), wandb="tests") as log:
+            log.write_config({"config": {"seed": 1}})
+            log.cut(steps[0] - 1)
+            for step in steps:
+                log.metrics(step, {"reward/mean": 0.5, "load": [1.0, 2.0]})
+                log.samples(step, [{"prompt": "1=", "answer": "1"}])
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = (tmp_path / "wandb_id").read_text()
+    assert {path.stem for path in files} == {f"run-{identity}"}
+    content = b"".join(path.read_bytes() for path in files)
+    for word in (b"reward/mean", b"load/1", b"samples", b"seed"):
+        assert word in content
+
+
+def test_weights_and_biases_without_the_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"log.wandb='tests' needs the wandb package: pip install"):
+        RunLog(tmp_path, total_steps=3, wandb="tests")

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm.training.optimizer import decayed, make_optimizer
+from jaxrl_llm.training.optimizer import decayed, make_optimizer, make_schedule
 from tests.reference import tiny_training as tiny
 
 TWOS = np.full((2, 2), 2, np.float32)
@@ -104,7 +104,10 @@ def test_the_global_norm_is_clipped():
 )
 def test_schedules(schedule, warmup, rates):
     """Rate of steps 0..4 of 4, in peaks; eps 0 and b1 = b2 = 0 make a step of Adam the sign of its gradient."""
-    found = changes_of([1.0] * 5, config(schedule=schedule, warmup_steps=warmup, b1=0.0, b2=0.0, eps=1e-12), total=4)
+    configured = config(schedule=schedule, warmup_steps=warmup, b1=0.0, b2=0.0, eps=1e-12)
+    logged = [float(make_schedule(configured, 4)(step)) for step in range(5)]
+    np.testing.assert_allclose(np.divide(logged, 0.01), rates, atol=1e-6)  # what the trainer logs is what acts
+    found = changes_of([1.0] * 5, configured, total=4)
     np.testing.assert_allclose([-step["['ends']['head']"][0, 0] / 0.01 for step in found], rates, atol=1e-6)
 
 
