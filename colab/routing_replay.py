@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -18,18 +20,40 @@
 # and GSPO. Then pictures: which layers change their experts, how much of the ratio's variance comes from that, and how
 # much gradient each objective lets through. A few minutes on two CPU cores.
 #
-# In Colab, install first: `!pip install "jaxrl_llm[colab] @ git+<the repository>"` and run from a checkout (the
-# configurations live in `configs/`).
+# The first cell installs the package where it is missing (Colab with a CPU, GPU or TPU runtime; choose the runtime
+# first). If Colab then asks to restart the runtime, do so and run the cells again from the top.
+
+# %%
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = os.environ.get(
+    "JAXRL_LLM_REPOSITORY", "https://github.com/OWNER/jaxrl_llm"
+)  # of the checkout, if none is here
+here = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "configs" / "base.py").exists()]
+CHECKOUT = here[0] if here else Path("jaxrl_llm_checkout").resolve()
+if not CHECKOUT.exists():
+    subprocess.run(["git", "clone", "--depth", "1", REPOSITORY, str(CHECKOUT)], check=True)
+sys.path.insert(0, str(CHECKOUT))  # the configurations lie there, wherever the package itself comes from
+needed = ("array_record", "jaxtyping", "ml_collections", "optax", "orbax", "tensorboardX")
+if any(importlib.util.find_spec(package) is None for package in needed):
+    tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
+    extras = ["colab", *(["gpu"] if shutil.which("nvidia-smi") else ["tpu"] if tpu else [])]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"{CHECKOUT}[{','.join(extras)}]"], check=True)
 
 # %%
 # %matplotlib inline
-import os
 import tempfile
-from pathlib import Path
 
+import jax
 from IPython.display import display
 
 from configs import routing_replay
+from jaxrl_llm.provenance import start_jax
 from jaxrl_llm.reporting import figures, tables
 from jaxrl_llm.reporting.page import text_table
 from jaxrl_llm.reporting.read import load
@@ -37,6 +61,8 @@ from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import build, train
 
+start_jax()  # the compilation cache: run these cells a second time and nothing is compiled again
+print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
 VARIANT = os.environ.get("NOTEBOOK_VARIANT", "")  # "smoke": the smallest form
 DIR = Path(os.environ.get("NOTEBOOK_DIR") or tempfile.mkdtemp())
 ARMS = {
@@ -64,7 +90,8 @@ study = load(DIR)
 print(text_table(*tables.arm_table(study, "")))
 
 # %% [markdown]
-# **Learning curves.** Does the reward rise, and does it stay?
+# **Learning curves.** Does the reward rise, and does it stay? Where the curves of arms coincide, each
+# shows through the dashes of the others.
 
 # %%
 PICTURES = {plot.stem: plot for plot in figures.PLOTS}

@@ -1,6 +1,10 @@
 """Every notebook runs from its first cell to its last, in its smallest form, and is stored without outputs."""
 
+import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -24,10 +28,30 @@ def test_stored_as_a_pair_without_outputs(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_runs(path, tmp_path):
     book = nbformat.read(path, as_version=4)
-    environment = os.environ | {"NOTEBOOK_VARIANT": "smoke", "NOTEBOOK_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute(
-        env=environment
-    )
+    environment = os.environ | {"NOTEBOOK_VARIANT": "smoke", "NOTEBOOK_DIR": str(tmp_path)}
+    environment.pop("PYTHONPATH", None)  # the first cell finds the checkout by itself
+    NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute(env=environment)
     pictures = [o for c in book.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) == 4
     assert (tmp_path / "GRPO+R2" / "result.json").exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_first_cell_installs_what_the_runtime_needs(path, device, tmp_path, monkeypatch):
+    """From an empty folder without the package it clones the repository and installs it with the runtime's extra."""
+    done, exists = [], Path.exists
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(subprocess, "run", lambda command, check: done.append(command))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: name if device == "gpu" else None)
+    monkeypatch.setattr(Path, "exists", lambda self: device == "tpu" if self.parts[1:2] == ("dev",) else exists(self))
+    cell = next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    exec(cell.source, {})
+    clone, install = done
+    assert clone[:2] == ["git", "clone"]
+    extras = "colab" if device == "cpu" else f"colab,{device}"
+    assert install[-1] == f"{clone[-1]}[{extras}]"
