@@ -31,9 +31,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = os.environ.get(
-    "JAXRL_LLM_REPOSITORY", "https://github.com/OWNER/jaxrl_llm"
-)  # of the checkout, if none is here
+# Where to clone from when there is no checkout here.
+REPOSITORY = os.environ.get("JAXRL_LLM_REPOSITORY", "https://github.com/OWNER/jaxrl_llm")
 here = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "configs" / "base.py").exists()]
 CHECKOUT = here[0] if here else Path("jaxrl_llm_checkout").resolve()
 if not CHECKOUT.exists():
