@@ -18,6 +18,7 @@ from jaxrl_llm.reporting.comparisons import (
     batch_table,
     compare,
     difference_table,
+    grouped,
     identical_arms,
     sentence,
 )
@@ -96,13 +97,16 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
             page.text(f"{condition}:")
         if lines:
             page.bullets(lines)
-            printed += [f"{condition}:" if condition else "", *(f"  {one}" for one in lines)]
 
 
 def _findings(study: Study, condition: str) -> list[str]:
     """Sentences on the first outcome that the runs have, or on each arm where there is nothing to compare."""
     compared = [c for c in compare(study, condition) if c.difference.n > 1]
-    lines = [sentence(c, study.baseline) for c in compared if c.outcome is compared[0].outcome]
+    first = [c for c in compared if c.outcome is compared[0].outcome]
+    lines = [sentence(c, study.baseline) for c in first if c.verdict in ("higher", "lower") or c.batches_p < 0.05]
+    others = [c for c in first if sentence(c, study.baseline) not in lines]
+    for verdict in dict.fromkeys(c.verdict for c in others):
+        lines.append(f"{first[0].outcome.name}: {grouped([c for c in others if c.verdict == verdict], study.baseline)}")
     lines += [
         f"{one} and {other} are identical: their runs logged the same numbers."
         for one, other in identical_arms(study, condition)

@@ -26,7 +26,7 @@ _RATIOS = {
 
 
 def formula(objective: Objective) -> tuple[str, str]:
-    """What is maximised, and what its letters mean: ("mean_y mean_t min(r A, clip(r, 0.8, 1.2) A)", "r = ..., A = ...").
+    """What is maximised and what its letters mean: ("mean_y mean_t min(r A, clip(r, 0.8, 1.2) A)", "r = ...").
 
     y is an answer, t a token of it, R its reward, sg the stopped gradient. A part of a user's own stands there by its
     class and fields.

@@ -15,6 +15,7 @@ __all__ = [
     "batch_table",
     "compare",
     "difference_table",
+    "grouped",
     "identical_arms",
     "sentence",
 ]
@@ -183,6 +184,24 @@ def sentence(c: Comparison, baseline: str) -> str:
     parts = f" ({', '.join(f'{outcome.signed(b.mean)} at {name}' for name, b in c.batches)})" if c.batches else ""
     apart = f"; the commits disagree{parts}" if c.batches_p < 0.05 else ""
     return f"{against} {size} over {_seeds(d.n)}: {words}{apart}."
+
+
+def grouped(comparisons: Sequence[Comparison], baseline: str) -> str:
+    """Arms of one outcome and one verdict other than higher or lower, in one sentence."""
+    digits = comparisons[0].outcome.digits
+    if comparisons[0].difference.identical:
+        return f"{', '.join(c.arm for c in comparisons)} identical to {baseline}."
+    sizes = ", ".join(
+        f"{c.arm} {c.outcome.signed(c.difference.mean)} {c.outcome.interval(c.difference.low, c.difference.high)}"
+        for c in comparisons
+    )
+    if comparisons[0].verdict != "undecided":
+        return f"{sizes} against {baseline}: {comparisons[0].verdict}."
+    largest = max(c.difference.detectable for c in comparisons)
+    return (
+        f"no difference to {baseline} decided for {sizes}; one of {largest:.{digits}f} would have been found in each "
+        "with 80 % power."
+    )
 
 
 def identical_arms(study: Study, condition: str) -> list[tuple[str, str]]:

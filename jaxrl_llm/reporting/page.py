@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["Page", "text_table"]
 
+_CONTENTS = 30  # headings at most that are all listed; of more, those of the second level
 _PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, where it scrolls inside
 
 
@@ -103,9 +104,10 @@ class Page:
     def write(self) -> tuple[Path, Path]:
         """Write report.md and report.html and return their paths."""
         headings = [block for block in self._blocks if block["kind"] == "heading"]
+        deepest = 3 if len(headings) <= _CONTENTS else 2
         values = {
             "blocks": self._blocks,
-            "headings": [heading for heading in headings if heading["level"] > 1],
+            "headings": [heading for heading in headings if 1 < heading["level"] <= deepest],
             "title": next((heading["text"] for heading in headings if heading["level"] == 1), "report"),
             "phone_width": _PHONE_WIDTH,
         }
