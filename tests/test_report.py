@@ -68,7 +68,7 @@ def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "grpo   1/1" in out
     assert "estimate only" not in out  # one pair has nothing to say beyond the rows of the arms
-    assert "- held-out greedy, end: gspo 0." in (tmp_path / "demo" / "report.md").read_text()
+    assert "- held-out greedy, end: grpo 0." in (tmp_path / "demo" / "report.md").read_text()
     assert (tmp_path / "demo" / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
     # The page of the folder is not taken for a run of it, and neither are the pages of its runs.
     assert [run.arm for run in load(tmp_path / "demo").runs] == ["grpo", "gspo"]
