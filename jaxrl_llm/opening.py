@@ -1,5 +1,6 @@
 """The lines that open and close a run on the terminal: what is trained, on what, how, where; and what comes next."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,14 @@ def opening(settings: Settings, model: Model, workdir: str | os.PathLike[str]) -
     if active < total:
         size += f", {_count(active)} active ({config.num_experts_per_tok} of {config.num_experts} experts)"
     device = jax.devices()[0]
-    shape = ", ".join(f"{name} {n}" for name, n in model.mesh.shape.items() if n > 1)
+    axes = {} if model.mesh is None else dict(model.mesh.shape)
+    shape = ", ".join(f"{name} {n}" for name, n in axes.items() if n > 1)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
     terms, letters = formula(settings.objective)
     n = updates.updates_per_rollout
     lines: dict[str, Any] = {
         "model": size,
-        "device": f"{kind}, mesh of {model.mesh.size}" + (f": {shape}" if shape else ""),
+        "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
         "objective": f"{settings.objective_name}: max {terms}",
         "where": letters,
         "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",
