@@ -12,7 +12,7 @@ from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.run_log import read_json, read_rows
 from jaxrl_llm.settings import Settings
 
-__all__ = ["closing", "finished", "opening", "parameter_counts"]
+__all__ = ["closing", "finished", "opening", "parameter_counts", "say_finished"]
 
 
 def parameter_counts(model: Model) -> tuple[int, int]:
@@ -66,6 +66,14 @@ def finished(workdir: str | os.PathLike[str]) -> str:
     names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
     reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
     return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
+
+
+def say_finished(workdir: str | os.PathLike[str]) -> bool:
+    """Whether the DIR is finished; if so, print what it reached and what comes next."""
+    reached = finished(workdir)
+    if reached:
+        print(f"{reached}\n{closing(workdir)}")
+    return bool(reached)
 
 
 def _count(n: int) -> str:
