@@ -58,6 +58,7 @@ from jaxrl_llm.reporting.page import text_table
 from jaxrl_llm.reporting.read import load
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
+from jaxrl_llm.start_up import start_jax
 from jaxrl_llm.trainer import build, train
 
 start_jax()  # the compilation cache: run these cells a second time and nothing is compiled again

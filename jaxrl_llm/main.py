@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm import configuration, provenance, run_dir, start_up
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, field_help, fields_and_rest
-from jaxrl_llm.opening import closing, finished
+from jaxrl_llm.opening import say_finished
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.trainer import build, train
@@ -24,11 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    fields_too = field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
-    parser = Parser(prog="jaxrl-llm train", description="Train a config in a DIR, or go on.", epilog=fields_too)
+    epilog = field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
+    parser = Parser(prog="jaxrl-llm train", description="Train a config in a DIR, or go on with it.", epilog=epilog)
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
+    logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
     with contextlib.ExitStack() as stack:
         try:
             fields, rest = fields_and_rest(arguments)
@@ -38,18 +39,16 @@ def _run(arguments: list[str]) -> int:
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             run_dir.check(given.workdir, config, restart=given.restart)
-            if not given.restart and (reached := finished(given.workdir, settings.steps)):
-                return print(f"{reached}\n{closing(given.workdir)}") or 0
-            run = build(settings)
-            log = RunLog(given.workdir, settings.steps, write=start_up.is_first_host(), wandb=settings.log.wandb)
-            stack.enter_context(log)
+            if not given.restart and say_finished(given.workdir, settings.steps):
+                return 0
+            run, first = build(settings), start_up.is_first_host()
+            log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)
         try:
             run_dir.begin(given.workdir, restart=given.restart)
             log.write_config(provenance.describe(config.to_dict(), identity, source))
             log.result(train(run, log, identity))
-            log.screen.end(closing(given.workdir))
         except (ValueError, OSError, FloatingPointError) as error:
             return complain(error, FAILED)
     return 0

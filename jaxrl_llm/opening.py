@@ -1,5 +1,6 @@
 """The lines that open and close a run on the terminal: what is trained, on what, how, where; and what comes next."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.run_log import read_json, read_rows
 from jaxrl_llm.settings import Settings
 
-__all__ = ["closing", "finished", "opening", "parameter_counts"]
+__all__ = ["closing", "finished", "opening", "parameter_counts", "say_finished"]
 
 
 def parameter_counts(model: Model) -> tuple[int, int]:
@@ -34,13 +35,14 @@ def opening(settings: Settings, model: Model, workdir: str | os.PathLike[str]) -
     if active < total:
         size += f", {_count(active)} active ({config.num_experts_per_tok} of {config.num_experts} experts)"
     device = jax.devices()[0]
-    shape = ", ".join(f"{name} {n}" for name, n in model.mesh.shape.items() if n > 1)
+    axes = {} if model.mesh is None else dict(model.mesh.shape)
+    shape = ", ".join(f"{name} {n}" for name, n in axes.items() if n > 1)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
     terms, letters = formula(settings.objective)
     n = updates.updates_per_rollout
     lines: dict[str, Any] = {
         "model": size,
-        "device": f"{kind}, mesh of {model.mesh.size}" + (f": {shape}" if shape else ""),
+        "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
         "objective": f"{settings.objective_name}: max {terms}",
         "where": letters,
         "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",
@@ -66,6 +68,14 @@ def finished(workdir: str | os.PathLike[str], planned: int) -> str:
     names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
     reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
     return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
+
+
+def say_finished(workdir: str | os.PathLike[str], planned: int) -> bool:
+    """Whether the DIR is finished; if so, print what it reached and what comes next."""
+    reached = finished(workdir, planned)
+    if reached:
+        print(f"{reached}\n{closing(workdir)}")
+    return bool(reached)
 
 
 def _count(n: int) -> str:

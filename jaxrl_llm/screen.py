@@ -172,9 +172,9 @@ _OPEN: "weakref.WeakSet[Screen]" = weakref.WeakSet()
 def _listen() -> None:
     """Tell the open screens what JAX compiles; once a process, since listeners cannot be taken back."""
 
-    def heard(event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
+    def heard(event: str, duration_secs: float, **known: Any) -> None:
         if event.startswith("/jax/core/compile/"):
-            name = fun_name.removeprefix("jit(").removesuffix(")")
+            name = str(known.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
             for screen in list(_OPEN):
                 screen.compiled(event, duration_secs, name)
 

@@ -14,7 +14,7 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import sharding, tasks
 from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
 from jaxrl_llm.models.transformer import Model
-from jaxrl_llm.opening import opening
+from jaxrl_llm.opening import closing, opening
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -176,6 +176,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop)
     checkpoints.close()
+    log.screen.end(closing(log.workdir))
     return evaluated
 
 

@@ -128,8 +128,8 @@ class WeightsAndBiases:
         self._run.log(scalars(row), step=step)
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        cells = [[json.dumps(row.get(key), ensure_ascii=False) for key in columns] for row in rows]
+        columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row))
+        cells: list[Any] = [[json.dumps(row.get(key), ensure_ascii=False) for key in columns] for row in rows]
         self._run.log({"samples": self._table(columns=columns, data=cells)}, step=step)
 
     def cut(self, step: int) -> None:

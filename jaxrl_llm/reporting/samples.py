@@ -57,7 +57,7 @@ def failures(run: Run, count: int) -> list[Mapping[str, Any]]:
     """The logged training answers of the last step with the lowest rewards, without the right ones."""
     drawn = [row for row in run.samples if row.get("split") != "test"]
     last = max((row["step"] for row in drawn), default=0)
-    wrong = [row for row in drawn if row["step"] == last and _answer(row)[1] < 1]
+    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and _answer(row)[1] < 1]
     return sorted(wrong, key=lambda row: _answer(row)[1])[:count]
 
 

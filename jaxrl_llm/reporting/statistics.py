@@ -89,7 +89,7 @@ def paired_difference(
         return PairedDifference(n, len(difference), mean, nan, nan, nan, nan, nan, nan, identical)
     error = float(stats.sem(d))
     if error == 0:  # no spread to judge by: the difference is exact
-        return PairedDifference(n, len(difference), mean, *[mean] * 4, float(mean == 0), 0.0, identical)
+        return PairedDifference(n, len(difference), mean, mean, mean, mean, mean, float(mean == 0), 0.0, identical)
     low, high = stats.t.interval(level, n - 1, mean, error)
     bootstrap = stats.bootstrap(
         (d,),
