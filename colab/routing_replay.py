@@ -52,7 +52,6 @@ import jax
 from IPython.display import display
 
 from configs import routing_replay
-from jaxrl_llm.provenance import start_jax
 from jaxrl_llm.reporting import figures, tables
 from jaxrl_llm.reporting.page import text_table
 from jaxrl_llm.reporting.read import load

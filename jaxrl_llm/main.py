@@ -29,7 +29,6 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
-    logging.set_verbosity(logging.WARNING)  # Orbax tells its life at INFO
     with contextlib.ExitStack() as stack:
         try:
             fields, rest = fields_and_rest(arguments)
