@@ -1,0 +1,39 @@
+"""FLOPs of kernels, which HLO shows as calls into code of its own."""
+
+import math
+import re
+
+from jaxrl_llm.planning.hlo import Computation, Instruction
+
+__all__ = ["kernel_flops"]
+
+# Matrix products per (query, key) pair and half: of softmax attention, causal, so half of all pairs count.
+_ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+_FMHA = {"__cudnn$fmha": 2}  # of cuDNN's forward; its backward's name says so
+_NONE = re.compile(r"Sharding|AllocateBuffer|ConcatBitcast|AssumeGather|TopK|Sort|Pad|Slice|Annotate|MoveTo|Buffer")
+
+
+def kernel_flops(inside: Computation, i: Instruction) -> float | None:
+    """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
+
+    Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
+    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1).
+    """
+    target = i.attribute("custom_call_target").strip('"')
+    stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
+    if stated:
+        return float(stated[1])
+    shapes = [inside.by_name[name].shapes[0].dims for name in i.operands if inside.by_name[name].shapes]
+    if target.startswith("__cublas"):
+        contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', i.attributes)
+        dims = re.findall(r"\d+", contracted[1]) if contracted else []
+        return 2.0 * i.shapes[0].size * math.prod(shapes[0][int(d)] for d in dims)
+    if target.startswith("__cudnn$fmha"):
+        b, h, t, d = shapes[0]
+        return 2.0 * (5 if "Backward" in target else 2) * b * h * t * t * d
+    label = i.name + i.attributes[: i.attributes.find("backend_config")]
+    for name, products in _ATTENTION.items():
+        if name in label:
+            queries = next(s for s in shapes if len(s) >= 3)  # [.. heads, time, head_dim]
+            return products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
+    return 0.0 if _NONE.search(target) or not target.startswith(("tpu_custom_call", "__", "triton")) else None
