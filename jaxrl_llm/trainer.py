@@ -1,9 +1,10 @@
 """The training loop, read from top to bottom: collect, score, update N times, log, evaluate, checkpoint."""
 
 import dataclasses
+import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +43,13 @@ class Run:
     learner: Learner
     scorer: Scorer
     engine: Engine
-    evaluator: Evaluator
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Reads the held-out prompts, which are made where they are not there yet."""
+        s = self.settings
+        held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
+        return Evaluator(self.model, s.task, held_out, s.evaluation.samples, s.answer_length)
 
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
@@ -75,12 +82,14 @@ class Run:
 
     def prompts(self) -> tasks.PromptStream:
         s = self.settings
+        if s.rollout.max_prompt_length:  # a prompt that is too long is found now, not at the step that draws it
+            tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
         return tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
 
 
-def build(s: Settings) -> Run:
-    """The compiled functions and fixed data of a run."""
-    mesh = sharding.make_mesh(s.mesh.shape)
+def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
+    """The compiled functions of a run; devices: those of another machine, to compile for it."""
+    mesh = sharding.make_mesh(s.mesh.shape, devices)
     model = Model(s.model, mesh)
     n = s.updates.updates_per_rollout
     critic = dataclasses.replace(s.optimizer, learning_rate=s.critic.learning_rate, router_factor=1.0)
@@ -95,9 +104,6 @@ def build(s: Settings) -> Run:
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
-    if s.rollout.max_prompt_length:  # a prompt that is too long is found now, not at the step that draws it
-        tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
-    held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
     return Run(
         settings=s,
         model=model,
@@ -114,7 +120,6 @@ def build(s: Settings) -> Run:
             record_routing=s.model.num_moe_layers > 0,
             record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
         ),
-        evaluator=Evaluator(model, s.task, held_out, s.evaluation.samples, s.answer_length),
     )
 
 

@@ -80,6 +80,18 @@ class Engine:
             raise ValueError(f"limits of shape {limits.shape} must be one for each of {count} answers")
         return _generate(self, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
 
+    def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
+        """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters."""
+        mesh = self.model.mesh
+        whole = None if mesh is None else sharding.replicated(mesh)
+        prompts, lengths, limits = (
+            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
+            for shape in ((count, width), (count,), (count * self.group_size,))
+        )
+        uids = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=whole)
+        key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
+        return _generate.lower(self, params, prompts, lengths, uids, limits, key)
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def _generate(

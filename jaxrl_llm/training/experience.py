@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import metrics as M
-from jaxrl_llm import scoring
+from jaxrl_llm import scoring, sharding
 from jaxrl_llm.array_typing import PerToken
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Objective
@@ -91,6 +91,18 @@ class Scorer:
         if self.first_forward:
             return Experience(batch, {})
         return Experience(batch, _gaps(self.learner.model.config.num_experts, batch, old.by_router))
+
+    def lower(self, state: TrainState, t: Trajectory, layout: Layout, frozen: Any = None) -> jax.stages.Lowered:
+        """The program that scores a minibatch for the old policy, from abstract arrays."""
+        params = join(state.params, frozen)
+        into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
+        mesh = self.learner.model.mesh
+        if mesh is not None:
+            whole = sharding.replicated(mesh)
+            into = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), into)
+        return Learner.score.lower(
+            self.learner, params, t.tokens, in_scoring(self.replay, t.routing), layout, into=into
+        )
 
     def _old_scores(self, t: Trajectory, values: bool) -> Scored:
         """Arrays for the pass of the old policy; under a replay only the logits show what its router chose."""

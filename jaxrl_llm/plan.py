@@ -1,0 +1,149 @@
+"""python -m jaxrl_llm.plan --config configs/NAME.py --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]
+
+Compiles the programs of a run for chips that are not there, and says what each needs of a chip: memory, FLOPs, bytes,
+collectives, the time at the chip's peaks and what bounds it.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from jaxrl_llm.planning.chips import Chip, topology_devices
+from jaxrl_llm.planning.programs import Program, compile_run
+from jaxrl_llm.planning.roofline import roofline
+from jaxrl_llm.settings import Settings, validate
+
+__all__ = ["as_rows", "main", "plan", "table"]
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run needs of each device of a topology."""
+
+    topology: str
+    chip: Chip
+    mesh: tuple[int, ...]
+    active_parameters: int
+    programs: tuple[Program, ...]
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.mesh)
+
+
+def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
+    """Compile the run's programs (or `only` some: rollout, score, update) for a topology.
+
+    Raises:
+      ValueError: an unknown topology, or one whose devices the mesh does not fit.
+      ImportError: the compiler of this chip is not installed.
+    """
+    chip, devices = topology_devices(topology)
+    programs = tuple(compile_run(settings, devices, only))
+    sizes = list(settings.mesh.shape)
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = len(devices) // -math.prod(sizes)
+    return Plan(topology, chip, tuple(sizes), settings.model.active_parameters, programs)
+
+
+def as_rows(plan: Plan) -> list[dict[str, Any]]:
+    """One JSON object a part of a program; bytes, FLOPs and seconds of one device."""
+    rows = []
+    for program in plan.programs:
+        for part in program.parts:
+            line = roofline(part, plan.chip, plan.devices, plan.active_parameters)
+            rows.append(
+                {
+                    "part": part.name,
+                    "program": program.name,
+                    "arguments": program.arguments,
+                    "outputs": program.outputs,
+                    "temporaries": program.temporaries,
+                    "code": program.code,
+                    "memory_share": program.memory / plan.chip.memory,
+                    "compile_s": round(program.seconds, 1),
+                    "tokens": part.tokens,
+                    "flops": part.cost.flops,
+                    "bytes": part.cost.bytes,
+                    "sent": part.cost.sent,
+                    "collectives": {kind: list(value) for kind, value in sorted(part.cost.collectives.items())},
+                    "not_counted": sorted(part.cost.unknown),
+                    "compute_s": line.compute,
+                    "memory_s": line.memory,
+                    "network_s": line.network,
+                    "bound": line.bound,
+                    "flops_over_model": line.excess,
+                    "mfu": line.mfu,
+                }
+            )
+    return rows
+
+
+def table(plan: Plan) -> str:
+    """Three tables that fit 80 columns: memory, time, collectives."""
+    axes = " x ".join(f"{name} {size}" for name, size in zip(("data", "fsdp", "expert", "tensor"), plan.mesh, strict=True))
+    lines = [f"{plan.topology}: {plan.devices} devices, {axes}; each device:", ""]
+    lines.append("GiB       arguments  outputs  temporaries   code  of memory  compile s")
+    for p in plan.programs:
+        sizes = (x / _GIB for x in (p.arguments, p.outputs, p.temporaries, p.code))
+        first, second, third, fourth = sizes
+        share = f"{p.memory / plan.chip.memory:.0%}"
+        lines.append(f"{p.name:9} {first:9.2f} {second:8.2f} {third:12.2f} {fourth:6.2f} {share:>10} {p.seconds:10.0f}")
+    lines += ["", "at peak   TFLOP  x model  GB moved  GB sent  compute ms  memory ms  network ms  MFU"]
+    rows = as_rows(plan)
+    for r in rows:
+        times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]
+        marked = [f"{t:.3g}{'*' if t == max(times) else ' '}" for t in times]
+        lines.append(
+            f"{r['part']:8} {r['flops'] / 1e12:6.3g} {r['flops_over_model']:8.2f} {r['bytes'] / 1e9:9.3g} "
+            f"{r['sent'] / 1e9:8.3g} {marked[0]:>11} {marked[1]:>10} {marked[2]:>11} {r['mfu']:>4.0%}"
+        )
+    lines += ["* what bounds it", "", "collectives: how many, GB sent"]
+    for r in rows:
+        each = [f"{kind} {count:.0f}, {size / 1e9:.3g}" for kind, (count, size) in r["collectives"].items()]
+        lines += _wrapped(r["part"], each or ["none"])
+    unknown = sorted({name for r in rows for name in r["not_counted"]})
+    return "\n".join(lines + ([f"FLOPs not counted of: {', '.join(unknown)}"] if unknown else []))
+
+
+def _wrapped(name: str, parts: Iterable[str]) -> list[str]:
+    """`name` and its parts, as many to a line as fit 80 columns."""
+    lines = [f"{name:9}"]
+    for part in parts:
+        full = len(lines[-1]) + len(part) + 3 > 80
+        lines = [*lines, f"{'':9} {part}"] if full else [*lines[:-1], f"{lines[-1]}{';' * (len(lines[-1]) > 9)} {part}"]
+    return lines
+
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of configs/, with :variant.", lock_config=True)
+_TOPOLOGY = flags.DEFINE_string("topology", None, "Chips to compile for: v5e:2x2, v5p:4x4x4, v6e:2x2, h100:8.")
+_JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}; fields are set as --config.block.field=value")
+    logging.set_verbosity(logging.WARNING)
+    try:
+        made = plan(validate(_CONFIG.value), str(_TOPOLOGY.value))
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(table(made))
+    if _JSON.value:
+        Path(_JSON.value).write_text(json.dumps({"topology": made.topology, "parts": as_rows(made)}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["config", "topology"])
+    app.run(main)

@@ -1,0 +1,172 @@
+"""The programs of a run, compiled for devices that need not be there: rollout, score and update.
+
+They are the very functions that training calls, lowered for abstract arrays with the shardings that a run gives them.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import sharding, trainer
+from jaxrl_llm.planning.cost import Cost, measure
+from jaxrl_llm.planning.hlo import parse
+from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.settings import Settings
+from jaxrl_llm.training.layout import Layout, lay_out
+from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
+from jaxrl_llm.training.step import Learner
+
+__all__ = ["Part", "Program", "compile_run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a step of the run spends time on, of one device. tokens: of all devices; passes: forwards that it is worth.
+
+    A backward is worth two forwards, so an update is 3 passes and everything else is 1.
+    """
+
+    name: str
+    cost: Cost
+    tokens: int
+    passes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One compiled program: its bytes on each device, the seconds that it took to compile, its parts."""
+
+    name: str
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+    seconds: float
+    parts: tuple[Part, ...]
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use while it runs; outputs that take over an argument's place are counted once."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+
+def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[Program]:
+    """The programs of the run on these devices, one after the other; `only`: these names alone.
+
+    A rollout has two parts, the prompts (prefill) and one token of every slot (decode); score and update speak of one
+    minibatch.
+    """
+    run = trainer.build(s, devices)
+    mesh: Any = run.model.mesh
+    state = _abstract_state(run)
+    width, rows = s.task.prompt_length, s.rows
+    length = width + s.answer_length
+    layout = _abstract_layout(s, length, mesh)
+    micro = layout.index.shape[0]
+    trained = int(np.prod(layout.index.shape))
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
+    def program(name: str, lower: Callable[[], jax.stages.Lowered], parts: Callable[[Cost, Cost], Any]) -> Program:
+        start = time.monotonic()
+        compiled = lower().compile()
+        seconds = time.monotonic() - start
+        memory: Any = compiled.memory_analysis()
+        once, turn = measure(parse(compiled.as_text()), mesh.size)
+        return Program(
+            name=name,
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            code=memory.generated_code_size_in_bytes,
+            seconds=seconds,
+            parts=tuple(parts(once, turn)),
+        )
+
+    slots = min(s.rollout.slots, rows) or rows
+    prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
+    if wanted("rollout"):
+        yield program(
+            "rollout",
+            lambda: run.engine.lower(state.params, s.rollout.prompts, width),
+            lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
+        )
+    trajectory = _abstract_trajectory(run, state, mesh)
+    if wanted("score") and not run.scorer.first_forward:
+        yield program(
+            "score",
+            lambda: run.scorer.lower(state, trajectory, layout),
+            lambda once, turn: [Part("score", once + turn * micro, trained, 1)],
+        )
+    if wanted("update"):
+        batch = _abstract_batch(run, state, trajectory, layout, mesh)
+        yield program(
+            "update",
+            lambda: Learner.update.lower(run.learner, state, batch, layout),
+            lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
+        )
+
+
+def _abstract_state(run: trainer.Run) -> TrainState:
+    """Shapes and shardings of the training state."""
+    learner, model, kind = run.learner, run.model, run.settings.critic.kind
+
+    def make(params: Any) -> TrainState:
+        valued = with_value_head(params, model.config.hidden_size)
+        if kind == "separate":
+            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer)
+        return make_state(model, valued if kind == "head" else params, learner.optimizer)
+
+    shapes = jax.eval_shape(make, model.shapes())
+    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
+
+
+def _abstract_layout(s: Settings, length: int, mesh: Any) -> Layout:
+    """Every row as long as it can be."""
+    rows = np.arange(s.rows // s.updates.minibatches)
+    layout = lay_out(rows, np.full(s.rows, length), length, s.updates)
+    return _placed(layout, jax.tree.map(lambda _: sharding.replicated(mesh), layout))
+
+
+def _abstract_trajectory(run: trainer.Run, state: TrainState, mesh: Any) -> Trajectory:
+    """Rows on the devices of their rows, as the rollout leaves them; rewards come from the host."""
+    s = run.settings
+    out = run.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
+    out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
+    return _placed(out, _row_shardings(out, mesh))
+
+
+def _abstract_batch(
+    run: trainer.Run, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
+) -> TrainBatch:
+    """What scoring makes of a rollout. The scores are whole on every device, all else lies by rows."""
+    needs = run.learner.objective.needs
+    reference = state.params if "ref_logprobs" in needs else None
+    shapes = jax.eval_shape(lambda *args: run.scorer(*args).batch, state, reference, trajectory, [layout])
+    where = _row_shardings(shapes, mesh)
+    whole = jax.tree.map(lambda _: sharding.replicated(mesh), shapes)
+    scored = ("old_logprobs", "ref_logprobs", "old_values", "returns")
+    routing = where.routing.replace(scored=whole.routing.scored)
+    if run.settings.replay.mode == "R2":
+        routing = routing.replace(replayed=whole.routing.replayed)
+    return _placed(shapes, where.replace(routing=routing, **{name: getattr(whole, name) for name in scored}))
+
+
+def _row_shardings(tree: Any, mesh: Any) -> Any:
+    """Rows are the first axis of an array [b ...], the second of a record [l b t x]."""
+
+    def one(x: Any) -> Any:
+        axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
+        return jax.sharding.NamedSharding(mesh, sharding.spec(axes, x.shape, mesh))
+
+    return jax.tree.map(one, tree)
+
+
+def _placed(shapes: Any, where: Any) -> Any:
+    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, where)
