@@ -1,0 +1,79 @@
+"""Runs at the size of published models, for the plan alone: their task stands in for its lengths."""
+
+import dataclasses
+
+from configs import gspo
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.settings import Settings, validate
+
+__all__ = ["MODELS", "WORKLOADS", "Workload", "settings_of"]
+
+_QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "rope_theta": 1e6, "dtype": "bfloat16", "remat": "block"}
+# Qwen3, arXiv 2505.09388, and the published config.json of each.
+MODELS = {
+    "qwen3-0.6b": ModelConfig(
+        num_hidden_layers=28,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        **_QWEN3,
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        num_hidden_layers=48,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        **_QWEN3,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model on a mesh of chips: `rows` answers a step in groups of 8, all in one minibatch, GSPO with R2 on MoE."""
+
+    model: str
+    topology: str
+    mesh: tuple[int, int, int, int]
+    rows: int
+    micro_batch_rows: int
+    prompt: int = 512
+    answer: int = 3584
+
+
+WORKLOADS = {
+    "30b-v5p": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 64, 1, 1), rows=64, micro_batch_rows=64),
+    "30b-v5p-expert": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 4, 16, 1), rows=64, micro_batch_rows=64),
+    "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
+    "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=8, micro_batch_rows=8),
+    "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
+    "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=4),
+}
+
+
+def settings_of(workload: Workload, layers: int | None = None) -> Settings:
+    """A validated run of the smoke config, at the workload's size; layers: fewer than the model has."""
+    config = gspo.get_config("smoke")
+    moe = MODELS[workload.model].num_experts > 0
+    with config.unlocked():
+        config.rollout.prompts, config.rollout.group_size = workload.rows // 8, 8
+        config.rollout.max_new_tokens = workload.answer
+        config.rollout.dtype = "bfloat16"
+        config.updates.minibatches = 1
+        config.updates.epochs = 2
+        config.updates.micro_batch_rows = workload.micro_batch_rows
+        config.replay.mode = "R2" if moe else "off"
+        config.mesh.shape = workload.mesh
+        if not moe:
+            config.model.num_experts = 0
+    s = validate(config)
+    model = MODELS[workload.model]
+    if layers is not None:
+        model = dataclasses.replace(model, num_hidden_layers=layers)
+    return dataclasses.replace(s, model=model, task=dataclasses.replace(s.task, prompt_length=workload.prompt))
