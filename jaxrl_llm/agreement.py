@@ -1,5 +1,7 @@
 """What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
 
+import math
+
 from jaxrl_llm.blocks import Settings
 from jaxrl_llm.sharding import AXES
 
@@ -46,7 +48,7 @@ def _check_mesh(s: Settings) -> None:
     shape = s.mesh.shape
     if len(shape) != len(AXES):
         raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
-    lanes = shape[0] * shape[1]
+    lanes = math.prod(shape[:3])  # data, fsdp and expert
     micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
     if lanes > 1 and (micro % lanes or s.rows % lanes):
         raise ValueError(

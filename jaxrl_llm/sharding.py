@@ -3,8 +3,9 @@
 Every parameter names its axes where it is declared (`models/`), every batch array has rows; the table below says where
 they live. The mesh has four axes:
 
-data    copies of the parameters, rows of the batch      expert  the experts of an MoE layer
-fsdp    slices of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
+data    copies of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
+fsdp    slices of the parameters, rows of the batch
+expert  the experts of an MoE layer, slices of all other parameters, rows of the batch
 """
 
 import math
@@ -32,8 +33,8 @@ __all__ = [
 AXES = ("data", "fsdp", "expert", "tensor")
 
 _RULES: dict[str, str | tuple[str, ...] | None] = {
-    "rows": ("data", "fsdp"),
-    "embed": "fsdp",
+    "rows": ("data", "fsdp", "expert"),
+    "embed": ("fsdp", "expert"),
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -84,13 +85,20 @@ def platform(mesh: Mesh | None) -> str:
 
 
 def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """Where an array of these logical axes lives. A dimension that its mesh axes do not divide stays whole."""
-    entries = []
+    """Where an array of these logical axes lives.
+
+    A mesh axis cuts the first dimension that names it. A dimension that its mesh axes do not divide is cut by the first
+    of them that do, or stays whole.
+    """
+    entries: list[str | tuple[str, ...] | None] = []
+    taken: set[str] = set()
     for axis, size in zip(axes, shape, strict=True):
         target = None if axis is None else _RULES[axis]
-        names = (target,) if isinstance(target, str) else target or ()
-        fits = size % math.prod(mesh.shape[n] for n in names) == 0
-        entries.append(target if names and fits else None)
+        names = tuple(n for n in ((target,) if isinstance(target, str) else target or ()) if n not in taken)
+        while names and size % math.prod(mesh.shape[n] for n in names):
+            names = names[:-1]
+        taken.update(names)
+        entries.append(names if len(names) > 1 else names[0] if names else None)
     return PartitionSpec(*entries)
 
 
@@ -106,7 +114,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Rows of a batch over data and fsdp; `axis` is the position of the row dimension."""
+    """Rows of a batch over data, fsdp and expert; `axis` is the position of the row dimension."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
 
 

@@ -1,20 +1,26 @@
-"""The experts of a mixture: one function, three ways to run it.
+"""The experts of a mixture: one function, three ways to run them on one device, and experts spread over devices.
 
-dense    every expert for every token; the reference that the others must equal, and the form that the partitioner
-         splits over a sharded expert or tensor axis
-grouped  `jax.lax.ragged_dot`, the grouped matmul that XLA hands to a kernel on GPU and TPU
+dense    every expert for every token; the reference that the others must equal
+grouped  pairs sorted by expert and grouped matmuls, a kernel on TPU (`grouped_matmul.py`)
 blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`)
 
-All are dropless: every (token, expert) pair is computed, whatever the load.
+All are dropless: every (token, expert) pair is computed, whatever the load. On a mesh each device runs its own rows;
+where the mesh spreads experts over devices, tokens move to them (`expert_parallel.py`).
 """
+
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax import lax
+from jax.sharding import Mesh
 
-from jaxrl_llm import sharding
+from jaxrl_llm import ranges, sharding
 from jaxrl_llm.array_typing import Array, Float, Integer
 from jaxrl_llm.models.expert_blocks import block_experts, group_by_expert
+from jaxrl_llm.models.expert_parallel import exchange, ring
+from jaxrl_llm.models.grouped_matmul import grouped_matmul
 
 __all__ = ["IMPLEMENTATIONS", "apply_experts", "choose_implementation"]
 
@@ -24,19 +30,14 @@ IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")
 
 
 def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None) -> str:
-    """The implementation that will run: by platform for `auto`; blocks become dense where experts or width are sharded.
+    """The implementation that will run; `auto` goes by the platform of the mesh.
 
     Raises:
       ValueError: unknown name.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation={implementation!r} is not one of {IMPLEMENTATIONS}; set model.experts_implementation"
-        )
+    ranges.one_of("model.experts_implementation", implementation, IMPLEMENTATIONS)
     if implementation == "auto":
-        implementation = "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
-    if implementation == "blocks" and mesh is not None and sharding.row_shards(mesh) != mesh.size:
-        return "dense"
+        return "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
     return implementation
 
 
@@ -59,8 +60,8 @@ def apply_experts(
       gates: float32 weights of the k experts of each token.
       w_gate, w_up, w_down: SwiGLU weights of all experts.
       implementation: auto, dense, grouped or blocks.
-      mesh: the mesh of the enclosing jit, if any. Where only rows are sharded each device runs its own rows against the
-        gathered weights; otherwise the partitioner splits the chosen form.
+      mesh: the mesh of the enclosing jit, if any. Each device runs its own rows; its experts stay where they are if the
+        mesh spreads them, and its part of their width if it spreads that.
 
     Raises:
       ValueError: unknown implementation.
@@ -70,31 +71,57 @@ def apply_experts(
     chosen = choose_implementation(implementation, mesh)
     if implementation == "auto" and chosen == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
         chosen = "dense"
-    args = (x, experts, gates, w_gate, w_up, w_down)
+    args = (x, experts, gates, (w_gate, w_up, w_down))
     if chosen == "dense":
         return _dense(*args)
-    run = block_experts if chosen == "blocks" else _grouped
-    if mesh is None or mesh.size == 1:
-        return run(*args)
-    if sharding.row_shards(mesh) == mesh.size and x.shape[0] % mesh.size == 0:
-        rows, whole = sharding.rows(mesh).spec, PartitionSpec()
-        # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
-        split = jax.shard_map(run, mesh=mesh, in_specs=(rows,) * 3 + (whole,) * 3, out_specs=rows, check_vma=False)
-        return split(*args)
-    return _dense(*args) if chosen == "blocks" else run(*args)
+    local = _blocks if chosen == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
+    return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
 
 
-def _dense(x, experts, gates, w_gate, w_up, w_down):
+def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh) -> Array:
+    """Each device's rows; rows that the devices do not divide are filled up with ones of gate 0."""
+    axes = (("expert", None, "mlp"), ("expert", None, "mlp"), ("expert", "mlp", None))
+    specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
+    expert_axis, _, width_axis = specs[0]
+    rows = sharding.rows(mesh).spec
+
+    def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+        if expert_axis is not None and mesh.shape[expert_axis] > 1:
+            move = exchange if sharding.platform(mesh) == "tpu" else ring
+            y = move(local, x, experts, gates, weights, expert_axis)
+        else:
+            y = local(x, experts, gates, weights)
+        return y if width_axis is None else lax.psum(y.astype(jnp.float32), width_axis).astype(x.dtype)
+
+    n, parts = x.shape[0], sharding.row_shards(mesh)
+    fill = ((0, -n % parts), (0, 0))
+    x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
+    # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
+    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+    return split(x, experts, gates, weights)[:n]
+
+
+def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+    w_gate, w_up, w_down = weights
     weight = jnp.einsum("nk,nke->ne", gates, jax.nn.one_hot(experts, w_gate.shape[0], dtype=gates.dtype))
-    dot = lambda spec, a, b: jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)  # noqa: E731
+    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     hidden = jax.nn.silu(dot("nd,edf->nef", x, w_gate)) * dot("nd,edf->nef", x, w_up)
     return dot("nef,efd->nd", (hidden * weight[..., None]).astype(w_down.dtype), w_down).astype(x.dtype)
 
 
-def _grouped(x, experts, gates, w_gate, w_up, w_down):
-    groups = group_by_expert(experts, w_gate.shape[0])
-    rows = x[groups.order // experts.shape[1]]
-    dot = lambda a, b: jax.lax.ragged_dot(a, b, groups.counts, preferred_element_type=jnp.float32)  # noqa: E731
+def _blocks(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+    return block_experts(x, experts, gates, *weights)
+
+
+def _grouped(x: Array, experts: Array, gates: Array, weights: Any, platform: str) -> Array:
+    """A pair whose expert is not among the weights gives 0; at most one pair a (token, expert) needs room."""
+    w_gate, w_up, w_down = weights
+    (n, k), num_experts = experts.shape, w_gate.shape[0]
+    groups = group_by_expert(experts, num_experts)
+    room = n * min(k, num_experts)
+    rows = x[groups.order[:room] // k]
+    dot = functools.partial(grouped_matmul, counts=groups.counts, platform=platform)
     hidden = jax.nn.silu(dot(rows, w_gate)) * dot(rows, w_up)
-    out = dot(hidden.astype(w_down.dtype), w_down)[groups.rank].reshape(*gates.shape, -1)
-    return jnp.einsum("nkd,nk->nd", out, gates).astype(x.dtype)
+    out = dot(hidden.astype(w_down.dtype), w_down)
+    out = jnp.where((groups.rank < room)[:, None], out[jnp.minimum(groups.rank, room - 1)], 0)
+    return jnp.einsum("nkd,nk->nd", out.reshape(n, k, -1), gates).astype(x.dtype)
