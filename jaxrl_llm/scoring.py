@@ -66,7 +66,7 @@ def score(
     out = model.apply(params, tokens, segment_ids=segment_ids, routing=routing, router_logits=router_logits)
     head = model.head(params).astype(out.hidden.dtype)
     states = out.hidden.reshape(-1, out.hidden.shape[-1])
-    flat = selected_logprobs(states, head, following(tokens).ravel(), temperature=temperature)
+    flat = selected_logprobs(states, head, following(tokens).ravel(), temperature=temperature, mesh=model.mesh)
     logprobs, entropy = (align(x.reshape(tokens.shape), segment_ids) for x in flat)
     return Scores(logprobs, entropy, out.hidden, out.routing)
 

@@ -34,6 +34,7 @@ AXES = ("data", "fsdp", "expert", "tensor")
 
 _RULES: dict[str, str | tuple[str, ...] | None] = {
     "rows": ("data", "fsdp", "expert"),
+    "tokens": ("data", "fsdp", "expert", "tensor"),
     "embed": ("fsdp", "expert"),
     "vocab": "tensor",
     "heads": "tensor",

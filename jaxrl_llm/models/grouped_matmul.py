@@ -11,7 +11,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.megablox import gmm as megablox
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
 from jaxrl_llm.array_typing import Array, Float, Int
 
@@ -45,7 +45,7 @@ def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Ar
     """Megablox; interpret: on any platform. As jax.experimental's own gradient, but of the operands' precision."""
     padded = _whole_tiles(rows, len(counts))
     tiles = _tiles(padded.shape[0], len(counts), *weights.shape[1:])
-    out = megablox.gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)
+    out = gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)
     return out[: len(rows)]
 
 
@@ -59,13 +59,13 @@ def _by_tiles_bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Arra
     groups, d, f = weights.shape
     padded, cotangent = (_whole_tiles(x, groups) for x in (rows, cotangent.astype(rows.dtype)))
     m = len(padded)
-    d_rows = megablox.gmm(
+    d_rows = gmm(
         cotangent, weights, counts, rows.dtype, _tiles(m, groups, f, d), transpose_rhs=True, interpret=interpret
     )
-    d_weights = megablox.tgmm(
+    d_weights = tgmm(
         padded.swapaxes(0, 1), cotangent, counts, weights.dtype, _tiles(m, groups, d, f), interpret=interpret
     )
-    return d_rows[: len(rows)], jnp.where((counts > 0)[:, None, None], d_weights, 0), None
+    return d_rows[: len(rows)], d_weights, None
 
 
 _by_tiles.defvjp(_by_tiles_fwd, _by_tiles_bwd)

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Float, Integer
 
 __all__ = ["selected_logprobs"]
@@ -28,6 +30,7 @@ def selected_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
 
@@ -35,7 +38,9 @@ def selected_logprobs(
       hidden: final states; head: output matrix. Products accumulate in float32 and all that follows is float32.
       targets: the tokens whose log-probs are asked for.
       temperature: > 0.
-      chunk: tokens whose logits exist at one time.
+      chunk: tokens whose logits exist at one time, on each device.
+      mesh: the mesh of the enclosing jit. Every device walks its own tokens against the whole head, which is gathered
+        once; left to the partitioner, it is gathered for every chunk.
 
     Returns:
       (log-probs, entropies), float32 [n]. The gradient of an entropy that is not used costs nothing.
@@ -47,7 +52,16 @@ def selected_logprobs(
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1 token")
-    return _selected(hidden, head, targets.astype(jnp.int32), float(temperature), chunk)
+    args = (hidden, head, targets.astype(jnp.int32))
+    if mesh is None or mesh.size == 1:
+        return _selected(*args, float(temperature), chunk)
+    states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
+
+    def run(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array]:
+        return _selected(hidden, head, targets, float(temperature), chunk)
+
+    specs = (states, PartitionSpec(), tokens)
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)(*args)
 
 
 class _Residuals(NamedTuple):

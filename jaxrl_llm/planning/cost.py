@@ -51,13 +51,13 @@ class Cost:
             kinds[kind] = (before[0] + count, before[1] + size)
         return Cost(self.flops + other.flops, self.bytes + other.bytes, kinds, self.unknown | other.unknown)
 
-    def __mul__(self, times: float) -> "Cost":
+    def __mul__(self, times: int | float) -> "Cost":
         kinds = {kind: (count * times, size * times) for kind, (count, size) in self.collectives.items()}
         return Cost(self.flops * times, self.bytes * times, kinds, self.unknown)
 
     @property
     def sent(self) -> float:
-        return sum(size for _, size in self.collectives.values())
+        return float(sum(size for _, size in self.collectives.values()))
 
 
 def measure(module: Module, devices: int) -> tuple[Cost, Cost]:
@@ -133,13 +133,13 @@ class _Reader:
         moved = sum(_read(body, p, outside.by_name[name]) for p, name in zip(body.parameters, i.operands, strict=True))
         return cost + Cost(bytes=moved + _written(body, i))
 
-    def _sent(self, kind: str, i: Instruction, size: float) -> float:
+    def _sent(self, kind: str, i: Instruction, size: int) -> float:
         n = self._group(i)
         if kind == "collective-permute":
             pairs = re.findall(r"\{(\d+),(\d+)\}", i.attributes[i.attributes.find("source_target_pairs") :])
             return float(size) if any(a != b for a, b in pairs) else 0.0
         if kind in ("all-gather", "collective-broadcast"):
-            return size * (n - 1)
+            return float(size * (n - 1))
         return (2 if kind == "all-reduce" else 1) * size * (n - 1) / n
 
     def _group(self, i: Instruction) -> int:
