@@ -90,7 +90,9 @@ def as_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def table(plan: Plan) -> str:
     """Three tables that fit 80 columns: memory, time, collectives."""
-    axes = " x ".join(f"{name} {size}" for name, size in zip(("data", "fsdp", "expert", "tensor"), plan.mesh, strict=True))
+    axes = " x ".join(
+        f"{name} {size}" for name, size in zip(("data", "fsdp", "expert", "tensor"), plan.mesh, strict=True)
+    )
     lines = [f"{plan.topology}: {plan.devices} devices, {axes}; each device:", ""]
     lines.append("GiB       arguments  outputs  temporaries   code  of memory  compile s")
     for p in plan.programs:

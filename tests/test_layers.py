@@ -14,7 +14,9 @@ FLOORS = (
     {"rollout", "scoring", "checkpointing", "run_log", "screen", "writers"},
     {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
     {"agreement", "blocks", "opening", "run_dir", "settings", "trainer", "sweep", "report"},
-    {"__main__", "main", "evaluation"},
+    {"main", "evaluation", "planning"},
+    {"plan"},
+    {"__main__"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

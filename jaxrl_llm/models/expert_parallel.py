@@ -15,7 +15,6 @@ Source: GShard, arXiv 2006.16668, section 3.2, without its capacity.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -24,12 +23,19 @@ from jaxrl_llm.models.expert_blocks import group_by_expert
 
 __all__ = ["Local", "exchange", "ring"]
 
-Local = Callable[[Array, Array, Array, Any], Array]  # (x, experts, gates, weights) -> y; expert E / p and up is nobody's
+Local = Callable[
+    [Array, Array, Array, Any], Array
+]  # (x, experts, gates, weights) -> y; expert E / p and up is nobody's
 _ROOM = 2  # buffers, in pairs of a device's own tokens
 
 
 def ring(
-    local: Local, x: Float[Array, "n d"], experts: Integer[Array, "n k"], gates: Float[Array, "n k"], weights: Any, axis: str
+    local: Local,
+    x: Float[Array, "n d"],
+    experts: Integer[Array, "n k"],
+    gates: Float[Array, "n k"],
+    weights: Any,
+    axis: str,
 ) -> Float[Array, "n d"]:
     """Every device's tokens visit every device once: p turns, each sends [n, 2 d] on."""
     devices, held = lax.axis_size(axis), weights[0].shape[0]
@@ -48,7 +54,12 @@ def ring(
 
 
 def exchange(
-    local: Local, x: Float[Array, "n d"], experts: Integer[Array, "n k"], gates: Float[Array, "n k"], weights: Any, axis: str
+    local: Local,
+    x: Float[Array, "n d"],
+    experts: Integer[Array, "n k"],
+    gates: Float[Array, "n k"],
+    weights: Any,
+    axis: str,
 ) -> Float[Array, "n d"]:
     """Each (token, expert) pair goes to its expert's device and back: about 2 k n d numbers sent, whatever p is."""
     n, k = experts.shape
@@ -88,7 +99,5 @@ def _exchange_once(local: Local, x: Array, experts: Array, gates: Array, weights
     used = stretch < devices * held
     here = jnp.where(used, stretch % held, held)[:, None]
     y = local(jnp.where(used[:, None], got, 0), here, used[:, None].astype(gates.dtype), weights)
-    back = lax.ragged_all_to_all(
-        y, jnp.zeros((n * k, d), x.dtype), back_from, received, back_to, sent, axis_name=axis
-    )
+    back = lax.ragged_all_to_all(y, jnp.zeros((n * k, d), x.dtype), back_from, received, back_to, sent, axis_name=axis)
     return jnp.einsum("nkd,nk->nd", back[groups.rank].reshape(n, k, d), gates).astype(x.dtype)

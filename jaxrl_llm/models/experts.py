@@ -82,11 +82,11 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     """Each device's rows; rows that the devices do not divide are filled up with ones of gate 0."""
     axes = (("expert", None, "mlp"), ("expert", None, "mlp"), ("expert", "mlp", None))
     specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
-    expert_axis, _, width_axis = specs[0]
+    expert_axis, _, width_axis = (axis if axis and mesh.shape[axis] > 1 else None for axis in specs[0])
     rows = sharding.rows(mesh).spec
 
     def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
-        if expert_axis is not None and mesh.shape[expert_axis] > 1:
+        if expert_axis is not None:
             move = exchange if sharding.platform(mesh) == "tpu" else ring
             y = move(local, x, experts, gates, weights, expert_axis)
         else:

@@ -46,7 +46,9 @@ def topology_devices(topology: str) -> tuple[Chip, Sequence[Any]]:
     """
     name, _, shape = topology.partition(":")
     if name not in CHIPS:
-        raise ValueError(f"topology={topology!r} has no known chip{ranges.suggestion(name, CHIPS)}; for example v5e:2x2")
+        raise ValueError(
+            f"topology={topology!r} has no known chip{ranges.suggestion(name, CHIPS)}; for example v5e:2x2"
+        )
     if not shape or not all(part.isdigit() and int(part) for part in shape.split("x")):
         raise ValueError(f"topology={topology!r} lacks its shape, for example v5p:4x4x4 or h100:8")
     return CHIPS[name], (_gpus(shape) if name == "h100" else _tpus(topology))

@@ -220,9 +220,7 @@ def _convolution(i: Instruction, left: tuple[int, ...], right: tuple[int, ...]) 
         stride, low = int(of("stride", axis, "1")), int(of("pad", axis, "0_0").split("_")[0])
         spread, apart = int(of("lhs_dilate", axis, "1")), int(of("rhs_dilate", axis, "1"))
         places = (
-            place * stride - low + tap * apart
-            for place in range(shape[output.index(str(axis))])
-            for tap in range(taps)
+            place * stride - low + tap * apart for place in range(shape[output.index(str(axis))]) for tap in range(taps)
         )
         pairs *= sum(0 <= p < (size - 1) * spread + 1 and p % spread == 0 for p in places)
     groups = int(i.attribute("batch_group_count") or 1)

@@ -72,9 +72,7 @@ def test_the_dearer_branch_counts():
 def test_a_slice_of_a_stack_is_read_as_the_slice():
     """A scan over stacked weights reads each once, not the stack at every layer."""
     layers = 64
-    once, _ = costs(
-        lambda x, w: lax.scan(lambda x, w: (x + w, None), x, w)[0], *arrays((N, D), (layers, N, D))
-    )
+    once, _ = costs(lambda x, w: lax.scan(lambda x, w: (x + w, None), x, w)[0], *arrays((N, D), (layers, N, D)))
     read_once = 4 * layers * N * D
     assert read_once < once.bytes < 16 * read_once < 4 * layers**2 * N * D
 
