@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("jaxrl_llm.main", "train a config in a DIR, or go on with it"),
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR"),
     "sweep": ("jaxrl_llm.sweep", "run many configs, or go on with them"),
+    "plan": ("jaxrl_llm.plan", "memory, time and network of a config on chips that need not be there"),
     "report": ("jaxrl_llm.report", "tables, plots and one page of one or many DIRs"),
 }
 

@@ -1,4 +1,4 @@
-"""python -m jaxrl_llm.plan --config configs/NAME.py --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]
+"""python -m jaxrl_llm.plan --config NAME --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]
 
 Compiles the programs of a run for chips that are not there, and says what each needs of a chip: memory, FLOPs, bytes,
 collectives, the time at the chip's peaks and what bounds it.
@@ -9,18 +9,20 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import logging
 
+from jaxrl_llm import configuration
+from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.planning.chips import Chip, topology_devices
-from jaxrl_llm.planning.programs import Program, compile_run
+from jaxrl_llm.planning.programs import PROGRAMS, Program, compile_run
 from jaxrl_llm.planning.roofline import roofline
 from jaxrl_llm.settings import Settings, validate
 
-__all__ = ["as_rows", "main", "plan", "table"]
+__all__ = ["Plan", "as_json", "as_rows", "main", "plan", "table"]
 
 _GIB = 2**30
 
@@ -88,6 +90,17 @@ def as_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def as_json(plan: Plan) -> str:
+    """The figures with what made them: topology, mesh, versions."""
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin") if _has(name)}
+    head = {"topology": plan.topology, "mesh": plan.mesh, "versions": versions, "chip": dataclasses.asdict(plan.chip)}
+    return json.dumps(head | {"parts": as_rows(plan)}, indent=1) + "\n"
+
+
+def _has(package: str) -> bool:
+    return any(metadata.distributions(name=package))
+
+
 def table(plan: Plan) -> str:
     """Three tables that fit 80 columns: memory, time, collectives."""
     axes = " x ".join(
@@ -126,26 +139,26 @@ def _wrapped(name: str, parts: Iterable[str]) -> list[str]:
     return lines
 
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of configs/, with :variant.", lock_config=True)
-_TOPOLOGY = flags.DEFINE_string("topology", None, "Chips to compile for: v5e:2x2, v5p:4x4x4, v6e:2x2, h100:8.")
-_JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")
-
-
-def main(argv: list[str]) -> int:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}; fields are set as --config.block.field=value")
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = Parser(prog="jaxrl-llm plan", description="What a config needs of chips that need not be there.")
+    parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
+    parser.add_argument("--topology", required=True, help="v5e:2x2 | v5p:4x4x4 | v6e:2x2 | h100:8: the chips")
+    parser.add_argument("--only", nargs="+", default=(), choices=PROGRAMS, help="compile these programs alone")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     logging.set_verbosity(logging.WARNING)
     try:
-        made = plan(validate(_CONFIG.value), str(_TOPOLOGY.value))
-    except (ValueError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        fields, rest = fields_and_rest(arguments)
+        given = parser.parse_args(rest)
+        config = configuration.load(configuration.find(given.config), fields)
+        made = plan(validate(config), given.topology, given.only)
+    except (ValueError, OSError, ImportError) as error:
+        return complain(error, REFUSED)
     print(table(made))
-    if _JSON.value:
-        Path(_JSON.value).write_text(json.dumps({"topology": made.topology, "parts": as_rows(made)}, indent=1) + "\n")
+    if given.json:
+        given.json.write_text(as_json(made))
     return 0
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "topology"])
-    app.run(main)
+    sys.exit(main())

@@ -51,6 +51,13 @@ class Run:
         held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
         return Evaluator(self.model, s.task, held_out, s.evaluation.samples, s.answer_length)
 
+    def read_data(self) -> None:
+        """Raises ValueError where prompts are missing or longer than the run allows."""
+        s = self.settings
+        if s.rollout.max_prompt_length:
+            tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
+        _ = self.evaluator
+
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
         s = self.settings
@@ -82,13 +89,11 @@ class Run:
 
     def prompts(self) -> tasks.PromptStream:
         s = self.settings
-        if s.rollout.max_prompt_length:  # a prompt that is too long is found now, not at the step that draws it
-            tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
         return tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
 
 
 def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
-    """The compiled functions of a run; devices: those of another machine, to compile for it."""
+    """The compiled functions and fixed data of a run; devices: of another machine, to compile for it without data."""
     mesh = sharding.make_mesh(s.mesh.shape, devices)
     model = Model(s.model, mesh)
     n = s.updates.updates_per_rollout
@@ -104,7 +109,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
-    return Run(
+    run = Run(
         settings=s,
         model=model,
         learner=learner,
@@ -121,6 +126,9 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
             record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
         ),
     )
+    if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them
+        run.read_data()
+    return run
 
 
 class Stopped(KeyboardInterrupt):

@@ -16,6 +16,7 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_END = re.compile(r"^\}(,|$)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation|async_execution)=%?([\w.\-]+)")
 
 
@@ -98,19 +99,21 @@ class Module:
 def parse(text: str) -> Module:
     """The module of `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
-    entry, name, root, lines, first = "", "", "", [], False
+    entry, name, root, lines = "", "", "", []
     for line in text.splitlines():
         if not name:
             head = _HEAD.match(line)
             if head:
-                first, name, root, lines = bool(head[1]), head[2], "", []
-                entry = name if first else entry
-        elif line.startswith("}"):
-            computations[name] = Computation(name, tuple(lines), root)
+                name, root, lines = head[2], "", []
+                entry = name if head[1] else entry
+        elif _END.match(line):
+            computations[name] = Computation(name, tuple(_instruction(*parts) for parts in lines), root)
             name = ""
         elif match := _LINE.match(line):
-            lines.append(_instruction(match[2], match[3]))
+            lines.append((match[2], match[3]))
             root = match[2] if match[1] else root
+        elif lines:  # an attribute holds a line break
+            lines[-1] = lines[-1][0], f"{lines[-1][1]} {line}"
     if not entry:
         raise ValueError("this text holds no ENTRY computation; give the text of a compiled program")
     return Module(computations, computations[entry])

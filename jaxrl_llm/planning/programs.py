@@ -21,7 +21,9 @@ from jaxrl_llm.training.layout import Layout, lay_out
 from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["Part", "Program", "compile_run"]
+__all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
+
+PROGRAMS = ("rollout", "score", "update")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         compiled = lower().compile()
         seconds = time.monotonic() - start
         memory: Any = compiled.memory_analysis()
-        once, turn = measure(parse(compiled.as_text()), mesh.size)
+        text: Any = compiled.as_text()
+        once, turn = measure(parse(text), mesh.size)
         return Program(
             name=name,
             arguments=memory.argument_size_in_bytes,

@@ -131,6 +131,23 @@ ENTRY %main (a: f32[2,4,3], b: f32[4,3,5]) -> f32[2,7,5] {
     assert measure(parse(text), 1)[0].flops == 2 * 2 * 5 * 3 * 4 * 4
 
 
+def test_a_line_break_in_an_attribute_ends_nothing():
+    """Kernels carry JSON with line breaks; what follows belongs to the same computation."""
+    text = """HloModule m
+
+ENTRY %main (a: f32[4,3], b: f32[3,5]) -> f32[4,5] {
+  %a = f32[4,3]{1,0} parameter(0)
+  %b = f32[3,5]{1,0} parameter(1), frontend_attributes={kernel_metadata={
+"block":"{1}"
+}}, metadata={op_name="b"}
+  ROOT %c = f32[4,5]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}, execution_thread="main"
+"""
+    module = parse(text)
+    assert measure(module, 1)[0].flops == 2 * 4 * 3 * 5
+    assert module.entry.by_name["b"].attributes.endswith('metadata={op_name="b"}')
+
+
 def test_against_xla():
     """Without a loop both must agree on a program of matmuls, but for what XLA counts of everything else."""
 
