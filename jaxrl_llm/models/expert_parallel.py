@@ -1,103 +1,151 @@
 """Experts that stay where they are: tokens move to the devices of their experts, and their results back.
 
-Both functions run inside shard_map over the mesh axis of the experts, where every device holds its own tokens and E / p
-of the E experts (p devices). They drop no token whatever the load: each buffer holds the worst case.
+Inside shard_map over the mesh axis of the experts every device holds its own tokens and E / p of the E experts (p
+devices). The (token, expert) pairs are sorted by expert, so those for one device are consecutive. In a round every
+device sends at most `capacity` pairs to every other, an all-to-all of p x capacity rows; it computes what it received
+with the experts it holds and sends the results back. Rounds go on until all pairs are done: no token is dropped
+whatever the load, and the buffers stay near the mean load. Usually one round is enough.
 
-exchange  a ragged all-to-all sends every (token, expert) pair to its expert's device and brings the result back; a few
-          turns over slices of the tokens keep the buffer near the number of a device's own pairs
-ring      tokens and their growing results travel round the ring of devices, each adding what its experts give; for
-          platforms without a sound ragged all-to-all: XLA:CPU lacks one, and on GPU the one-shot lowering corrupts
-          gradients and fails above 32 ranks
+The backward is written by hand: it goes through the same rounds, sends states and cotangents together and recomputes
+the experts' inner activations, so that a layer keeps nothing but its arguments.
 
-Source: GShard, arXiv 2006.16668, section 3.2, without its capacity.
+Source: GShard, arXiv 2006.16668, section 3.2, with rounds instead of dropped tokens.
 """
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_llm.array_typing import Array, Float, Integer
 from jaxrl_llm.models.expert_blocks import group_by_expert
 
-__all__ = ["Local", "exchange", "ring"]
+__all__ = ["SLACK", "Axes", "Local", "move_tokens"]
 
-Local = Callable[
-    [Array, Array, Array, Any], Array
-]  # (x, experts, gates, weights) -> y; expert E / p and up is nobody's
-_ROOM = 2  # buffers, in pairs of a device's own tokens
+SLACK = 1.5  # rows of a buffer over those that an even load needs; more load than that takes another round
+
+# (x, experts, gates, weights) -> y on one device; pairs of an expert past its last are nobody's
+Local = Callable[[Array, Array, Array, Sequence[Array]], Array]
 
 
-def ring(
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """experts: the mesh axis that spreads them; mesh: all axes, whose devices agree on the number of rounds.
+
+    ragged: send the pairs alone, not their whole buffer. TPUs can; XLA:CPU has no ragged all-to-all, and on GPU its
+    one-shot lowering corrupts gradients.
+    """
+
+    experts: str
+    mesh: tuple[str, ...]
+    ragged: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def move_tokens(
     local: Local,
+    axes: Axes,
     x: Float[Array, "n d"],
     experts: Integer[Array, "n k"],
     gates: Float[Array, "n k"],
-    weights: Any,
-    axis: str,
+    weights: Sequence[Array],
 ) -> Float[Array, "n d"]:
-    """Every device's tokens visit every device once: p turns, each sends [n, 2 d] on."""
-    devices, held = lax.axis_size(axis), weights[0].shape[0]
-    first = lax.axis_index(axis) * held
-    onward = [(i, (i + 1) % devices) for i in range(devices)]
+    """y of these tokens with all experts, where `local` computes with the weights that each device holds."""
+    pairs = _Pairs(axes, experts, weights[0].shape[0])
 
-    def turn(carry: Any, _: None) -> tuple[Any, None]:
-        x, experts, gates, y = carry
-        mine = (experts >= first) & (experts < first + held)
-        here = jnp.where(mine, experts - first, held)
-        y = y + local(x, here, jnp.where(mine, gates, 0), weights).astype(jnp.float32)
-        return lax.ppermute((x, experts, gates, y), axis, onward), None
+    def one_round(r: Array, y: Array) -> Array:
+        rows, expert, gate = pairs.to_experts(r, (x, None), (experts % pairs.held, pairs.held), (gates, 0))
+        z = local(rows, expert, gate, weights)
+        (z,) = pairs.to_tokens(r, z)
+        return y + jnp.sum(z, axis=1, dtype=jnp.float32)
 
-    start = (x, experts, gates, jnp.zeros(x.shape, jnp.float32))
-    return lax.scan(turn, start, None, length=devices)[0][-1].astype(x.dtype)
+    return pairs.in_rounds(one_round, jnp.zeros(x.shape, jnp.float32)).astype(x.dtype)
 
 
-def exchange(
-    local: Local,
-    x: Float[Array, "n d"],
-    experts: Integer[Array, "n k"],
-    gates: Float[Array, "n k"],
-    weights: Any,
-    axis: str,
-) -> Float[Array, "n d"]:
-    """Each (token, expert) pair goes to its expert's device and back: about 2 k n d numbers sent, whatever p is."""
-    n, k = experts.shape
-    devices, held = lax.axis_size(axis), weights[0].shape[0]
-    turns = min(n, -(-devices * min(k, held) // (_ROOM * k)))
-    pad = -n % turns
-
-    def turn(_: None, slice: Any) -> tuple[None, Array]:
-        return None, _exchange_once(local, *slice, weights, axis)
-
-    slices = [
-        jnp.pad(a, ((0, pad), (0, 0))).reshape(turns, -1, a.shape[1])
-        for a in (x, experts, gates)  # padding goes to expert 0 with gate 0
-    ]
-    if turns == 1:
-        return _exchange_once(local, *(s[0] for s in slices), weights, axis)[:n]
-    return lax.scan(turn, None, tuple(slices))[1].reshape(n + pad, -1)[:n]
+def _move_tokens_fwd(local: Local, axes: Axes, *args: Any) -> tuple[Array, Any]:
+    return move_tokens(local, axes, *args), args
 
 
-def _exchange_once(local: Local, x: Array, experts: Array, gates: Array, weights: Any, axis: str) -> Array:
-    (n, k), d = experts.shape, x.shape[1]
-    devices, held = lax.axis_size(axis), weights[0].shape[0]
-    groups = group_by_expert(experts, devices * held)
-    counts = lax.all_gather(groups.counts, axis).reshape(devices, devices, held)  # [from, to, expert of its]
-    sizes = jnp.sum(counts, axis=2)
-    me = lax.axis_index(axis)
-    sent, received = sizes[me], sizes[:, me]
-    sent_from, written_to = jnp.cumsum(sent) - sent, (jnp.cumsum(sizes, axis=0) - sizes)[me]
-    back_from, back_to = jnp.cumsum(received) - received, (jnp.cumsum(sizes, axis=1) - sizes)[:, me]
+def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tuple[Any, ...]:
+    x, experts, gates, weights = residuals
+    pairs = _Pairs(axes, experts, weights[0].shape[0])
 
-    room = jnp.zeros((devices * n * min(k, held), d), x.dtype)
-    rows = x[groups.order // k]
-    got = lax.ragged_all_to_all(rows, room, sent_from, sent, written_to, received, axis_name=axis)
-    # Each device's rows come sorted by expert: the ends of these stretches say what a row is for.
-    ends = jnp.cumsum(counts[:, me].ravel())
-    stretch = jnp.sum(jnp.arange(len(room))[:, None] >= ends[None], axis=1)
-    used = stretch < devices * held
-    here = jnp.where(used, stretch % held, held)[:, None]
-    y = local(jnp.where(used[:, None], got, 0), here, used[:, None].astype(gates.dtype), weights)
-    back = lax.ragged_all_to_all(y, jnp.zeros((n * k, d), x.dtype), back_from, received, back_to, sent, axis_name=axis)
-    return jnp.einsum("nkd,nk->nd", back[groups.rank].reshape(n, k, d), gates).astype(x.dtype)
+    def one_round(r: Array, totals: Any) -> Any:
+        rows, cotangents, expert, gate = pairs.to_experts(
+            r, (x, None), (dy, None), (experts % pairs.held, pairs.held), (gates, 0)
+        )
+        _, pull = jax.vjp(lambda rows, gate, weights: local(rows, expert, gate, weights), rows, gate, weights)
+        d_rows, d_gate, d_weights = pull(cotangents)
+        d_rows, d_gate = pairs.to_tokens(r, d_rows, d_gate)
+        found = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
+        return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, found)
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, gates, weights))
+    dx, d_gates, d_weights = pairs.in_rounds(one_round, zeros)
+    d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
+    return dx.astype(x.dtype), None, d_gates.astype(gates.dtype), d_weights
+
+
+move_tokens.defvjp(_move_tokens_fwd, _move_tokens_bwd)
+
+
+class _Pairs:
+    """The (token, expert) pairs of a device, sorted by expert, and how they travel."""
+
+    def __init__(self, axes: Axes, experts: Array, held: int):
+        self.axes, self.held, (self.n, self.k) = axes, held, experts.shape
+        self.devices = lax.axis_size(axes.experts)
+        most, mean = self.n * min(self.k, held), -(-self.n * self.k // self.devices)
+        self.capacity = min(most, max(8, int(SLACK * mean)))
+        groups = group_by_expert(experts, self.devices * held)
+        self.order = groups.order
+        self.sizes = jnp.sum(groups.counts.reshape(self.devices, held), axis=1)  # pairs for each device
+        self.starts = jnp.cumsum(self.sizes) - self.sizes
+        self.device = experts // held  # of each pair, [n k], and its place among those for that device
+        self.place = groups.rank.reshape(self.n, self.k) - self.starts[self.device]
+        self.rounds = -(-lax.pmax(jnp.max(self.sizes), axes.mesh) // self.capacity)
+
+    def in_rounds(self, one_round: Callable[[Array, Any], Any], start: Any) -> Any:
+        def turn(carry: Any) -> Any:
+            return carry[0] + 1, one_round(*carry)
+
+        with jax.named_scope("usually_once"):  # how often a plan counts it
+            start = jnp.zeros((), jnp.int32), start
+            return lax.while_loop(lambda carry: carry[0] < self.rounds, turn, start)[1]
+
+    def to_experts(self, r: Array, *arrays: tuple[Array, int | None]) -> list[Array]:
+        """What this device receives in round r, [devices x capacity, ...], of arrays (of tokens, None) or (of pairs,
+        what stands in empty rows)."""
+        place = r * self.capacity + jnp.arange(self.capacity)
+        used = (place[None] < self.sizes[:, None]).ravel()
+        pair = self.order[jnp.minimum(self.starts[:, None] + place[None], self.order.size - 1)].ravel()
+        sent = []
+        for array, empty in arrays:
+            if empty is None:
+                sent.append(jnp.where(used[:, None], array[pair // self.k], 0))
+            else:
+                sent.append(jnp.where(used, array.ravel()[pair], empty)[:, None])
+        sizes = jnp.clip(self.sizes - r * self.capacity, 0, self.capacity)
+        return [self._swap(a, sizes, back=False) for a in sent]
+
+    def to_tokens(self, r: Array, *arrays: Array) -> list[Array]:
+        """The way back: rows [devices x capacity, ...] to [n, k, ...], 0 for the pairs of other rounds."""
+        sizes = jnp.clip(self.sizes - r * self.capacity, 0, self.capacity)
+        row = self.device * self.capacity + self.place % self.capacity
+        now = (self.place // self.capacity == r)[..., None]
+        return [jnp.where(now, self._swap(a, sizes, back=True)[row], 0) for a in arrays]
+
+    def _swap(self, rows: Array, sizes: Array, back: bool) -> Array:
+        """Rows [devices x capacity, x]: block i goes to device i. sizes: of this device's pairs, there or back."""
+        axis = self.axes.experts
+        if not self.axes.ragged or rows.shape[1] == 1:
+            return lax.all_to_all(rows, axis, 0, 0, tiled=True)
+        theirs = lax.all_to_all(sizes, axis, 0, 0, tiled=True)
+        send, receive = (theirs, sizes) if back else (sizes, theirs)
+        starts = jnp.arange(self.devices, dtype=jnp.int32) * self.capacity
+        mine = jnp.full(self.devices, lax.axis_index(axis) * self.capacity, jnp.int32)
+        return lax.ragged_all_to_all(rows, jnp.zeros_like(rows), starts, send, mine, receive, axis_name=axis)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import ranges, sharding
 from jaxrl_llm.array_typing import Array, Float, Integer
 from jaxrl_llm.models.expert_blocks import block_experts, group_by_expert
-from jaxrl_llm.models.expert_parallel import exchange, ring
+from jaxrl_llm.models.expert_parallel import Axes, move_tokens
 from jaxrl_llm.models.grouped_matmul import grouped_matmul
 
 __all__ = ["IMPLEMENTATIONS", "apply_experts", "choose_implementation"]
@@ -87,8 +87,8 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
 
     def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
         if expert_axis is not None:
-            move = exchange if sharding.platform(mesh) == "tpu" else ring
-            y = move(local, x, experts, gates, weights, expert_axis)
+            axes = Axes(expert_axis, mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
+            y = move_tokens(local, axes, x, experts, gates, weights)
         else:
             y = local(x, experts, gates, weights)
         return y if width_axis is None else lax.psum(y.astype(jnp.float32), width_axis).astype(x.dtype)

@@ -60,18 +60,22 @@ class Cost:
         return float(sum(size for _, size in self.collectives.values()))
 
 
-def measure(module: Module, devices: int) -> tuple[Cost, Cost]:
+def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Cost]:
     """(everything outside loops of a run-time bound, one turn of the outermost such loops).
 
     Micro-batches and decode steps are such loops. One inside another (the refilling of slots) counts for nothing.
+
+    Args:
+      devices: of the program.
+      filled: share of the rows of a grouped matmul that hold a pair; its kernel skips the others and yet states them.
     """
-    reader = _Reader(module, devices)
+    reader = _Reader(module, devices, filled)
     return reader.total(module.entry, turn=False), reader.total(module.entry, turn=True)
 
 
 class _Reader:
-    def __init__(self, module: Module, devices: int):
-        self.module, self.devices = module, devices
+    def __init__(self, module: Module, devices: int, filled: float):
+        self.module, self.devices, self.filled = module, devices, filled
         self.known: dict[tuple[str, bool], Cost] = {}
 
     def total(self, computation: Computation, turn: bool) -> Cost:
@@ -113,8 +117,8 @@ class _Reader:
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
         flops = _flops(inside, i)
-        name = i.attribute("custom_call_target").strip('"')
-        return Cost(flops or 0.0, moved, {}, frozenset({name} if flops is None else ()))
+        share = self.filled if i.opcode == "custom-call" and "gmm" in i.name else 1.0
+        return Cost(share * (flops or 0.0), moved, {}, frozenset({i.name} if flops is None else ()))
 
     def _fused(self, outside: Computation, i: Instruction, body: Computation) -> Cost:
         """A fusion computes what is inside and moves what crosses its edge."""

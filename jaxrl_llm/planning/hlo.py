@@ -152,11 +152,14 @@ def _closing(text: str, opened: int) -> int:
 def trip_count(module: Module, inside: Computation, loop: Instruction) -> int | None:
     """How often a `while` runs; None where its bound is known only at run time.
 
-    As the compiler noted it, otherwise of a condition `i < n` (or `n > i`) with a constant n and start.
+    As the compiler noted it, otherwise of a condition `i < n` (or `n > i`) with a constant n and start. A loop in the
+    named scope `usually_once` counts as one turn.
     """
     known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
+    if 'usually_once/while"' in loop.attributes:  # the rounds of expert_parallel.py
+        return 1
     condition = module.computations[loop.attribute("condition").lstrip("%")]
     test = condition.by_name[condition.root]
     less = {"LT": (0, 1), "GT": (1, 0)}.get(test.attribute("direction"))

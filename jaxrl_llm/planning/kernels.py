@@ -9,7 +9,6 @@ __all__ = ["kernel_flops"]
 
 # Matrix products per (query, key) pair and half: of softmax attention, causal, so half of all pairs count.
 _ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
-_FMHA = {"__cudnn$fmha": 2}  # of cuDNN's forward; its backward's name says so
 _NONE = re.compile(r"Sharding|AllocateBuffer|ConcatBitcast|AssumeGather|TopK|Sort|Pad|Slice|Annotate|MoveTo|Buffer")
 
 
@@ -31,6 +30,8 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     if target.startswith("__cudnn$fmha"):
         b, h, t, d = shapes[0]
         return 2.0 * (5 if "Backward" in target else 2) * b * h * t * t * d
+    if i.name.startswith("ragged-dot-metadata"):  # of a grouped matmul: which group a tile belongs to
+        return 0.0
     label = i.name + i.attributes[: i.attributes.find("backend_config")]
     for name, products in _ATTENTION.items():
         if name in label:

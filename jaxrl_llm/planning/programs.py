@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import sharding, trainer
+from jaxrl_llm.models.expert_parallel import SLACK
 from jaxrl_llm.planning.cost import Cost, measure
 from jaxrl_llm.planning.hlo import parse
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -81,7 +82,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         seconds = time.monotonic() - start
         memory: Any = compiled.memory_analysis()
         text: Any = compiled.as_text()
-        once, turn = measure(parse(text), mesh.size)
+        filled = 1 / SLACK if mesh.shape["expert"] > 1 else 1.0
+        once, turn = measure(parse(text), mesh.size, filled)
         return Program(
             name=name,
             arguments=memory.argument_size_in_bytes,
