@@ -113,21 +113,27 @@ def table(plan: Plan) -> str:
         first, second, third, fourth = sizes
         share = f"{p.memory / plan.chip.memory:.0%}"
         lines.append(f"{p.name:9} {first:9.2f} {second:8.2f} {third:12.2f} {fourth:6.2f} {share:>10} {p.seconds:10.0f}")
-    lines += ["", "at peak   TFLOP  x model  GB moved  GB sent  compute ms  memory ms  network ms  MFU"]
+    heads = ("TFLOP", "x model", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "MFU")
+    widths = (8, 8, 9, 8, 11, 10, 11, 5)
+    lines += ["", "at peak " + "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))]
     rows = as_rows(plan)
     for r in rows:
+        amounts = (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)
         times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]
-        marked = [f"{t:.3g}{'*' if t == max(times) else ' '}" for t in times]
-        lines.append(
-            f"{r['part']:8} {r['flops'] / 1e12:6.3g} {r['flops_over_model']:8.2f} {r['bytes'] / 1e9:9.3g} "
-            f"{r['sent'] / 1e9:8.3g} {marked[0]:>11} {marked[1]:>10} {marked[2]:>11} {r['mfu']:>4.0%}"
-        )
+        cells = [_short(x) for x in amounts]
+        cells += [_short(t) + ("*" if t == max(times) else " ") for t in times] + [f"{r['mfu']:.0%}"]
+        lines.append(f"{r['part']:8}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
     lines += ["* what bounds it", "", "collectives: how many, GB sent"]
     for r in rows:
         each = [f"{kind} {count:.0f}, {size / 1e9:.3g}" for kind, (count, size) in r["collectives"].items()]
         lines += _wrapped(r["part"], each or ["none"])
     unknown = sorted({name for r in rows for name in r["not_counted"]})
     return "\n".join(lines + ([f"FLOPs not counted of: {', '.join(unknown)}"] if unknown else []))
+
+
+def _short(x: float) -> str:
+    """Three digits, in at most seven characters."""
+    return f"{x:.3g}" if len(f"{x:.3g}") <= 7 else f"{x:.0e}"
 
 
 def _wrapped(name: str, parts: Iterable[str]) -> list[str]:

@@ -69,7 +69,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     state = _abstract_state(run)
     width, rows = s.task.prompt_length, s.rows
     length = width + s.answer_length
-    layout = _abstract_layout(s, length, mesh)
+    rows_of_one = s.rows // s.updates.minibatches
+    layout = lay_out(np.arange(rows_of_one), np.full(s.rows, length), length, s.updates)  # of answers at their bound
     micro = layout.index.shape[0]
     trained = int(np.prod(layout.index.shape))
 
@@ -130,13 +131,6 @@ def _abstract_state(run: trainer.Run) -> TrainState:
 
     shapes = jax.eval_shape(make, model.shapes())
     return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
-
-
-def _abstract_layout(s: Settings, length: int, mesh: Any) -> Layout:
-    """Every row as long as it can be."""
-    rows = np.arange(s.rows // s.updates.minibatches)
-    layout = lay_out(rows, np.full(s.rows, length), length, s.updates)
-    return _placed(layout, jax.tree.map(lambda _: sharding.replicated(mesh), layout))
 
 
 def _abstract_trajectory(run: trainer.Run, state: TrainState, mesh: Any) -> Trajectory:
