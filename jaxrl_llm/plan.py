@@ -133,6 +133,8 @@ def table(plan: Plan) -> str:
 
 def _short(x: float) -> str:
     """Three digits, in at most seven characters."""
+    if 1000 <= x < 1e6:
+        return f"{x:.0f}"
     return f"{x:.3g}" if len(f"{x:.3g}") <= 7 else f"{x:.0e}"
 
 
