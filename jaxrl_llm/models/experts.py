@@ -88,7 +88,7 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
         if expert_axis is not None:
             axes = Axes(expert_axis, mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
-            y = move_tokens(local, axes, x, experts, gates, weights)
+            y: Any = move_tokens(local, axes, x, experts, gates, weights)
         else:
             y = local(x, experts, gates, weights)
         return y if width_axis is None else lax.psum(y.astype(jnp.float32), width_axis).astype(x.dtype)

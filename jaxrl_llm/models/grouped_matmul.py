@@ -8,6 +8,7 @@ Source of the kernel: MegaBlocks, arXiv 2211.15841.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ def grouped_matmul(
     used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
     rows = jnp.where(used, rows, 0)  # a kernel leaves what lies past the last group undefined, in both directions
     if platform == "tpu":
-        out = _by_tiles(rows, weights, counts, False)
+        out: Any = _by_tiles(rows, weights, counts, False)
     else:
         out = jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32)
     return jnp.where(used, out, 0)
