@@ -101,3 +101,30 @@ def test_no_dense_form_on_tpus(tmp_path):
 def test_a_topology_that_libtpu_lacks():
     with pytest.raises(ValueError, match="none that libtpu knows"):
         topology_devices("v5e:3x5")
+
+
+ON_THIS_MACHINE = """
+import jax
+from jaxrl_llm import configuration
+from jaxrl_llm.planning.programs import compile_run
+from jaxrl_llm.settings import validate
+
+fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
+fields += [("model.num_hidden_layers", "1"), ("updates.minibatches", "1")]
+settings = validate(configuration.load(configuration.find("gspo:smoke"), fields))
+for program in compile_run(settings, jax.devices()):
+    parts = (f"{part.name}:{part.tokens}:{part.cost.sent > 0}" for part in program.parts)
+    print(program.name, program.memory > 0, *parts)
+"""
+
+
+@pytest.mark.slow
+def test_every_program_of_a_run():
+    """Compiled for this machine's devices: 4 x 4 answers, prompts of 4 tokens, answers of 4."""
+    ran = subprocess.run([sys.executable, "-c", ON_THIS_MACHINE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "rollout True prefill:16:True decode:16:True",
+        "score True score:128:True",
+        "update True update:128:True",
+    ]

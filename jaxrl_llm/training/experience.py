@@ -94,7 +94,7 @@ class Scorer:
 
     def lower(self, state: TrainState, t: Trajectory, layout: Layout, frozen: Any = None) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
-        params = join(state.params, frozen)
+        params = self.learner.policy(state.params, frozen)
         into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
         mesh = self.learner.model.mesh
         if mesh is not None:
