@@ -1,9 +1,10 @@
 """Replay with every objective, every implementation of the experts and every mesh: the same facts hold in each.
 
-By default every two values of every two factors meet in some cell, of the values that reach replay in ways of their own:
-an objective that sees log-probabilities alone and one that reads the router; rows and slices of parameters over devices,
-experts and width over devices. R2 and R3 share a cell's compiled update. One device is in test_routing_replay.py; it, the
-other objectives and the mesh of rows alone meet all others in the whole product, which is slow.
+By default every two values of every two factors meet in some cell, of the values that reach replay in ways of their
+own: an objective that sees log-probabilities alone and one that reads the router; rows and slices of parameters over
+devices, experts and width over devices. R2 and R3 share a cell's compiled update. One device is in
+test_routing_replay.py; it, the other objectives and the mesh of rows alone meet all others in the whole product, which
+is slow.
 """
 
 import functools
