@@ -79,6 +79,20 @@ def test_every_term_of_an_update(rows):
     assert expected["loss/entropy"] < -0.05  # more than a nat a token: of temperature 0.5, not of a greedy policy
 
 
+def test_scores_of_the_old_policy():
+    """At the rollout's temperature, as the updates score it; values are of the state after each token."""
+    batch, layout = tiny.draw_batch(), tiny.in_one_shape(tiny.layout_of(), micro=1)
+    into = LEARNER.blank_scores(batch.tokens, values=True, record="experts")
+    found = LEARNER.score(params(), batch.tokens, None, layout, into=into)
+    logprobs, _, values = hand.scores(MODEL, params(), forward(params()), batch.tokens, TEMPERATURE)
+    inside = np.asarray(batch.segment_ids) > 0
+    np.testing.assert_allclose(
+        np.asarray(found.logprobs)[:, 1:][inside[:, 1:]], logprobs[:, 1:][inside[:, 1:]], rtol=1e-4
+    )
+    after = np.asarray(found.state_values)[:, :-1]
+    np.testing.assert_allclose(after[inside[:, 1:]], values[:, 1:][inside[:, 1:]], rtol=1e-4, atol=1e-5)
+
+
 def test_the_load_balance_loss_counts_the_routers_own_choice_under_replay():
     """The replayed experts are another policy's: the other terms follow them, the load is that of the router."""
     rows = tuple(range(tiny.ROWS))
