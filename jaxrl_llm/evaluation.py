@@ -50,11 +50,11 @@ def _evaluate(given: argparse.Namespace) -> int:
     settings = run.settings
     prompts = tasks.all_prompts(settings.task, given.split, limit=given.prompts, data_dir=settings.data_dir)
     evaluator = Evaluator(run.model, settings.task, prompts, given.samples, settings.answer_length)
-    rates, rows = evaluator(state.params)
+    found, rows = evaluator(state.params)
     solved = settings.task.solved
     right = [sum(reward >= solved for reward in row["sampled_reward"]) for row in rows]
     result = {"step": step, "split": given.split, "prompts": len(rows)}
-    result |= {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
+    result |= {name: found[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
     result |= {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
     for row in rows[: given.show]:
         answers = "  ".join(f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in _pairs(row)[:4])
