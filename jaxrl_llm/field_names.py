@@ -58,5 +58,5 @@ def _meant(word: str, fields: list[str]) -> str:
     initials = [field for field, name in names.items() if "".join(part[0] for part in name.split("_")) == word]
     elsewhere = [field for field in [_ELSEWHERE.get(word)] if field in names]
     near = difflib.get_close_matches(word, list(names.values()), n=1)
-    found = same or elsewhere or initials or [field for field, name in names.items() if name in near]
-    return f"did you mean {' or '.join(map(repr, found[:3]))}?" if found else ""
+    meant = same or elsewhere or initials or [field for field, name in names.items() if name in near]
+    return f"did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else ""

@@ -28,7 +28,6 @@ __all__ = [
     "finalize",
     "identity",
     "merge",
-    "merge_stacked",
 ]
 
 # Log-ratios live in [-20, 20]; the bins are uniform in asinh space: 1e-5 wide around 0, 10 % of the value in the tails.
@@ -128,20 +127,19 @@ def _combine(metric: Metric, reduce_sum: Any, reduce_max: Any) -> Metric:
     return jax.tree.map(reduce_max if isinstance(metric, Maximum) else reduce_sum, metric)
 
 
-def merge_stacked(metrics: Metrics) -> dict[str, Metric]:
-    """Merge metrics that carry a leading axis (the micro-batches of a scan)."""
-    return {name: _combine(m, lambda x: jnp.sum(x, 0), lambda x: jnp.max(x, 0)) for name, m in metrics.items()}
-
-
 def combine(a: Metrics, b: Metrics) -> dict[str, Metric]:
     """Merge two sets of the same metrics inside a jitted loop."""
-    return merge_stacked({name: jax.tree.map(lambda x, y: jnp.stack([x, y]), m, b[name]) for name, m in a.items()})
+    stacked = {name: jax.tree.map(lambda x, y: jnp.stack([x, y]), m, b[name]) for name, m in a.items()}
+    return {name: _combine(m, lambda x: jnp.sum(x, 0), lambda x: jnp.max(x, 0)) for name, m in stacked.items()}
 
 
 def identity(shapes: Metrics) -> dict[str, Metric]:
     """The neutral element of `combine` for metrics of these shapes (arrays or jax.ShapeDtypeStruct)."""
-    neutral = lambda fill: lambda x: jnp.full(x.shape, fill, x.dtype)  # noqa: E731
-    return {name: _combine(m, neutral(0), neutral(-jnp.inf)) for name, m in shapes.items()}
+
+    def filled(fill: float) -> Any:
+        return lambda x: jnp.full(x.shape, fill, x.dtype)
+
+    return {name: _combine(m, filled(0.0), filled(-jnp.inf)) for name, m in shapes.items()}
 
 
 def merge(many: Sequence[Metrics]) -> dict[str, Metric]:

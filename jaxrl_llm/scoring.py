@@ -1,4 +1,4 @@
-"""Scores aligned with their tokens: index t speaks of tokens[:, t].
+"""Scores aligned with their tokens: index t is about tokens[:, t].
 
 Every shift by one of scores, masks and tokens is `previous` or `following`.
 """

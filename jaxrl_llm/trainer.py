@@ -254,7 +254,7 @@ def _step(
     jax.block_until_ready(state.updates)
     n = s.updates.updates_per_rollout
     host = rollout.metrics | {
-        "optimizer/learning_rate": float(make_schedule(s.optimizer, n * s.steps)(n * step - 1)),  # of the last update
+        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),  # the last one
         "rollout/tokens_per_s": rollout.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Moments, finalize, merge, merge_stacked
+from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Moments, combine, finalize, identity, merge
 
 
 def everything(x, where):
@@ -18,6 +18,9 @@ def everything(x, where):
         "ess": EffectiveSize.of(x, where),
         "p99": Histogram.of(x, where),
     }
+
+
+measured = jax.jit(everything)
 
 
 def test_by_hand():
@@ -44,18 +47,23 @@ def test_nothing_is_not_a_number():
 )
 def test_any_split_gives_the_same(values, where, cut):
     x, m = np.asarray(values, np.float32), np.asarray(where)
-    whole = finalize(everything(jnp.asarray(x), jnp.asarray(m)))
-    parts = [everything(jnp.asarray(x[s]), jnp.asarray(m[s])) for s in (slice(0, cut), slice(cut, 12))]
+    whole = finalize(measured(x, m))
+    parts = [measured(x, m & side) for side in (np.arange(12) < cut, np.arange(12) >= cut)]  # of one shape: one program
     for key, value in finalize(merge(parts)).items():
         np.testing.assert_allclose(value, whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
 
 
-def test_stacked_metrics_merge_like_a_list():
+def test_a_loop_merges_like_a_list():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
     where = x > -0.5
-    stacked = jax.jit(lambda a, b: merge_stacked(jax.vmap(everything)(a, b)))(x, where)
-    listed = merge([everything(a, b) for a, b in zip(x, where, strict=True)])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), stacked, listed)
+
+    @jax.jit
+    def looped(x, where):
+        empty = identity(jax.eval_shape(everything, x[0], where[0]))
+        return jax.lax.fori_loop(0, len(x), lambda i, metrics: combine(metrics, everything(x[i], where[i])), empty)
+
+    listed = merge([measured(a, b) for a, b in zip(x, where, strict=True)])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), looped(x, where), listed)
 
 
 def test_a_key_may_be_missing_in_a_minibatch():

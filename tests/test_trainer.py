@@ -161,11 +161,11 @@ def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, num
 
 def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
-    choose, evaluate, replays, phase = routing.choose, trainer._evaluate, {"training": [], "evaluation": []}, []
+    select, evaluate, replays, phase = routing.select_experts, trainer._evaluate, {"training": [], "evaluation": []}, []
 
     def seen(logits, num_chosen, normalise, replay=None):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return choose(logits, num_chosen, normalise, replay)
+        return select(logits, num_chosen, normalise, replay)
 
     def evaluated(*args):
         phase.append("evaluation")
@@ -173,7 +173,7 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
         phase.pop()
         return found
 
-    monkeypatch.setattr(routing, "choose", seen)
+    monkeypatch.setattr(routing, "select_experts", seen)
     monkeypatch.setattr(trainer, "_evaluate", evaluated)
     # A model of its own: a program that another test has traced would not pass here again.
     changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}

@@ -242,19 +242,19 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "| compile s |"
     )
     rows, notes = [head, "|---" * 10 + "|"], []
-    for name, found in results.items():
-        train, decode, device = found["train"], found["decode"], found["device"]
+    for name, figures in results.items():
+        train, decode, device = figures["train"], figures["decode"], figures["device"]
         peak = train["peak_bytes"]
         rows.append(
-            f"| {name} | {found['parameters'] / 1e6:.4g} M ({found['active_parameters'] / 1e6:.4g} M) "
+            f"| {name} | {figures['parameters'] / 1e6:.4g} M ({figures['active_parameters'] / 1e6:.4g} M) "
             f"| {train['seconds']:.4g} | {train['tokens_per_s']:.0f} | {_percent(train['mfu'])} "
             f"| {1e3 * decode['seconds_per_step']:.4g} | {decode['tokens_per_s']:.0f} "
             f"| {_percent(decode['bandwidth_share'])} | {'unknown' if peak is None else f'{peak / 1e9:.1f}'} "
             f"| {train['compile_s']:.0f} + {decode['compile_s']:.0f} |"
         )
         notes.append(
-            f"{name}: {device['kind']}, {found['dtype']} compute, {found['param_dtype']} parameters, remat "
-            f"{found['remat']}, attention {found['attention']}, experts {found['experts'] or 'none'}; "
+            f"{name}: {device['kind']}, {figures['dtype']} compute, {figures['param_dtype']} parameters, remat "
+            f"{figures['remat']}, attention {figures['attention']}, experts {figures['experts'] or 'none'}; "
             f"{train['rows']} rows of {train['tokens'] // train['rows']} tokens in micro-batches of "
             f"{train['micro_batch_rows']}, {decode['slots']} slots"
         )

@@ -2,8 +2,9 @@
 
 python -m experiments.performance.bench --workload S --json OUT.json [--peers trl,tunix|none] [--repeats 3]
 
-Every system is a process of its own, all on one core, and they take turns step by step; a figure is the CPU seconds of
-the best step after the first. The floor is 6 x active parameters x tokens at this core's own float32 matrix rate.
+Each peer has a run of its own beside ours, so that no more than two systems are in memory. The two are processes on one
+core that take turns step by step; a figure is the CPU seconds of the best step after the first. The floor is 6 x active
+parameters x tokens at this core's own float32 matrix rate.
 """
 
 import argparse
@@ -19,22 +20,28 @@ from typing import Any
 
 from experiments.performance import workload as workloads
 from experiments.performance.environments import PEERS, python_of
-from experiments.performance.turns import ROOT, Runner, summary
+from experiments.performance.turns import ROOT, Runner, check_room, summary
 from experiments.performance.workload import Workload
 
 __all__ = ["compare", "measure", "table"]
 
-_FIGURES = ("rollout_cpu_s", "rollout_tokens_per_cpu_s", "train_cpu_s", "peak_rss_mb", "compile_s")
+_MEMORY_OF = {"trl": 1.3, "tunix": 4.5}  # a peer's peak as a multiple of ours, a little above what the README has
 
 
 def measure(
-    systems: Mapping[str, tuple[Workload, Sequence[str]]], repeats: int, core: int | None
+    systems: Mapping[str, tuple[Workload, Sequence[str]]],
+    repeats: int,
+    core: int | None,
+    memory: Mapping[str, float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run each command on its workload for 1 + repeats steps, turn by turn; returns the figures by name.
 
+    Args:
+      memory: of some systems, their peak as a multiple of the first system's, which must be free when they start.
+
     Raises:
       ValueError: repeats < 1 (the first step compiles).
-      RuntimeError: a command ended; the message holds the end of its log.
+      RuntimeError: a command ended (the message holds the end of its log), or memory is short.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1, the first step compiles; set --repeats")
@@ -45,18 +52,20 @@ def measure(
         "XLA_FLAGS": "",
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        runners = {}
-        for place, (name, (workload, command)) in enumerate(systems.items()):
-            path = Path(folder) / f"{place}.json"
-            path.write_text(json.dumps(vars(workload)))
-            runner = Runner(name, [*command, "--workload", str(path)], core, environment, path.with_suffix(".log"))
-            runners[name] = stack.enter_context(runner)
-        steps: dict[str, list[dict[str, Any]]] = {name: [] for name in runners}
+        runners: dict[str, Runner] = {}
+        steps: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         for turn in range(1 + repeats):
-            for name, runner in runners.items():
-                steps[name].append(runner.step())
+            for place, (name, (workload, command)) in enumerate(systems.items()):
+                if turn == 0:
+                    if memory and name in memory:
+                        check_room(name, memory[name] * next(iter(steps.values()))[0]["peak_rss_mb"])
+                    path = Path(folder) / f"{place}.json"
+                    path.write_text(json.dumps(vars(workload)))
+                    log, line = path.with_suffix(".log"), [*command, "--workload", str(path)]
+                    runners[name] = stack.enter_context(Runner(name, line, core, environment, log))
+                steps[name].append(runners[name].step())
                 print(f"{name} {turn}: {_short(steps[name][-1])}", file=sys.stderr, flush=True)
-    return {name: summary(found, systems[name][0].answer_tokens()) for name, found in steps.items()}
+    return {name: summary(taken, systems[name][0].answer_tokens()) for name, taken in steps.items()}
 
 
 def _short(step: Mapping[str, float]) -> str:
@@ -64,47 +73,54 @@ def _short(step: Mapping[str, float]) -> str:
 
 
 def compare(workload: Workload, peers: Sequence[str], repeats: int, core: int | None) -> dict[str, Any]:
-    """Everything that goes into the JSON: ours at the top, the peers, how much faster we are, and the floor."""
-    commands = {"ours": [sys.executable, "-m", "experiments.performance.ours"]}
-    commands |= {peer: [python_of(peer), "-m", f"experiments.performance.peer_{peer}"] for peer in peers}
+    """Everything that goes into the JSON: ours at the top, the peers, how much faster we are, and the floor.
+
+    Ours runs again beside each peer, which is compared with that very run; ours at the top is the first run.
+
+    Raises:
+      RuntimeError: a system ended, or a peer needs more memory than is free.
+    """
+    own = [sys.executable, "-m", "experiments.performance.ours"]
+    commands = {peer: [python_of(peer), "-m", f"experiments.performance.peer_{peer}"] for peer in peers}
     rate = workloads.gemm_gflops()
-    found = measure({name: (workload, command) for name, command in commands.items()}, repeats, core)
-    ours = found.pop("ours")
+    runs: list[dict[str, Any]] = []
+    for peer, command in commands.items():
+        systems = {"ours": (workload, own), peer: (workload, command)}
+        runs.append(measure(systems, repeats, core, {peer: _MEMORY_OF[peer]}))
+    ours = (runs or [measure({"ours": (workload, own)}, repeats, core)])[0]["ours"]
     floor = workload.train_flops() / rate / 1e9
     return {
         "workload": vars(workload),
         "parameters": workload.parameters,
         "active_parameters": workload.active_parameters,
         **ours,
-        "peers": found,
-        "ratios": {
-            peer: {
-                "rollout": theirs["rollout_cpu_s"] / ours["rollout_cpu_s"],
-                "train": theirs["train_cpu_s"] / ours["train_cpu_s"],
-                "memory": theirs["peak_rss_mb"] / ours["peak_rss_mb"],
-            }
-            for peer, theirs in found.items()
-        },
+        "peers": {peer: run[peer] for peer, run in zip(commands, runs, strict=True)},
+        "ratios": {peer: _ratios(run[peer], run["ours"]) for peer, run in zip(commands, runs, strict=True)},
         "floor": {"train_cpu_s": floor, "gemm_gflops": rate, "train_times_floor": ours["train_cpu_s"] / floor},
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
     }
+
+
+def _ratios(theirs: Mapping[str, float], ours: Mapping[str, float]) -> dict[str, float]:
+    figures = {"rollout": "rollout_cpu_s", "train": "train_cpu_s", "memory": "peak_rss_mb"}
+    return {name: theirs[figure] / ours[figure] for name, figure in figures.items()}
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Markdown: one row a system, how much slower than ours in brackets, and the floor."""
     head = "| system | rollout CPU s | tokens / CPU s | train CPU s | peak MB | compile s |\n|---|---|---|---|---|---|"
     rows = [head, _row("jaxrl_llm", result, None)]
-    rows += [_row(peer, found, result["ratios"][peer]) for peer, found in result["peers"].items()]
+    rows += [_row(peer, figures, result["ratios"][peer]) for peer, figures in result["peers"].items()]
     floor = result["floor"]
     rows.append(f"| floor ({floor['gemm_gflops']:.0f} GFLOP/s) | | | {floor['train_cpu_s']:.3f} | | |")
     return "\n".join(rows)
 
 
-def _row(name: str, found: Mapping[str, float], ratio: Mapping[str, float] | None) -> str:
+def _row(name: str, figures: Mapping[str, float], ratio: Mapping[str, float] | None) -> str:
     rollout, train, memory = (f" ({ratio[k]:.2f}x)" if ratio else "" for k in ("rollout", "train", "memory"))
     return (
-        f"| {name} | {found['rollout_cpu_s']:.3f}{rollout} | {found['rollout_tokens_per_cpu_s']:.0f} "
-        f"| {found['train_cpu_s']:.3f}{train} | {found['peak_rss_mb']:.0f}{memory} | {found['compile_s']:.0f} |"
+        f"| {name} | {figures['rollout_cpu_s']:.3f}{rollout} | {figures['rollout_tokens_per_cpu_s']:.0f} "
+        f"| {figures['train_cpu_s']:.3f}{train} | {figures['peak_rss_mb']:.0f}{memory} | {figures['compile_s']:.0f} |"
     )
 
 

@@ -34,7 +34,7 @@ def make_model(w: Workload) -> Any:
         num_hidden_layers=w.L,
         num_attention_heads=w.H,
         num_key_value_heads=w.KV,
-        head_dim=w.hd,
+        head_dim=w.hd,  # pyright: ignore[reportCallIssue]: a field of the model, not of the class's signature
         num_experts=w.E,
         num_experts_per_tok=w.k,
         moe_intermediate_size=w.ff,

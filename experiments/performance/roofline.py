@@ -36,8 +36,8 @@ _DEVICES = (
 
 def device_named(kind: str, peak_flops: float | None = None, bandwidth: float | None = None) -> Device:
     """The device with the table's figures, or the given ones in their place."""
-    found = next((rates for pattern, *rates in _DEVICES if re.search(pattern, kind)), (None, None))
-    return Device(kind, peak_flops or found[0], bandwidth or found[1])
+    known = next((rates for pattern, *rates in _DEVICES if re.search(pattern, kind)), (None, None))
+    return Device(kind, peak_flops or known[0], bandwidth or known[1])
 
 
 def parameters(model: Model) -> int:

@@ -72,11 +72,11 @@ def points(name: str, workload: Workload) -> dict[str, Point]:
     return SWEEPS[name](workload)
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown; in brackets the time against the first row."""
-    first = next(iter(found.values()))
+    first = next(iter(results.values()))
     rows = ["| setting | rollout CPU s | tokens / CPU s | scoring CPU s | train CPU s | peak MB |", "|---" * 6 + "|"]
-    for label, f in found.items():
+    for label, f in results.items():
         score = min(step["score_cpu_s"] for step in f["steps"][1:])
         rows.append(
             f"| {label} | {f['rollout_cpu_s']:.3f} ({f['rollout_cpu_s'] / first['rollout_cpu_s']:.2f}x) "

@@ -8,17 +8,34 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Runner", "Turns", "summary"]
+__all__ = ["Runner", "Turns", "check_room", "summary"]
 
 _MARK = "@turn "
+_MEMORY = Path("/proc/meminfo")
 ROOT = Path(__file__).parents[2]
+_LESS = "end other programs, or give a smaller --workload or fewer --peers"
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def check_room(name: str, needed_mb: float) -> None:
+    """Refuse to start what memory does not hold: the system would kill a program, perhaps another one.
+
+    Raises:
+      RuntimeError: less is free than it needs (where the system tells, in /proc/meminfo).
+    """
+    if not _MEMORY.exists():
+        return
+    fields = dict(line.split(":") for line in _MEMORY.read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) / 1024
+    if free < needed_mb:
+        raise RuntimeError(f"{name} needs about {needed_mb:.0f} MB and {free:.0f} MB are free; {_LESS}")
 
 
 class Turns:
@@ -67,8 +84,10 @@ class Runner:
                 return json.loads(line.removeprefix(_MARK))
             self._log.write(line)
         self._log.flush()
-        tail = "\n".join(self._path.read_text().splitlines()[-15:])
-        raise RuntimeError(f"{self._name} ended with code {self._process.wait()}; its log ends:\n{tail}")
+        tail, code = "\n".join(self._path.read_text().splitlines()[-15:]), self._process.wait()
+        if code == -signal.SIGKILL:
+            raise RuntimeError(f"{self._name} was killed, as the system does when memory runs out; {_LESS}")
+        raise RuntimeError(f"{self._name} ended with code {code}; its log ends:\n{tail}")
 
     def __enter__(self) -> "Runner":
         return self

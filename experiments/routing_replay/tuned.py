@@ -21,17 +21,17 @@ def tuned(folder: str | Path) -> dict[str, dict[str, float]]:
     Raises:
         ValueError: a run of the sweep has not ended.
     """
-    found: dict[str, dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    measured: dict[str, dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     sampled = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
     for run in load(folder).runs:
         if not run.ended:
             raise ValueError(f"{run.workdir} is {run.status}; let the sweep of {folder} end first")
         updates, rate = run.condition.split(", lr ")
-        found[updates][run.arm][float(rate)] = sampled.measure(run)
-    best = {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in found.items()}
+        measured[updates][run.arm][float(rate)] = sampled.measure(run)
+    best = {n: {arm: max(rates, key=rates.__getitem__) for arm, rates in arms.items()} for n, arms in measured.items()}
     for n, arms in best.items():
         for arm, rate in arms.items():
-            if rate in (min(found[n][arm]), max(found[n][arm])):
+            if rate in (min(measured[n][arm]), max(measured[n][arm])):
                 print(f"{n}, {arm}: {rate:g} is at the edge of what was tried")
     return best
 

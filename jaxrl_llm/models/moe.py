@@ -51,7 +51,7 @@ class MoE(nnx.Module):
         logits = jnp.matmul(
             x.astype(jnp.float32), whole(self.router[...]).astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
         )
-        experts, gates = routing_lib.choose(logits, self.num_chosen, self.normalise, replay)
+        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         y = apply_experts(
             x.reshape(b * t, d),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer
 
-__all__ = ["Routing", "choose", "is_recorded", "no_record", "routing_dtype"]
+__all__ = ["Routing", "is_recorded", "no_record", "routing_dtype", "select_experts"]
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -42,7 +42,7 @@ def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
     return experts[..., 0] != no_record(experts)
 
 
-def choose(
+def select_experts(
     fresh_logits: Float[Array, "*n e"], num_chosen: int, normalise: bool, replay: Routing | None = None
 ) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
     """Experts and gates of every token; one code path for routing and for replaying.

@@ -114,7 +114,10 @@ def _forward(hidden, head, targets, temperature, chunk):
     if _is_small(hidden, head):
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, temperature)
     else:
-        one = lambda x: _chunk_forward(x[0], head, x[1], temperature)[:3]  # noqa: E731
+
+        def one(chunk):
+            return _chunk_forward(chunk[0], head, chunk[1], temperature)[:3]
+
         parts = lax.map(one, (_cut(hidden, chunk), _cut(targets, chunk)))
         logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
         probs = None

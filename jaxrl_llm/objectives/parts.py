@@ -16,7 +16,7 @@ def hyperparameter(default: T, meaning: str) -> T:
 
         clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
 
-    A plain `clip_low: float = 0.2` is a hyper-parameter too, one that nobody explains.
+    A plain `clip_low: float = 0.2` is a hyper-parameter too, but `--help` has no line for it.
     """
     return dataclasses.field(default=default, metadata={"meaning": meaning})
 

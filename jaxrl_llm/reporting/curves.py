@@ -132,12 +132,12 @@ def aligned(runs: Sequence[Run], key: str, axes: int = 1) -> tuple[np.ndarray, n
         key: the metric.
         axes: of one run's series: 1 for a number a step, 2 for a list a step.
     """
-    found = [run.series(key) for run in runs]
-    found = [(steps, values) for steps, values in found if values.ndim == axes and len(values)]
-    found = [(steps, values) for steps, values in found if values.shape[1:] == found[0][1].shape[1:]]
-    steps = np.unique(np.concatenate([steps for steps, _ in found])) if found else np.zeros(0)
-    values = np.full((len(found), len(steps), *(found[0][1].shape[1:] if found else ())), np.nan)
-    for row, (own, value) in zip(values, found, strict=True):
+    series = [run.series(key) for run in runs]
+    series = [(steps, values) for steps, values in series if values.ndim == axes and len(values)]
+    series = [(steps, values) for steps, values in series if values.shape[1:] == series[0][1].shape[1:]]
+    steps = np.unique(np.concatenate([steps for steps, _ in series])) if series else np.zeros(0)
+    values = np.full((len(series), len(steps), *(series[0][1].shape[1:] if series else ())), np.nan)
+    for row, (own, value) in zip(values, series, strict=True):
         row[np.searchsorted(steps, own)] = value
     return steps, values
 

@@ -18,10 +18,10 @@ def flip_map(study: Study, condition: str) -> Figure:
     """Experts that differ from the old policy's, by layer and update within a rollout; mean over rollouts and seeds."""
     maps = {}
     for arm in study.arms:
-        found = [mean(run.series(FLIPS)[1]) for run in study.select(arm, condition) if run.series(FLIPS)[1].ndim == 3]
-        found = [one for one in found if one.shape == found[0].shape]
-        if found:
-            values = 100 * mean(np.stack(found))
+        maps = [mean(run.series(FLIPS)[1]) for run in study.select(arm, condition) if run.series(FLIPS)[1].ndim == 3]
+        maps = [one for one in maps if one.shape == maps[0].shape]
+        if maps:
+            values = 100 * mean(np.stack(maps))
             maps[arm] = range(1, len(values) + 1), values
     return _draw(maps, along="update within the rollout", label="% of experts changed", low=0.0)
 

@@ -104,12 +104,12 @@ class Run:
         """Steps and values of the rows that hold the key; null is NaN. Lists give an array with more axes."""
         if key == CLIPPED:
             sides = [k for k in ("clip/low", "clip/high") if any(k in row for row in self.rows)]
-            found = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
-            return _array([s for s, _ in found]), np.sum(_array([v for _, v in found]).reshape(-1, len(sides) or 1), 1)
-        found = [(row["step"], row[key]) for row in self.rows if key in row]
-        shape = np.shape(found[0][1]) if found else ()
-        found = [(step, value) for step, value in found if np.shape(value) == shape]
-        return _array([step for step, _ in found]), _array([value for _, value in found])
+            pairs = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
+            return _array([s for s, _ in pairs]), np.sum(_array([v for _, v in pairs]).reshape(-1, len(sides) or 1), 1)
+        pairs = [(row["step"], row[key]) for row in self.rows if key in row]
+        shape = np.shape(pairs[0][1]) if pairs else ()
+        pairs = [(step, value) for step, value in pairs if np.shape(value) == shape]
+        return _array([step for step, _ in pairs]), _array([value for _, value in pairs])
 
     def value(self, key: str, *, at: int = -1) -> float:
         """The finite value of one row that holds the key: the last by default, the first with at=0; else NaN."""

@@ -121,7 +121,7 @@ class Sweep:
 
         So an interrupted sweep holds whole pairs.
         """
-        found = []
+        planned = []
         for run in self.runs:
             condition = str(run.get("condition", ""))
             parts = [part for part in (condition, str(run["arm"]), str(run["seed"])) if part]
@@ -129,9 +129,9 @@ class Sweep:
             fields = {field: value for field, value in run.items() if field not in _LABELS}
             fields |= {"seed": run["seed"], "checkpoint.keep": self.keep_checkpoints}
             config = str(run.get("config", self.config))
-            found.append(PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items())))
-        order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in found))}
-        return sorted(found, key=lambda run: order[run.seed])
+            planned.append(PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items())))
+        order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in planned))}
+        return sorted(planned, key=lambda run: order[run.seed])
 
 
 def command(run: PlannedRun, workdir: str, module: str = "jaxrl_llm.main") -> str:

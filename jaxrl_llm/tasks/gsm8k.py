@@ -41,11 +41,11 @@ def gsm8k(
 
     def files() -> dict[str, Path]:
         place = Path(folder) if folder else cache_folder() / "downloads" / "gsm8k"
-        found = {split: place / f"{split}.jsonl" for split in ("train", "test")}
+        paths = {split: place / f"{split}.jsonl" for split in ("train", "test")}
         if not folder:
-            for file in found.values():
+            for file in paths.values():
                 _download(file)
-        return found
+        return paths
 
     def read() -> Mapping[str, Iterator[Draw]]:
         return {split: read_rows(file, _convert) for split, file in files().items()}

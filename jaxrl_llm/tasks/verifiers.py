@@ -105,8 +105,8 @@ def _last(text: str) -> Fraction | None:
 
 def _boxed(text: str) -> str | None:
     """What the last \\boxed{...} holds; an unbalanced one holds all that follows."""
-    _, found, rest = text.rpartition(r"\boxed{")
-    if not found:
+    _, opening, rest = text.rpartition(r"\boxed{")
+    if not opening:
         return None
     depth = 1
     for i, character in enumerate(rest):

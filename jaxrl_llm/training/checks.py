@@ -41,7 +41,7 @@ def check_updates(
     if lost > 0:
         raise ValueError(
             f"step {step}: {lost:.0f} (layer, token) pairs have no recorded routing to replay; the record and the "
-            "rollout do not speak of the same tokens"
+            "rollout are not of the same tokens"
         )
     if updates:
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)

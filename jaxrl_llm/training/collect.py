@@ -43,7 +43,7 @@ class RewardShaping:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-    """trajectory.rewards are shaped; metrics speak of ALL generated answers; samples are rows for a person."""
+    """trajectory.rewards are shaped; metrics cover ALL generated answers; samples are rows to be read by a person."""
 
     trajectory: Trajectory
     metrics: dict[str, float]

@@ -159,8 +159,8 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     """
     assert batch.old_logprobs is not None
     records = batch.routing
-    chosen = records.scored if by_router is None else by_router
-    metrics = sampler_against_old(batch, batch.old_logprobs, chosen)
+    own_choice = records.scored if by_router is None else by_router
+    metrics = sampler_against_old(batch, batch.old_logprobs, own_choice)
     if records.replayed is not None:
         metrics["check/unrecorded"] = M.Maximum(count_unrecorded(records.replayed, batch.segment_ids))
     if records.sampled is not None and records.scored is not None:

@@ -33,7 +33,7 @@ __all__ = ["Learner", "Scored"]
 class Scored(flax.struct.PyTreeNode):
     """What a scoring pass leaves, [b t]; a field that is None on the way in is not computed.
 
-    state_values speaks of the state AFTER each token (the others are aligned with their token): GAE needs the last one.
+    state_values[t] is the value of the state AFTER token t, since GAE needs the last one; the others belong to token t.
     recorded holds the experts that the pass used, by_router those that its router chose, where a replay hid them.
     """
 
@@ -143,7 +143,7 @@ class Learner:
         def one(i: Array | int) -> Any:
             micro = take(batch.replace(routing=RoutingRecords()), layout, i)
             micro = sharding.constrain_rows(micro, self.model.mesh).replace(
-                segment_ids=layout.segment_ids[i],  # the rollout's own would join the answers of a packed row
+                segment_ids=layout.segment_ids[i],  # in the rollout every answer is segment 1
                 routing=take(batch.routing, layout, i),
             )
 

@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.models import Routing
-from jaxrl_llm.models.routing import choose, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.routing import is_recorded, no_record, routing_dtype, select_experts
 from tests.reference import transformer_numpy
 
 MOE = dict(num_experts=4, num_experts_per_tok=2)
-_choose = jax.jit(choose, static_argnames=("num_chosen", "normalise"))
+_select = jax.jit(select_experts, static_argnames=("num_chosen", "normalise"))
 
 
 def test_golden_choice():
     """Scores 0, ln 2, ln 5, ln 1: the softmax over all is (1, 2, 5, 1) / 9, over the chosen two (5, 2) / 7."""
     logits = jnp.log(jnp.array([[1.0, 2.0, 5.0, 1.0]]))
-    experts, gates = choose(logits, 2, True)
+    experts, gates = select_experts(logits, 2, True)
     np.testing.assert_array_equal(experts, [[2, 1]])
     np.testing.assert_allclose(gates, [[5 / 7, 2 / 7]], rtol=1e-6)
-    np.testing.assert_allclose(choose(logits, 2, False)[1], [[5 / 9, 2 / 9]], rtol=1e-6)
+    np.testing.assert_allclose(select_experts(logits, 2, False)[1], [[5 / 9, 2 / 9]], rtol=1e-6)
 
 
 @given(seed=st.integers(0, 2**31 - 1), normalise=st.booleans())
@@ -34,7 +34,7 @@ def test_replay_by_hand(seed, normalise):
     given_experts[~recorded] = 255
     for logits in (None, old):
         replay = Routing(experts=jnp.asarray(given_experts), logits=None if logits is None else jnp.asarray(logits))
-        experts, gates = _choose(fresh, num_chosen=3, normalise=normalise, replay=replay)
+        experts, gates = _select(fresh, num_chosen=3, normalise=normalise, replay=replay)
         for n in range(5):
             probs = transformer_numpy.softmax(
                 (old if recorded[n] and logits is not None else fresh)[n].astype(np.float64)
@@ -49,7 +49,7 @@ def test_gates_survive_an_expert_without_probability():
     """Recorded experts whose probabilities underflow to 0: renormalised probabilities would be 0 / 0."""
     logits = jnp.array([[200.0, 0.0, 0.0, -1.0]])
     replay = Routing(experts=jnp.array([[1, 3]], jnp.uint8))
-    gates, grad = jax.value_and_grad(lambda s: choose(s, 2, True, replay)[1][0, 0])(logits)
+    gates, grad = jax.value_and_grad(lambda s: select_experts(s, 2, True, replay)[1][0, 0])(logits)
     assert gates == pytest.approx(1 / (1 + np.exp(-1)))
     np.testing.assert_allclose(grad, [[0, gates * (1 - gates), 0, -gates * (1 - gates)]], rtol=1e-6)
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
-from jaxrl_llm.models.routing import Routing, choose, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype, select_experts
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.agreement import differ, flips
@@ -283,7 +283,7 @@ def test_gates_come_from_the_logits_not_from_zeroed_probabilities():
     replay = Routing(jnp.array([[[[2, 3]]]], jnp.uint8))
 
     def first_gate(x):
-        experts, gates = choose(x[None, None], 2, True, replay)
+        experts, gates = select_experts(x[None, None], 2, True, replay)
         return gates[0, 0, 0, 0], experts
 
     (gate, experts), slope = jax.value_and_grad(first_gate, has_aux=True)(logits)
