@@ -254,7 +254,8 @@ def _step(
     jax.block_until_ready(state.updates)
     n = s.updates.updates_per_rollout
     host = rollout.metrics | {
-        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),  # the last one
+        # of the last update
+        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),
         "rollout/tokens_per_s": rollout.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,
