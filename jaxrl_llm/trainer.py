@@ -114,7 +114,7 @@ def build(s: Settings) -> Run:
             record_routing=s.model.num_moe_layers > 0,
             record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
         ),
-        evaluator=Evaluator(model, s.task, held_out, s.evaluation.samples, s.answer_length),
+        evaluator=Evaluator(model, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots),
     )
 
 

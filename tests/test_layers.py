@@ -13,8 +13,8 @@ FLOORS = (
     {"configuration", "objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log", "screen", "writers"},
     {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
-    {"agreement", "blocks", "opening", "run_dir", "settings", "trainer", "sweep", "report"},
-    {"__main__", "main", "evaluation"},
+    {"agreement", "blocks", "opening", "policy", "run_dir", "settings", "trainer", "sweep", "report"},
+    {"__main__", "main", "evaluation", "export", "generate"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms} | {"__init__": 0}
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
