@@ -82,8 +82,6 @@ def _write_questions(folder: Path) -> None:
 
 
 def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
-    import jax
-
     from jaxrl_llm.models import Model, ModelConfig, Published, save_pretrained
     from jaxrl_llm.tasks import write_tokenizer
 
@@ -93,4 +91,22 @@ def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     ids = json.loads(files["generation_config.json"])
     published = Published({**ids, "max_position_embeddings": _POSITIONS}, files)
-    save_pretrained(Model(config).init_sharded(jax.random.key(0)), config, folder, published=published)
+    save_pretrained(_drawn(Model(config)), config, folder, published=published)
+
+
+def _drawn(model: Any) -> Any:
+    """Parameters of the scale of `Model.init`, by numpy, which compiles nothing."""
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        name = jax.tree_util.keystr(path)
+        if "norm" in name or "bias" in name:
+            return np.full(leaf.shape, "norm" in name, leaf.dtype)
+        fan_in = leaf.shape[-1 if "embedding" in name else -2]
+        return (rng.standard_normal(leaf.shape) * fan_in**-0.5).astype(leaf.dtype)
+
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(draw, shapes)

@@ -64,8 +64,11 @@ def test_what_stays_is_exact(tmp_path, changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"rollout.slots": 16, "updates.micro_batch_rows": 4}, {"model.num_experts": 4, "updates.micro_batch_rows": 8}],
-    ids=["whole", "slots_and_micro_batches", "experts"],
+    [
+        pytest.param({}, id="whole"),
+        pytest.param({"rollout.slots": 16, "updates.micro_batch_rows": 4}, id="parts", marks=pytest.mark.slow),
+        pytest.param({"model.num_experts": 4, "updates.micro_batch_rows": 8}, id="experts", marks=pytest.mark.slow),
+    ],
 )
 def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     """Within a factor of 1.6: XLA lays arrays of different lives over one another and copies some."""
