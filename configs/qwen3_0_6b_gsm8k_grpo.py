@@ -1,9 +1,9 @@
 """GRPO on GSM8K from Qwen3-0.6B: answers of up to 1024 tokens, without its thinking mode.
 
-Command:  python -m jaxrl_llm.main --config configs/qwen3_0_6b_gsm8k_grpo.py --workdir DIR --config.model.pretrained=PATH
-          PATH is the folder of the published checkpoint (config.json, model.safetensors, the tokenizer's files)
-Memory:   by arithmetic (jaxrl_llm/memory.py) 27.8 GB on one GPU: parameters 2.4, optimizer 4.8; a rollout 20.7, of which
-          the cache of 128 slots is 19.2; an update 9.7. On 24 GB set rollout.slots=64
+Command:  python -m jaxrl_llm.main --config configs/qwen3_0_6b_gsm8k_grpo.py --workdir DIR
+          --config.model.pretrained=PATH, the folder of the published checkpoint
+Memory:   by arithmetic (jaxrl_llm/memory.py) 27.8 GB on one GPU: parameters 2.4, optimizer 4.8; a rollout 20.7, of
+          which the cache of 128 slots is 19.2; an update 9.7. On 24 GB set rollout.slots=64
 Minutes:  not measured on an accelerator; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 

@@ -80,9 +80,7 @@ class Talker:
 
     def _stream(self, text: str) -> Iterator[str]:
         uid, self._answers = self._answers, self._answers + 1
-        return as_text(
-            self._streamer.tokens(self._params, self.tokenizer.encode(text), self._key, uid), self.tokenizer
-        )
+        return as_text(self._streamer.tokens(self._params, self.tokenizer.encode(text), self._key, uid), self.tokenizer)
 
 
 def _talk(given: argparse.Namespace) -> int:

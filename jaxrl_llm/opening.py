@@ -29,7 +29,7 @@ def parameter_counts(model: Model) -> tuple[int, int]:
 
 
 def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.PathLike[str]) -> str:
-    """Model, device, memory, objective, updates and DIR, a line or two each, none longer than 80 characters by itself."""
+    """Model, device, memory, objective, updates and DIR, each in a line or two of at most 80 characters by itself."""
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"

@@ -1,7 +1,7 @@
 """Stand-ins for what a run would download: a random tiny checkpoint with a tokenizer of its own, and a GSM8K of sums.
 
-They lie in the user's cache folder, are written at the first request under a lock and used again by the next ones; equal
-requests give equal files. The `:smoke` variants of the configs of published models run on them.
+They lie in the user's cache folder, are written at the first request under a lock and used again by the next ones;
+equal requests give equal files. The `:smoke` variants of the configs of published models run on them.
 """
 
 import hashlib

@@ -113,7 +113,9 @@ def test_more_devices_hold_less_and_share_what_this_machine_has(tmp_path):
     ],
 )
 def test_what_cannot_fit_is_refused_with_a_remedy(stays, rollout, update, remedy):
-    memory = Memory({"parameters": stays * 10**6}, *({k: n * 10**6 for k, n in x.items()} for x in (rollout, update)), 10**8)
+    memory = Memory(
+        {"parameters": stays * 10**6}, *({k: n * 10**6 for k, n in x.items()} for x in (rollout, update)), 10**8
+    )
     with pytest.raises(ValueError, match="MB on each device, which has 100 MB") as refused:
         memory.check()
     assert remedy in str(refused.value)

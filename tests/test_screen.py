@@ -106,7 +106,15 @@ def test_a_run_opens_with_what_it_is(tmp_path):
     run = build(settings)
     text = opening(settings, run.model, run.memory(), "runs/x")
     assert max(len(line) for line in text.splitlines()) <= 80
-    for word in ("parameters", "active (2 of 4 experts)", "cpu", "min(r A, clip(r, 0.8, 1.2) A)", "N = 2", "a device:", "runs/x"):
+    for word in (
+        "parameters",
+        "active (2 of 4 experts)",
+        "cpu",
+        "min(r A, clip(r, 0.8, 1.2) A)",
+        "N = 2",
+        "a device:",
+        "runs/x",
+    ):
         assert word in text
 
 

@@ -29,7 +29,9 @@ def all_three(tmp_path_factory):
     ours = [CHARACTERS, ByteTokenizer(), trained]
     places = [written(one, folder / str(i)) for i, one in enumerate(ours)]
     theirs = pytest.importorskip("transformers").AutoTokenizer
-    return [(one, load_tokenizer(place), theirs.from_pretrained(place)) for one, place in zip(ours, places, strict=True)]
+    return [
+        (one, load_tokenizer(place), theirs.from_pretrained(place)) for one, place in zip(ours, places, strict=True)
+    ]
 
 
 def same_ids(tokenizer, back, theirs, text):
