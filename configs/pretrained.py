@@ -2,9 +2,11 @@
 
 Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir DIR
           with the task and the lengths of the answers as further flags
+Minutes:  those of the model; :smoke under one on two CPU cores
+Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 
 For a run that is to be planned or tried before the checkpoint is fetched, write a config that holds its sizes in the
-fields of `model` and sets `model.pretrained` beside them: a checkpoint that contradicts them is an error.
+fields of `model`, as qwen3_0_6b_gsm8k_grpo.py does: a checkpoint that contradicts them is an error.
 """
 
 from typing import Any
@@ -13,6 +15,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import base
+from jaxrl_llm import stand_ins
 
 _ARCHITECTURE = {
     int: (
@@ -35,8 +38,8 @@ _ARCHITECTURE = {
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    if variant:
-        raise ValueError(f"unknown variant {variant!r}; this config has none")
+    if variant not in ("", "smoke"):
+        raise ValueError(f"unknown variant {variant!r}; this config has 'smoke' or none")
     config = base.get_config()
     model: Any = config.model
     for kind, names in _ARCHITECTURE.items():
@@ -46,4 +49,40 @@ def get_config(variant: str = "") -> ConfigDict:
     model.remat = "block"
     config.warm_start.steps = 0
     config.optimizer.learning_rate = 1e-6
+    return on_stand_ins(config, _TINY) if variant == "smoke" else config
+
+
+_TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "qk_norm": "head",
+    "param_dtype": "float32",
+    "dtype": "float32",
+}
+
+
+def on_stand_ins(config: ConfigDict, sizes: dict[str, Any]) -> ConfigDict:
+    """The whole run in its smallest form: GSM8K and a checkpoint of `sizes` that were written on the spot."""
+    smoke = base.smoke(base.get_config())
+    for block in ("rollout", "updates", "evaluation", "checkpoint", "log"):
+        for field in ("prompts", "group_size", "minibatches", "every", "samples", "diagnostics_every"):
+            if field in smoke[block]:
+                config[block][field] = smoke[block][field]
+    config.steps = smoke.steps
+    config.task.name = "gsm8k"
+    config.task.options = ConfigDict({"folder": stand_ins.gsm8k(), "prompt_length": 96, "answer_length": 4})
+    config.rollout.slots = 8
+    config.updates.micro_batch_rows = 0
+    config.warm_start.steps = 30  # a policy that is right now and then: without rewards nothing would be learned
+    config.warm_start.learning_rate = 1e-2
+    config.mesh.shape = (1, 1, 1, 1)
+    given = {name: value for name, value in config.model.items() if value is not None} | sizes
+    config.model.vocab_size = None  # the tokenizer's
+    for name, value in sizes.items():
+        config.model[name] = value
+    config.model.pretrained = stand_ins.checkpoint(given)
     return config

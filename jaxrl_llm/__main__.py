@@ -12,7 +12,9 @@ __all__ = ["COMMANDS", "main"]
 # A command is a module with main(arguments) -> exit code.
 COMMANDS = {
     "train": ("jaxrl_llm.main", "train a config in a DIR, or go on with it"),
-    "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR"),
+    "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
+    "generate": ("jaxrl_llm.generate", "answer a prompt or talk on the terminal, with any DIR or checkpoint"),
+    "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),
     "sweep": ("jaxrl_llm.sweep", "run many configs, or go on with them"),
     "plan": ("jaxrl_llm.plan", "memory, time and network of a config on chips that need not be there"),
     "report": ("jaxrl_llm.report", "tables, plots and one page of one or many DIRs"),

@@ -1,6 +1,8 @@
-"""python -m jaxrl_llm.evaluation --workdir DIR: mean reward, pass@1, pass@k and samples of a finished or running DIR.
+"""python -m jaxrl_llm.evaluation --workdir DIR | --checkpoint PATH [--config NAME]: pass@1, pass@k and samples.
 
-Reads the DIR's own config.json and newest intact checkpoint (or --step), writes nothing into it but evaluation.jsonl.
+A DIR is evaluated on the held-out prompts of its own config, at its newest intact checkpoint (or --step), and gets
+nothing written into it but evaluation.jsonl. With --config, a DIR or a published checkpoint is put to the task of that
+config, which may be one that the config's file registers.
 """
 
 import argparse
@@ -8,36 +10,67 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from absl import logging
 
-from jaxrl_llm import run_dir, start_up, tasks
-from jaxrl_llm.command_line import REFUSED, Parser, complain
+from jaxrl_llm import configuration, sharding, start_up, tasks
+from jaxrl_llm import policy as policies
+from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.policy import Policy
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+from jaxrl_llm.settings import TaskSettings, task_settings
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="jaxrl-llm evaluate", description="Mean reward, pass@1, pass@k and samples of any DIR.")
-    parser.add_argument("--workdir", required=True, type=Path, help="the DIR of a run")
-    parser.add_argument("--step", type=int, help="which checkpoint; default: the newest that is intact")
+    parser = Parser(
+        prog="jaxrl-llm evaluate",
+        description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
+        epilog="fields of --config are set with --config.block.field=value, for example --config.task.data_dir=PATH",
+    )
+    policies.add_arguments(parser)
+    parser.add_argument("--config", help="NAME[:variant] or file whose task is put; default: that of the DIR")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="prompts of which split")
     parser.add_argument("--prompts", type=int, default=128, help="how many prompts")
     parser.add_argument("--samples", type=int, default=16, help="answers a prompt")
     parser.add_argument("--k", default="1,4,16", help="values of k for pass@k")
     parser.add_argument("--show", type=int, default=5, help="prompts printed with their answers")
-    given = parser.parse_args(arguments)
     logging.set_verbosity(logging.ERROR)
     try:
-        return _evaluate(given)
-    except (ValueError, OSError) as error:
+        fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else list(arguments))
+        return _evaluate(parser.parse_args(rest), fields)
+    except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
 
 
-def _evaluate(given: argparse.Namespace) -> int:
+def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
+    ks = _checked(given, fields)
+    config = None if given.config is None else configuration.load(configuration.find(given.config), fields)
+    start_up.start_jax()
+    policy, asked = _policy_and_task(given, config)
+    task = asked.task
+    prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=asked.data_dir)
+    evaluator = Evaluator(policy.model, task, prompts, given.samples, asked.answer_length, asked.slots)
+    rates, rows = evaluator(policy.params)
+    right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
+    result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
+    result |= {"task": task.name, "split": given.split, "prompts": len(rows)}
+    result |= {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
+    result |= {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
+    for row in rows[: given.show]:
+        print(_readable(row, task.solved))
+    print(json.dumps(result))
+    if given.workdir is not None:
+        with open(given.workdir / "evaluation.jsonl", "a") as log:
+            log.write(json.dumps(result) + "\n")
+    return 0
+
+
+def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[int]:
+    """The values of k, once all arguments fit."""
     for name, low in (("prompts", 1), ("samples", 1), ("show", 0)):
         at_least(f"--{name}", getattr(given, name), low)
     if not re.fullmatch(r"\d+(,\d+)*", given.k):
@@ -45,32 +78,30 @@ def _evaluate(given: argparse.Namespace) -> int:
     ks = [k for k in map(int, given.k.split(",")) if k <= given.samples]
     if not ks or min(ks) < 1:
         raise ValueError(f"--k={given.k} needs a value between 1 and --samples={given.samples}")
-    start_up.start_jax()
-    run, step, state = run_dir.restored(given.workdir, given.step, note=_warn)
-    settings = run.settings
-    prompts = tasks.all_prompts(settings.task, given.split, limit=given.prompts, data_dir=settings.data_dir)
-    evaluator = Evaluator(run.model, settings.task, prompts, given.samples, settings.answer_length)
-    found, rows = evaluator(state.params)
-    solved = settings.task.solved
-    right = [sum(reward >= solved for reward in row["sampled_reward"]) for row in rows]
-    result = {"step": step, "split": given.split, "prompts": len(rows)}
-    result |= {name: found[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    result |= {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
-    for row in rows[: given.show]:
-        answers = "  ".join(f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in _pairs(row)[:4])
-        print(f"{row['prompt']}  greedy: {row['greedy']}{'' if row['reward'] >= solved else ' ✗'}   sampled: {answers}")
-    print(json.dumps(result))
-    with open(given.workdir / "evaluation.jsonl", "a") as log:
-        log.write(json.dumps(result) + "\n")
-    return 0
+    if given.config is None and given.checkpoint is not None:
+        raise ValueError(f"--checkpoint={given.checkpoint} brings no task; name a config with it: --config=NAME")
+    if given.config is None and fields:
+        raise ValueError(f"--config.{fields[0][0]} is a field of no config; name the config too: --config=NAME")
+    return ks
 
 
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
+def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[Policy, TaskSettings]:
+    """The policy, and the task of the config (ConfigDict), or without one that of the DIR."""
+    if config is None:
+        policy = policies.from_arguments(given)
+        assert policy.run is not None
+        settings = policy.run.settings
+        return policy, TaskSettings(settings.task, settings.data_dir, settings.answer_length, settings.rollout.slots)
+    mesh = sharding.make_mesh(config.mesh.shape)
+    policy = policies.from_arguments(given, tokenizer=config.task.tokenizer, mesh=mesh)
+    return policy, task_settings(config, policy.tokenizer)
 
 
-def _pairs(row: dict) -> list[tuple[str, float]]:
-    return list(zip(row["sampled"], row["sampled_reward"], strict=True))
+def _readable(row: dict[str, Any], solved: float) -> str:
+    """A prompt with its answers; ✗ marks a wrong one."""
+    answers = zip([row["greedy"], *row["sampled"]], [row["reward"], *row["sampled_reward"]], strict=True)
+    greedy, *sampled = (f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in answers)
+    return f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}"
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def _run(arguments: list[str]) -> int:
             if not given.restart and say_finished(given.workdir, settings.steps):
                 return 0
             run, first = build(settings), start_up.is_first_host()
+            run.memory().check()
             log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)

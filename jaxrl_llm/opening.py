@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.memory import Memory
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.run_log import read_json, read_rows
@@ -27,8 +28,8 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     return total, round(total - idle)
 
 
-def opening(settings: Settings, model: Model, workdir: str | os.PathLike[str]) -> str:
-    """Model, device, objective, updates and DIR, one line each, none longer than 80 characters by itself."""
+def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.PathLike[str]) -> str:
+    """Model, device, memory, objective, updates and DIR, each in a line or two of at most 80 characters by itself."""
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
@@ -43,6 +44,7 @@ def opening(settings: Settings, model: Model, workdir: str | os.PathLike[str]) -
     lines: dict[str, Any] = {
         "model": size,
         "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
+        "memory": f"\n{'':<11}".join(memory.lines()),
         "objective": f"{settings.objective_name}: max {terms}",
         "where": letters,
         "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from ml_collections import ConfigDict
 
@@ -26,7 +26,7 @@ from jaxrl_llm.training.optimizer import OptimizerConfig
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
-__all__ = ["Settings", "config_hash", "identity_fields", "validate"]
+__all__ = ["Settings", "TaskSettings", "config_hash", "identity_fields", "task_settings", "validate"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,15 @@ _BLOCKS: dict[str, Any] = {
 }
 
 
+class TaskSettings(NamedTuple):
+    """A task without a training run: its data folder, most tokens of an answer, answers decoded at once (0: all)."""
+
+    task: tasks.Task
+    data_dir: str | None
+    answer_length: int
+    slots: int
+
+
 def validate(config: ConfigDict) -> Settings:
     """The settings of a config.
 
@@ -62,7 +71,8 @@ def validate(config: ConfigDict) -> Settings:
             raise ValueError(f"{name}={raw[name]!r} must be a whole number in 0..{most}")
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
-    task = _task(task_config, raw["model"].get("pretrained", ""), blocks["rollout"])
+    place = task_config.tokenizer or raw["model"].get("pretrained", "")
+    task = _task(task_config, tasks.load_tokenizer(place) if place else None, blocks["rollout"])
     _same_keys("model", set(raw["model"]), {f.name for f in dataclasses.fields(ModelConfig)} | {"pretrained"})
     model = _block("model", ModelConfig, models.complete_fields(raw["model"], task.tokenizer.vocab_size))
     name, objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
@@ -79,6 +89,18 @@ def validate(config: ConfigDict) -> Settings:
     )
     check_agreement(settings)
     return settings
+
+
+def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSettings:
+    """The task of a config, put to a policy with this tokenizer, whatever model the config trains.
+
+    Raises:
+      ValueError: as `validate`, of the blocks task and rollout.
+    """
+    raw = config.to_dict()
+    task_config, rollout = (_block(name, _BLOCKS[name], raw[name]) for name in ("task", "rollout"))
+    task = _task(task_config, tokenizer, rollout)
+    return TaskSettings(task, task_config.data_dir or None, rollout.max_new_tokens or task.answer_length, rollout.slots)
 
 
 def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,13 +159,12 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _task(config: b.TaskConfig, pretrained: str, rollout: b.RolloutConfig) -> tasks.Task:
-    """The task as it is put to this model, with the run's own bound on prompts, if there is one.
+def _task(config: b.TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: b.RolloutConfig) -> tasks.Task:
+    """The task as it is put to the model of this tokenizer, with the run's own bound on prompts, if there is one.
 
     A data set drops longer prompts; of a task that draws its prompts, the bound can only be lowered, and a longer
     prompt raises when it is drawn.
     """
-    tokenizer = tasks.load_tokenizer(config.tokenizer or pretrained) if config.tokenizer or pretrained else None
     prompting = tasks.Prompting(config.template, config.chat, config.system, config.chat_options)
     task = tasks.make(config.name, tokenizer=tokenizer, prompting=prompting, **config.options)
     drops = task.source is not None or task.drop_long

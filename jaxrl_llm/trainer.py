@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm import metrics as M
 from jaxrl_llm import sharding, tasks
 from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
+from jaxrl_llm.memory import Memory, needed
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.opening import closing, opening
 from jaxrl_llm.rollout.engine import Engine
@@ -49,7 +50,7 @@ class Run:
         """Reads the held-out prompts, which are made where they are not there yet."""
         s = self.settings
         held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
-        return Evaluator(self.model, s.task, held_out, s.evaluation.samples, s.answer_length)
+        return Evaluator(self.model, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
 
     def read_data(self) -> None:
         """Raises ValueError where prompts are missing or longer than the run allows."""
@@ -86,6 +87,10 @@ class Run:
         if s.critic.kind == "head":
             return make_state(self.model, valued, learner.optimizer)
         return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer)
+
+    def memory(self) -> Memory:
+        """What training needs of each device."""
+        return needed(self.settings, self.learner, jax.eval_shape(self.blank))
 
     def prompts(self) -> tasks.PromptStream:
         s = self.settings
@@ -151,7 +156,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
-    log.note(opening(settings, run.model, log.workdir))
+    log.note(opening(settings, run.model, run.memory(), log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state, stream, first = run.start(log.note), run.prompts(), 0
     reference = _reference(run, state, log)

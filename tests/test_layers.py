@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 FLOORS = (
     {"array_typing", "cache_folder", "cores", "field_names", "masking", "metrics", "ranges", "sharding"},
     {"configuration", "objectives", "models", "tasks"},
-    {"rollout", "scoring", "checkpointing", "run_log", "screen", "writers"},
+    {"rollout", "scoring", "checkpointing", "run_log", "screen", "stand_ins", "writers"},
     {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
-    {"agreement", "blocks", "opening", "run_dir", "settings", "trainer", "sweep", "report"},
-    {"main", "evaluation", "planning"},
+    {"agreement", "blocks", "memory", "opening", "policy", "run_dir", "settings", "trainer", "sweep", "report"},
+    {"main", "evaluation", "export", "generate", "planning"},
     {"plan"},
     {"__main__"},
 )

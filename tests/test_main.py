@@ -1,5 +1,6 @@
 """The command line: what a user types, what comes back, and with which exit code."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -11,10 +12,22 @@ import pytest
 
 from jaxrl_llm import main as module
 from jaxrl_llm import start_up
+from jaxrl_llm.memory import Memory
+from jaxrl_llm.settings import Settings
 from jaxrl_llm.trainer import Stopped
 from tests.reference import tiny_run
 
 ROOT = Path(__file__).parents[1]
+
+
+@dataclasses.dataclass
+class Built:
+    """A run that compiles nothing."""
+
+    settings: Settings
+
+    def memory(self):
+        return Memory({"parameters": 1}, {"cache": 1}, {"gradients": 1}, available=None)
 
 
 @pytest.fixture
@@ -22,7 +35,7 @@ def command(monkeypatch, tmp_path, capsys):
     """Runs main in this process on a config and DIR; returns (exit code, printed, printed on standard error)."""
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
-    monkeypatch.setattr(module, "build", lambda settings: settings)
+    monkeypatch.setattr(module, "build", lambda settings: Built(settings))
 
     def run(*arguments, config="grpo:smoke", workdir=tmp_path / "run"):
         code = module.main([f"--config={config}", f"--workdir={workdir}", *arguments])
@@ -35,7 +48,7 @@ def command(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def train(monkeypatch):
     """Puts a function of (settings, log, identity) in the place of training."""
-    return lambda function: monkeypatch.setattr(module, "train", function)
+    return lambda function: monkeypatch.setattr(module, "train", lambda run, *rest: function(run.settings, *rest))
 
 
 def trained(settings, log, identity):

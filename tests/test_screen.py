@@ -103,9 +103,18 @@ def test_compilation_is_named_while_it_lasts(monkeypatch):
 
 def test_a_run_opens_with_what_it_is(tmp_path):
     settings = validate(tiny_run.make_config(tmp_path))
-    text = opening(settings, build(settings).model, "runs/x")
+    run = build(settings)
+    text = opening(settings, run.model, run.memory(), "runs/x")
     assert max(len(line) for line in text.splitlines()) <= 80
-    for word in ("parameters", "active (2 of 4 experts)", "cpu", "min(r A, clip(r, 0.8, 1.2) A)", "N = 2", "runs/x"):
+    for word in (
+        "parameters",
+        "active (2 of 4 experts)",
+        "cpu",
+        "min(r A, clip(r, 0.8, 1.2) A)",
+        "N = 2",
+        "a device:",
+        "runs/x",
+    ):
         assert word in text
 
 

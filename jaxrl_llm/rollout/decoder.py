@@ -21,7 +21,7 @@ from jaxrl_llm.models.kv_cache import Prefix
 from jaxrl_llm.models.routing import routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
-__all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]
+__all__ = ["Answers", "Decoder", "Prompts", "Slots", "in_dtype", "is_end"]
 
 
 class Prompts(flax.struct.PyTreeNode):
@@ -156,6 +156,16 @@ class Decoder:
     def pin(self, slots: Slots) -> Slots:
         """Slots, like all rows, live on the data axes of the mesh; answers are everywhere."""
         return sharding.constrain_rows(slots, self.model.mesh)
+
+
+def in_dtype(model: Model, dtype: str) -> Model:
+    """The model that computes, and caches, in `dtype`."""
+    if model.config.dtype == dtype:
+        return model
+    # What was asked of attention was asked for the other dtype.
+    return dataclasses.replace(
+        model, config=dataclasses.replace(model.config, dtype=dtype, attention_implementation="auto")
+    )
 
 
 def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:

@@ -16,7 +16,7 @@ from jaxrl_llm.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import Routing, no_record
 from jaxrl_llm.ranges import at_least
-from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
+from jaxrl_llm.rollout.decoder import Answers, Decoder, in_dtype, is_end
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.slots import Refilled
 from jaxrl_llm.rollout.together import decode_together, groups_share_prompts
@@ -97,10 +97,7 @@ class Engine:
 def _generate(
     engine: Engine, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
-    config = engine.model.config
-    if config.dtype != engine.dtype:  # what was asked of attention was asked for the other dtype
-        config = dataclasses.replace(config, dtype=engine.dtype, attention_implementation="auto")
-    model = dataclasses.replace(engine.model, config=config)
+    model = in_dtype(engine.model, engine.dtype)
     params = model.unstack(params, model.config.compute_dtype)
     decoder = Decoder(
         model=model,

@@ -27,7 +27,7 @@ class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
     An answer is right when its reward is at least `task.solved`; the mean reward stands beside. Sampling uses
-    temperature 1, whatever the training rollout uses.
+    temperature 1, whatever the training rollout uses, and computes in the model's own dtype.
     """
 
     model: Model
@@ -35,6 +35,7 @@ class Evaluator:
     prompts: PromptBatch
     samples: int
     max_new_tokens: int
+    slots: int = 0  # answers decoded at once, which bounds memory; 0 = all
 
     def __call__(self, params: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """({"eval/...": value}, one row a prompt that a person can read)."""
@@ -74,6 +75,8 @@ class Evaluator:
             group,
             self.max_new_tokens,
             self.task.tokenizer.end_ids,
+            slots=self.slots,
+            dtype=self.model.config.dtype,
             record_routing=False,
         )
         uids = batch["uid"].astype(np.uint32)

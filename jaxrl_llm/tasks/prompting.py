@@ -51,7 +51,8 @@ class Prompting:
             return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + asked
         if not isinstance(tokenizer, TextTokenizer):
             raise ValueError(
-                "task.chat=True needs a tokenizer with a chat template; set task.tokenizer or task.chat=False"
+                "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
+                "checkpoint that has one, or task.chat=False"
             )
         messages = [{"role": "system", "content": self.system}] if self.system else []
         return tokenizer.chat([*messages, {"role": "user", "content": asked}], **self.chat_options)

@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints
-from jaxrl_llm.run_log import RunLog, read_rows
+from jaxrl_llm.run_log import RunLog, plain, read_rows, write_json
 from jaxrl_llm.settings import config_hash, validate
 
 
@@ -66,3 +66,14 @@ def metrics(workdir):
 
 def samples(workdir):
     return read_rows(Path(workdir) / "samples.jsonl")
+
+
+def untrained(workdir, config):
+    """The DIR of a run at step 1 that has learned nothing; returns its run and its state."""
+    run = trainer.build(validate(config))
+    state = run.start(lambda text: None)
+    write_json(Path(workdir) / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save(1, state, {})
+    checkpoints.close()
+    return run, state

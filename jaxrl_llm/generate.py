@@ -1,0 +1,125 @@
+"""python -m jaxrl_llm.generate --checkpoint PATH | --workdir DIR [--prompt TEXT | --chat]: text as it is sampled."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+
+from jaxrl_llm import policy as policies
+from jaxrl_llm import start_up
+from jaxrl_llm.command_line import REFUSED, Parser, complain
+from jaxrl_llm.policy import Policy
+from jaxrl_llm.ranges import within
+from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.rollout.streaming import Streamer, as_text
+from jaxrl_llm.tasks import Prompting, TextTokenizer
+
+__all__ = ["Talker", "main"]
+
+_LENGTH = 512  # tokens of an answer of a published checkpoint, unless --max-tokens says otherwise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="jaxrl-llm generate",
+        description="Answer a prompt, or talk on the terminal, with a checkpoint or the policy of a DIR.\n\n"
+        "Without --prompt and --chat the prompt is read from standard input. A DIR gets the\n"
+        "prompt as its training did, with the template and the chat of its config.",
+    )
+    policies.add_arguments(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--prompt", help="the text to continue or the question to answer")
+    what.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
+    parser.add_argument("--system", default="", help="system message of the chat")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: 1")
+    parser.add_argument("--greedy", action="store_true", help="the most probable token every time: temperature 0")
+    parser.add_argument("--top-k", type=int, default=0, help="sample among so many tokens; 0: all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample among tokens of this much mass; 1: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--max-tokens", type=int, help="of an answer; default: the DIR's bound, or 512")
+    given = parser.parse_args(arguments)
+    logging.set_verbosity(logging.ERROR)
+    try:
+        return _talk(given)
+    except (ValueError, OSError, ImportError) as error:
+        return complain(error, REFUSED)
+    except KeyboardInterrupt:
+        print()
+        return 130
+
+
+class Talker:
+    """Answers to texts and chats, piece by piece; every answer has a seed of its own."""
+
+    def __init__(self, policy: Policy, sampling: Sampling, max_tokens: int | None = None, seed: int = 0):
+        settings = None if policy.run is None else policy.run.settings
+        self.tokenizer = policy.tokenizer
+        self.prompting = Prompting() if settings is None else settings.task.prompting
+        length = max_tokens if max_tokens is not None else _LENGTH if settings is None else settings.answer_length
+        within("--seed", seed, 0, 2**32 - 1)
+        self._key, self._answers = jax.random.key(seed), 0
+        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids, policy.model.config.dtype)
+        self._params = self._streamer.prepare(policy.params)
+
+    def answer(self, prompt: str) -> Iterator[str]:
+        """The answer to a prompt, put as the run's config says."""
+        return self._stream(self.prompting.text(self.tokenizer, prompt))
+
+    def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[str]:
+        """The next message of a chat.
+
+        Raises:
+            ValueError: the tokenizer has no chat template.
+        """
+        if not isinstance(self.tokenizer, TextTokenizer) or not self.tokenizer.template:
+            raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
+        return self._stream(self.tokenizer.chat(messages, **self.prompting.chat_options))
+
+    def _stream(self, text: str) -> Iterator[str]:
+        uid, self._answers = self._answers, self._answers + 1
+        return as_text(self._streamer.tokens(self._params, self.tokenizer.encode(text), self._key, uid), self.tokenizer)
+
+
+def _talk(given: argparse.Namespace) -> int:
+    if given.system and not given.chat:
+        raise ValueError(f"--system={given.system!r} is part of a chat; give --chat too")
+    sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p)
+    start_up.start_jax()
+    talker = Talker(policies.from_arguments(given), sampling, given.max_tokens, given.seed)
+    if given.chat:
+        return _chat(talker, given.system or talker.prompting.system)
+    _print(talker.answer(sys.stdin.read() if given.prompt is None else given.prompt))
+    return 0
+
+
+def _chat(talker: Talker, system: str) -> int:
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    while said := _read():
+        messages.append({"role": "user", "content": said})
+        messages.append({"role": "assistant", "content": _print(talker.reply(messages))})
+    return 0
+
+
+def _read() -> str:
+    """The next line of the user; "" at the end."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""
+
+
+def _print(pieces: Any) -> str:
+    """Print pieces as they come; returns the whole."""
+    whole = ""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        whole += piece
+    print()
+    return whole
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What a run will need of each device's memory, by arithmetic from its settings, before anything large is made.
+
+    needed = what stays + the larger of the temporaries of a rollout and of an update
+
+What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Temporaries are those that grow with
+the model and the batch: weights in the rollout's dtype, the cache and the logits of the slots; gradients, activations,
+the logits of a chunk of tokens. What the compiler adds or saves is not known here; `python -m jaxrl_llm.plan` is exact.
+"""
+
+import dataclasses
+import math
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm import sharding
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.flash import choose_attention
+from jaxrl_llm.settings import Settings
+from jaxrl_llm.training.state import TrainState, state_shardings
+from jaxrl_llm.training.step import Learner
+
+__all__ = ["Memory", "needed", "of_device"]
+
+_CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected_logprobs`
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device. stays: through the whole run; rollout, update: temporaries, one after the other.
+
+    available: of one device, None where it is not known.
+    """
+
+    stays: Mapping[str, int]
+    rollout: Mapping[str, int]
+    update: Mapping[str, int]
+    available: int | None
+
+    @property
+    def phase(self) -> str:
+        """The one with the larger temporaries."""
+        return max(("rollout", "update"), key=lambda name: sum(getattr(self, name).values()))
+
+    @property
+    def total(self) -> int:
+        return sum(self.stays.values()) + sum(getattr(self, self.phase).values())
+
+    def lines(self, width: int = 69) -> list[str]:
+        """What is needed, what stays, and the temporaries of both phases; lines of at most `width` characters."""
+        has = "" if self.available is None else f" of {_size(self.available)}"
+        parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
+        rollout, update = (_size(sum(x.values())) for x in (self.rollout, self.update))
+        parts += [f"rollout {rollout} (cache {_size(self.rollout['cache'])})", f"update {update}"]
+        return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", width)
+
+    def check(self) -> None:
+        """Raises ValueError when a device has less memory than the run needs."""
+        if self.available is None or self.total <= self.available:
+            return
+        temporaries: Mapping[str, int] = getattr(self, self.phase)
+        largest = max(temporaries, key=lambda name: temporaries[name])
+        remedy = _REMEDIES["parameters" if sum(self.stays.values()) > self.available else largest]
+        raise ValueError(
+            f"the run needs {_size(self.total)} on each device, which has {_size(self.available)} "
+            f"({' '.join(self.lines())}); {remedy}"
+        )
+
+
+_REMEDIES = {
+    "parameters": "spread them over more devices with mesh.shape, or set model.param_dtype=bfloat16",
+    "weights": "spread the model over more devices with mesh.shape, or set rollout.dtype=bfloat16",
+    "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
+    "logits": "lower rollout.slots or updates.micro_batch_rows",
+    "gradients": "spread the model over more devices with mesh.shape",
+    "activations": "lower updates.micro_batch_rows, or set model.remat=block",
+    "records": "lower rollout.prompts",
+}
+
+
+def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
+    """What a run of these settings needs.
+
+    Args:
+      state: shapes (or arrays) of the training state.
+    """
+    mesh: Any = learner.model.mesh
+    where = state_shardings(learner.model, state, learner.optimizer, learner.critic_optimizer)
+    parameters, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
+    stays = {"parameters": parameters, "optimizer": moments}
+    if state.critic is not None:
+        stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
+    if "ref_logprobs" in s.objective.needs:
+        stays["reference"] = parameters
+    shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
+    return Memory(
+        stays=stays,
+        rollout=_of_rollout(s, parameters, shards, tensor),
+        update=_of_update(s, parameters, shards, tensor, sharding.platform(mesh)),
+        available=of_device(mesh),
+    )
+
+
+def of_device(mesh: jax.sharding.Mesh) -> int | None:
+    """Bytes that one device of the mesh may hold; devices that are cores of this machine share its memory."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        here = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(here, 1)
+    local = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), device)
+    return (local.memory_stats() or {}).get("bytes_limit")
+
+
+def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[str, int]:
+    """Weights cut into layers and cast; every slot's cache, its prompt's included; one step's logits."""
+    config, width = s.model, s.task.prompt_length
+    size = jnp.dtype(s.rollout.dtype).itemsize
+    slots = min(s.rollout.slots, s.rows) or s.rows
+    column = 2 * len(config.kinds) * _over(config.num_key_value_heads, tensor) * config.head_dim * size
+    if slots == s.rows:  # a group shares its prompt
+        columns = -(-s.rollout.prompts // shards) * width + -(-slots // shards) * (s.answer_length - 1)
+    else:
+        chunk = -(-slots // s.rollout.group_size)
+        columns = -(-slots // shards) * (width + s.answer_length - 1) + -(-chunk // shards) * width
+    return {
+        "weights": parameters * size // jnp.dtype(config.param_dtype).itemsize,
+        "cache": columns * column,
+        # The logits, their weights and the noise that one of them is drawn with.
+        "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
+        "records": s.rows * s.answer_length * config.num_moe_layers * config.num_experts_per_tok,
+    }
+
+
+def _of_update(s: Settings, parameters: int, shards: int, tensor: int, platform: str) -> dict[str, int]:
+    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits."""
+    config, length = s.model, s.task.prompt_length + s.answer_length
+    minibatch = s.rows // s.updates.minibatches
+    micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
+    rows = -(-micro // shards)
+    chunk = min(rows * length, -(-_CHUNK // shards))
+    return {
+        # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
+        "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
+        "activations": _activations(config, rows, length, tensor, platform),
+        "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
+        "records": 2 * s.rows * length * config.num_moe_layers * config.num_experts_per_tok,
+    }
+
+
+def _activations(config: ModelConfig, rows: int, length: int, tensor: int, platform: str) -> int:
+    """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
+    (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates."""
+    size, d, tokens = config.compute_dtype.itemsize, config.hidden_size, rows * length
+    heads = _over(config.num_attention_heads, tensor) * config.head_dim
+    keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
+    scores = 0
+    if choose_attention(config, platform) == "plain":
+        scores = rows * _over(config.num_attention_heads, tensor) * length**2 * 4
+    products, whole = 0, 0
+    for kind in config.kinds:
+        width = config.num_experts_per_tok * config.moe_intermediate_size if kind == "moe" else config.intermediate_size
+        matmuls = tokens * size * (heads + keys + 2 * d + 2 * _over(width, tensor))
+        products += matmuls
+        # Beside the products: norms' inputs and outputs, what is rotated, the gated product, the attention's output.
+        whole += matmuls + tokens * size * (3 * d + heads + keys + _over(width, tensor)) + 2 * scores
+    layers = len(config.kinds)
+    starts, one = layers * tokens * d * size, whole // layers
+    return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
+
+
+def _local(tree: Any, where: Any) -> int:
+    """Bytes of the part that one device holds."""
+    parts = jax.tree.map(lambda x, to: math.prod(to.shard_shape(x.shape)) * x.dtype.itemsize, tree, where)
+    return sum(jax.tree.leaves(parts))
+
+
+def _over(size: int, parts: int) -> int:
+    """A dimension's share on one device; one that does not divide stays whole."""
+    return size // parts if size % parts == 0 else size
+
+
+def _size(count: int) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,93 @@
+"""The policy of a run's DIR or of a published checkpoint: what is talked to, evaluated and exported."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm import models, run_dir, tasks
+from jaxrl_llm.models import Model
+from jaxrl_llm.trainer import Run
+from jaxrl_llm.training.state import TrainState
+
+__all__ = ["Policy", "add_arguments", "exported_params", "from_arguments", "from_checkpoint", "from_workdir"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A model with its parameters and its tokenizer; run and step are None for a published checkpoint."""
+
+    model: Model
+    params: Any
+    tokenizer: tasks.Tokenizer
+    run: Run | None = None
+    step: int | None = None
+
+
+def exported_params(run: Run, state: TrainState) -> dict[str, Any]:
+    """The plain parameters of the policy, as `Model.init` gives them: without a value head, which is no part of it."""
+    del run
+    return {name: part for name, part in state.params.items() if name != "value_head"}
+
+
+def from_workdir(workdir: str | Path, step: int | None = None) -> Policy:
+    """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
+
+    Raises:
+        FileNotFoundError, ValueError: see `run_dir.restored`.
+    """
+    run, step, state = run_dir.restored(workdir, step, note=_warn)
+    return Policy(run.model, exported_params(run, state), run.settings.task.tokenizer, run, step)
+
+
+def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None) -> Policy:
+    """The policy of a folder in the Hugging Face layout, or of a GGUF file.
+
+    Args:
+        tokenizer: where the tokenizer lies, if not in the checkpoint.
+        dtype: float32 or bfloat16, of parameters and computation; default: as stored.
+
+    Raises:
+        FileNotFoundError, ValueError: see `models.load_pretrained` and `tasks.load_tokenizer`; or the path is a DIR.
+    """
+    record = Path(path) / "config.json"
+    if record.is_file() and "config_hash" in json.loads(record.read_text()):
+        raise ValueError(f"--checkpoint={path} is the DIR of a run; give it as --workdir={path}")
+    own = tasks.load_tokenizer(tokenizer or path)
+    model, params = models.load_pretrained(path, dtype=dtype, mesh=mesh)
+    if own.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {tokenizer or path} has {own.vocab_size} tokens, the model {model.config.vocab_size}; "
+            "use the tokenizer that the checkpoint was trained with"
+        )
+    return Policy(model, params, own)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--workdir or --checkpoint, one of which `from_arguments` reads."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--workdir", type=Path, help="the DIR of a run")
+    where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
+    parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
+
+
+def from_arguments(given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None) -> Policy:
+    """The policy that --workdir or --checkpoint names.
+
+    Raises:
+        ValueError: an argument that belongs to the other kind is given.
+    """
+    if given.workdir is None and given.step is not None:
+        raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
+    if given.workdir is not None and given.dtype is not None:
+        raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
+    if given.workdir is not None:
+        return from_workdir(given.workdir, given.step)
+    return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
