@@ -16,6 +16,7 @@ from jaxrl_llm import run_dir, start_up, tasks
 from jaxrl_llm.command_line import REFUSED, Parser, complain
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+from jaxrl_llm.trainer import exported_params
 
 __all__ = ["main"]
 
@@ -50,7 +51,7 @@ def _evaluate(given: argparse.Namespace) -> int:
     settings = run.settings
     prompts = tasks.all_prompts(settings.task, given.split, limit=given.prompts, data_dir=settings.data_dir)
     evaluator = Evaluator(run.model, settings.task, prompts, given.samples, settings.answer_length)
-    found, rows = evaluator(state.params)
+    found, rows = evaluator(exported_params(run, state))
     solved = settings.task.solved
     right = [sum(reward >= solved for reward in row["sampled_reward"]) for row in rows]
     result = {"step": step, "split": given.split, "prompts": len(rows)}
