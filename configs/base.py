@@ -56,6 +56,11 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model.experts_implementation = "auto"  # auto | dense | grouped | blocks
     config.model.attention_implementation = "auto"  # auto | plain | flash
 
+    config.lora = ConfigDict()  # low-rank adapters on a frozen base, which is the start of the run and the reference
+    config.lora.rank = 0  # 0: off, all parameters are trained
+    config.lora.alpha = 16.0  # the change of a weight is scaled by alpha / rank
+    config.lora.targets = "attention,mlp"  # of attention, mlp (dense layers and experts) and router
+
     config.warm_start = ConfigDict()  # supervised training before RL, cached and shared by equal runs
     config.warm_start.steps = 160  # at most; 0: start from scratch
     config.warm_start.target_pass_rate = 0.0  # stop as soon as sampled pass@1 reaches it; 0: take all steps

@@ -3,6 +3,8 @@
 import math
 
 from jaxrl_llm.blocks import Settings
+from jaxrl_llm.models import Model
+from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.sharding import AXES
 
 __all__ = ["check_agreement"]
@@ -10,7 +12,7 @@ __all__ = ["check_agreement"]
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    for check in (_check_batch, _check_mesh, _check_critic, _check_routing, _check_lengths):
+    for check in (_check_batch, _check_mesh, _check_critic, _check_routing, _check_lengths, _check_lora):
         check(s)
 
 
@@ -91,3 +93,8 @@ def _check_lengths(s: Settings) -> None:
     cache = s.rewards.overlong_cache
     if cache > s.answer_length:
         raise ValueError(f"rewards.overlong_cache={cache} must be at most rollout.max_new_tokens={s.answer_length}")
+
+
+def _check_lora(s: Settings) -> None:
+    if s.lora.rank:
+        adapter_axes(s.lora, Model(s.model))  # raises if the model has no such matrix

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl_llm import tasks
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.ranges import at_least, at_least_zero, one_of
 from jaxrl_llm.rollout.sampling import Sampling
@@ -134,6 +135,7 @@ class Settings:
     data_dir: str | None
     model: ModelConfig
     pretrained: str
+    lora: LoRAConfig
     warm_start: WarmStartConfig
     rollout: RolloutConfig
     dynamic_sampling: DynamicSampling

@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-__all__ = ["Checkpoints", "digests", "load_tree", "save_tree", "steps_of"]
+__all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_of"]
 
 
 def digests(tree: Any) -> dict[str, str]:
@@ -40,6 +40,11 @@ def digests(tree: Any) -> dict[str, str]:
         jax.tree_util.keystr(path): f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
         for (path, leaf), (a, b) in zip(named, sums, strict=True)
     }
+
+
+def digest(tree: Any) -> str:
+    """One digest of all leaves and their names."""
+    return hashlib.blake2b(json.dumps(digests(tree), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _on_cpu(x: jax.Array) -> bool:

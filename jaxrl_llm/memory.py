@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxrl_llm import sharding
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.flash import choose_attention
+from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
@@ -89,18 +90,23 @@ def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
       state: shapes (or arrays) of the training state.
     """
     mesh: Any = learner.model.mesh
-    where = state_shardings(learner.model, state, learner.optimizer, learner.critic_optimizer)
-    parameters, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
-    stays = {"parameters": parameters, "optimizer": moments}
+    axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
+    where = state_shardings(learner.model, state, learner.optimizer, learner.critic_optimizer, axes)
+    trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
+    parameters, stays = trained, {"parameters": trained, "optimizer": moments}
+    if s.lora.rank:
+        base = learner.model.shapes()
+        parameters = _local(base, jax.tree.map(lambda x: x.sharding, base))
+        stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
-    if "ref_logprobs" in s.objective.needs:
+    if "ref_logprobs" in s.objective.needs and not s.lora.rank:  # adapters have their base for one
         stays["reference"] = parameters
     shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     return Memory(
         stays=stays,
         rollout=_of_rollout(s, parameters, shards, tensor),
-        update=_of_update(s, parameters, shards, tensor, sharding.platform(mesh)),
+        update=_of_update(s, trained, shards, tensor, sharding.platform(mesh)),
         available=of_device(mesh),
     )
 

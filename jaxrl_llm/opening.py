@@ -1,5 +1,6 @@
 """The lines that open and close a run on the terminal: what is trained, on what, how, where; and what comes next."""
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.memory import Memory
+from jaxrl_llm.models.lora import init_adapters
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.run_log import read_json, read_rows
@@ -43,6 +45,7 @@ def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.
     n = updates.updates_per_rollout
     lines: dict[str, Any] = {
         "model": size,
+        "trained": _adapters(settings, model),
         "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
         "memory": f"\n{'':<11}".join(memory.lines()),
         "objective": f"{settings.objective_name}: max {terms}",
@@ -51,6 +54,16 @@ def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.
         "DIR": os.fspath(workdir),
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)
+
+
+def _adapters(settings: Settings, model: Model) -> str:
+    """How many parameters the adapters of LoRA have, "" without them."""
+    lora = settings.lora
+    if not lora.rank:
+        return ""
+    shapes = jax.eval_shape(functools.partial(init_adapters, lora, model), jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    return f"{_count(count)} parameters: LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}"
 
 
 def closing(workdir: str | os.PathLike[str]) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 
 from jaxrl_llm import models, run_dir, tasks
 from jaxrl_llm.models import Model
-from jaxrl_llm.trainer import Run
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.trainer import Run, exported_params
 
-__all__ = ["Policy", "add_arguments", "exported_params", "from_arguments", "from_checkpoint", "from_workdir"]
+__all__ = ["Policy", "add_arguments", "from_arguments", "from_checkpoint", "from_workdir"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +23,6 @@ class Policy:
     tokenizer: tasks.Tokenizer
     run: Run | None = None
     step: int | None = None
-
-
-def exported_params(run: Run, state: TrainState) -> dict[str, Any]:
-    """The plain parameters of the policy, as `Model.init` gives them: without a value head, which is no part of it."""
-    del run
-    return {name: part for name, part in state.params.items() if name != "value_head"}
 
 
 def from_workdir(workdir: str | Path, step: int | None = None) -> Policy:

@@ -19,7 +19,7 @@ from jaxrl_llm import configuration, objectives, tasks
 from jaxrl_llm.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.run_log import plain, read_json, read_rows
 from jaxrl_llm.settings import Settings, config_hash, identity_fields, validate
-from jaxrl_llm.trainer import Run, build
+from jaxrl_llm.trainer import Run, base_digest, build, check_base
 
 __all__ = ["begin", "check", "recorded_settings", "restored"]
 
@@ -85,6 +85,9 @@ def recorded_settings(workdir: str | Path) -> Settings:
 def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
     """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
 
+    `exported_params(run, state)` is the policy. A run of adapters loads its base as a resume does: from the checkpoint
+    that it started from, or from its warm start.
+
     Args:
         note: told of every damaged checkpoint that was passed over.
 
@@ -92,8 +95,10 @@ def restored(workdir: str | Path, step: int | None = None, note: Callable[[str],
         FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
     """
     run = build(recorded_settings(workdir))
+    run, like = run.start(note) if run.settings.lora.rank else (run, run.blank())
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
-    step, state, _ = checkpoints.restore(run.blank(), step, note)
+    step, state, extra = checkpoints.restore(like, step, note)
+    check_base(base_digest(run), extra)
     return run, step, state
 
 

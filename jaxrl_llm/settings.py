@@ -19,6 +19,7 @@ from jaxrl_llm.agreement import check_agreement
 from jaxrl_llm.blocks import Settings
 from jaxrl_llm.field_names import EXAMPLES, unknown_field
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
 from jaxrl_llm.training.layout import UpdateConfig
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 _BLOCKS: dict[str, Any] = {
     "task": b.TaskConfig,
+    "lora": LoRAConfig,
     "rollout": b.RolloutConfig,
     "warm_start": WarmStartConfig,
     "dynamic_sampling": DynamicSampling,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import sharding, tasks
-from jaxrl_llm.checkpointing import Checkpoints, load_tree, save_tree
+from jaxrl_llm.checkpointing import Checkpoints, digest, load_tree, save_tree
 from jaxrl_llm.memory import Memory, needed
+from jaxrl_llm.models.lora import Attached, adapter_axes, init_adapters, merged
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.opening import closing, opening
 from jaxrl_llm.rollout.engine import Engine
@@ -22,28 +23,32 @@ from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import Settings
+from jaxrl_llm.training import collect
 from jaxrl_llm.training.checks import check_updates
-from jaxrl_llm.training.collect import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, lay_out, minibatches
 from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.training.routing_diagnostics import diagnose
-from jaxrl_llm.training.state import TrainState, make_state, with_value_head
+from jaxrl_llm.training.state import TrainState, join, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "Stopped", "build", "train"]
+__all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_params", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything a run is made of, from its settings alone."""
+    """Everything a run is made of, from its settings alone.
+
+    base: the frozen parameters under the adapters of LoRA, once `start` has loaded them; None without adapters.
+    """
 
     settings: Settings
     model: Model
     learner: Learner
     scorer: Scorer
     engine: Engine
+    base: Any = None
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
@@ -59,8 +64,8 @@ class Run:
             tasks.all_prompts(s.task, "train", data_dir=s.data_dir)
         _ = self.evaluator
 
-    def start(self, log: Callable[[str], None]) -> TrainState:
-        """The state before the first update: warm-started, from the cache if it is there."""
+    def start(self, log: Callable[[str], None]) -> tuple["Run", TrainState]:
+        """(the run with its base, the state before the first update): warm-started, from the cache if it is there."""
         s = self.settings
         params = warm_start(
             self.model,
@@ -72,21 +77,29 @@ class Run:
             evaluated_on={"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length},
             log=log,
         )
-        return self._state(params)
+        if s.lora.rank:
+            return dataclasses.replace(self, base=params), self.blank()
+        return self, self._state(params)
 
     def blank(self) -> TrainState:
-        """A state of the structure that checkpoints have, with fresh parameters."""
+        """A state of the structure that checkpoints have, with fresh parameters, or with adapters that change nothing.
+
+        A separate critic has adapters of its own on the same base.
+        """
         s = self.settings
+        if s.lora.rank:
+            key = jax.random.fold_in(jax.random.key(s.seed), 0)  # the steps take 1, 2, ...
+            return self._state(init_adapters(s.lora, self.model, key), adapter_axes(s.lora, self.model))
         return self._state(self.model.init_sharded(jax.random.key(s.warm_start.seed)))
 
-    def _state(self, params: Any) -> TrainState:
+    def _state(self, params: Any, axes: Any = None) -> TrainState:
         s, learner = self.settings, self.learner
         if s.critic.kind == "none":
-            return make_state(self.model, params, learner.optimizer)
+            return make_state(self.model, params, learner.optimizer, axes=axes)
         valued = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
         if s.critic.kind == "head":
-            return make_state(self.model, valued, learner.optimizer)
-        return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer)
+            return make_state(self.model, valued, learner.optimizer, axes=axes)
+        return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer, axes)
 
     def memory(self) -> Memory:
         """What training needs of each device."""
@@ -111,6 +124,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
         temperature=s.rollout.temperature,
         aux_coef=s.updates.aux_coef,
         packed=s.updates.layout == "packed",
+        combine=Attached(s.lora.scale) if s.lora.rank else join,
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     first_forward = n == 1 and s.replay.mode == "off" and not {"values", "router_logprobs"} & s.objective.needs
@@ -136,6 +150,31 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
     return run
 
 
+def exported_params(run: Run, state: TrainState) -> Any:
+    """The whole policy of a state in plain parameters, as it samples, is evaluated and is exported.
+
+    A value head stays out; adapters are merged into the base of the run, by one program.
+    """
+    if run.base is not None:
+        return merged(run.model, run.base, state.params, run.settings.lora.scale)
+    return {name: x for name, x in state.params.items() if name != "value_head"}
+
+
+def base_digest(run: Run) -> str | None:
+    """Tells the frozen base under the adapters from any other; None without adapters."""
+    return None if run.base is None else digest(run.base)
+
+
+def check_base(own: str | None, extra: Mapping[str, Any]) -> None:
+    """Raises ValueError when a checkpoint's adapters were trained on another base than the run's own."""
+    if own != extra.get("base"):
+        raise ValueError(
+            "the frozen base of this run is not the one that the checkpoint's adapters were trained on, and nothing "
+            "else keeps it; bring back the warm start's folder (warm_start.cache_dir), or the machine and versions "
+            "that config.json records"
+        )
+
+
 class Stopped(KeyboardInterrupt):
     """A signal ended the run after a step and its checkpoint."""
 
@@ -158,18 +197,21 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     began, settings = time.monotonic(), run.settings
     log.note(opening(settings, run.model, run.memory(), log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
-    state, stream, first = run.start(log.note), run.prompts(), 0
-    reference = _reference(run, state, log)
+    (run, state), stream, first = run.start(log.note), run.prompts(), 0
+    base, reference = base_digest(run), _reference(run, state, log)
     if checkpoints.latest is not None:
         first, state, extra = checkpoints.restore(state, note=log.note)
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
+        check_base(base, extra)
         checkpoints.set_aside(after=first)
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
     late: _Late | None = None
-    evaluated = run.evaluator(state.params)[0] if first >= settings.steps > 0 else {}  # complete before it began
+    evaluated = (
+        run.evaluator(exported_params(run, state))[0] if first >= settings.steps > 0 else {}
+    )  # complete before it began
     if first == 0:
         evaluated = _evaluate(run, state, log, 0)
         log.metrics(0, evaluated)
@@ -189,7 +231,8 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
             if last or stop or step % settings.checkpoint.every == 0:
                 late.write(log, settings)
                 late = None
-                checkpoints.save(step, state, {"config_hash": config_hash, "stream": stream.get_state()})
+                extra = {"config_hash": config_hash, "base": base, "stream": stream.get_state()}
+                checkpoints.save(step, state, extra)
             if stop and not last:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop)
@@ -237,25 +280,30 @@ class _Late:
 def _step(
     run: Run, state: TrainState, reference: Any, stream: tasks.PromptStream, step: int
 ) -> tuple[TrainState, _Late]:
-    """One rollout and its N updates."""
+    """One rollout and its N updates. The policies score the answers while the verifier still looks at them."""
     s, start = run.settings, time.monotonic()
     key = jax.random.fold_in(jax.random.key(s.seed), step)
-    rollout = collect(
-        run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples
-    )
+    params = exported_params(run, state)
+    asked = collect.begin(run.engine, params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples)
+    del params  # of adapters this is a copy
     sampled = time.monotonic()
-    epochs = _layouts(s, rollout.trajectory, step)
-    experience = run.scorer(state, reference, rollout.trajectory, epochs[0])
+    epochs = _layouts(s, asked.trajectory, step)
+    scores = run.scorer.score(state, reference, asked.trajectory, epochs[0], run.base)
+    dispatched = time.monotonic()
+    rollout = asked.finish()
+    waited = time.monotonic() - dispatched
+    experience = run.scorer.experience(rollout.trajectory, scores)
     every = s.log.diagnostics_every
     diagnosed = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
     old_params = jax.tree.map(lambda x: x.copy(), state.params) if diagnosed else None
     updates = []
     for layout in (layout for epoch in epochs for layout in epoch):
-        state, metrics = run.learner.update(state, experience.batch, layout)
+        state, metrics = run.learner.update(state, experience.batch, layout, run.base)
         updates.append(metrics)
     scored = experience.metrics
     if diagnosed:
-        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[-1][-1])
+        layout = epochs[-1][-1]
+        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, layout, run.base)
     jax.block_until_ready(state.updates)
     n = s.updates.updates_per_rollout
     host = rollout.metrics | {
@@ -264,6 +312,7 @@ def _step(
         "rollout/tokens_per_s": rollout.tokens / (sampled - start),
         "time/rollout_s": sampled - start,
         "time/update_s": time.monotonic() - sampled,
+        "time/verifier_s": waited,
     }
     return state, _Late(step, host, scored, updates, rollout.samples)
 
@@ -283,15 +332,20 @@ def _layouts(s: Settings, trajectory: Trajectory, step: int) -> list[list[Layout
 
 
 def _evaluate(run: Run, state: TrainState, log: RunLog, step: int) -> dict[str, Any]:
-    metrics, rows = run.evaluator(state.params)
+    metrics, rows = run.evaluator(exported_params(run, state))
     log.samples(step, [row | {"split": "test"} for row in rows[: run.settings.log.samples]])
     return metrics
 
 
 def _reference(run: Run, state: TrainState, log: RunLog) -> Any:
-    """pi_ref = the policy before the first update, kept in the DIR so that a resume has the very same one."""
+    """pi_ref = the policy before the first update, kept in the DIR so that a resume has the very same one.
+
+    Of adapters it is their start, which changes nothing of the base: no file, and the program that scores the policy.
+    """
     if "ref_logprobs" not in run.settings.objective.needs:
         return None
+    if run.base is not None:
+        return jax.tree.map(lambda x: x.copy(), state.params)
     folder = log.workdir / "reference"
     save_tree(folder, state.params)
     return load_tree(folder, state.params)

@@ -10,7 +10,7 @@ from jaxrl_llm import tasks, trainer
 from jaxrl_llm.run_log import read_rows
 from jaxrl_llm.settings import validate
 from jaxrl_llm.tasks import verifier_pool
-from jaxrl_llm.training.collect import collect
+from jaxrl_llm.training.collect import begin
 from tests.reference import tiny_run
 
 QUESTIONS = [{"question": f"{a}+{b}", "gold": str(a + b), "sum": a + b} for a in range(12) for b in range(12)]
@@ -87,9 +87,9 @@ def test_exactly_the_sampled_tokens_are_trained(config):
     batch = next(stream)
     stream.set_state(state)
     task = settings.task
-    rollout = collect(
+    rollout = begin(
         run.engine, params, stream, task, jax.random.key(1), settings.dynamic_sampling, settings.rewards, samples=99
-    )
+    ).finish()
     t = rollout.trajectory
     arrays = jax.device_get((t.tokens, t.loss_mask, t.segment_ids))
     rewards, truncated = jax.device_get((t.rewards, t.truncated))

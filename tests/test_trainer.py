@@ -16,6 +16,7 @@ from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.models import routing
 from jaxrl_llm.screen import PHASES
+from jaxrl_llm.training import collect
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
 
@@ -138,17 +139,17 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
-    collect, calls = trainer.collect, []
+    begin, calls = collect.begin, []
 
     def interrupted(*args, **options):
         calls.append(None)
         if len(calls) == 3:
             os.kill(os.getpid(), number)
-        return collect(*args, **options)
+        return begin(*args, **options)
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "collect", interrupted)
+        patch.setattr(collect, "begin", interrupted)
         with pytest.raises(trainer.Stopped, match="stopped after step 3") as stop:
             tiny_run.train(tmp_path, straight[0])
     assert stop.value.signal == number
@@ -225,17 +226,17 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(s
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_path, monkeypatch):
     """The row is written, for who looks for the reason; the checkpoint of the step is not."""
-    collect, calls = trainer.collect, []
+    finish, calls = collect.Rollout.finish, []
 
-    def poisoned(*args, **options):
-        found = collect(*args, **options)
+    def poisoned(rollout):
+        found = finish(rollout)
         calls.append(None)
         if len(calls) < 4:
             return found
         rewards = jnp.full_like(found.trajectory.rewards, jnp.nan).at[::2].set(1.0)
         return dataclasses.replace(found, trajectory=found.trajectory.replace(rewards=rewards))
 
-    monkeypatch.setattr(trainer, "collect", poisoned)
+    monkeypatch.setattr(collect.Rollout, "finish", poisoned)
     with pytest.raises(FloatingPointError, match=r"step 4, update 1 of \d: .*not finite"):
         tiny_run.train(tmp_path, straight[0])
     assert Checkpoints(tmp_path).latest == 2

@@ -6,6 +6,7 @@ training, `merge` adds them to the weights for the rollout and for export, so th
 """
 
 import dataclasses
+import functools
 import zlib
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxrl_llm.array_typing import Array, Key, Params
 from jaxrl_llm.models.low_rank import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["TARGETS", "LoRAConfig", "adapter_axes", "attach", "init_adapters", "merge"]
+__all__ = ["TARGETS", "Attached", "LoRAConfig", "adapter_axes", "attach", "init_adapters", "merge", "merged"]
 
 TARGETS = {
     "attention": (("attention", "q"), ("attention", "k"), ("attention", "v"), ("attention", "o")),
@@ -28,25 +29,30 @@ TARGETS = {
 
 @dataclasses.dataclass(frozen=True)
 class LoRAConfig:
-    """rank 0: off, every parameter is trained. The change is scaled by alpha / rank. targets: names in TARGETS."""
+    """rank 0: off, every parameter is trained. The change is scaled by alpha / rank. targets: names in TARGETS, with
+    commas between them."""
 
     rank: int = 0
     alpha: float = 16.0
-    targets: tuple[str, ...] = ("attention", "mlp")
+    targets: str = "attention,mlp"
 
     def __post_init__(self) -> None:
         ranges.at_least("lora.rank", self.rank, 0, "0 trains every parameter")
         ranges.positive("lora.alpha", self.alpha)
-        for target in self.targets:
+        for target in self._targets:
             ranges.one_of("lora.targets", target, TARGETS)
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    @property
+    def _targets(self) -> list[str]:
+        return [target.strip() for target in self.targets.split(",")]
+
     def holds(self, path: tuple[str, ...]) -> bool:
         """Whether the matrix at this path of the parameters' tree is adapted."""
-        return any(path[1:] == target for name in self.targets for target in TARGETS[name])
+        return any(path[1:] == target for name in self._targets for target in TARGETS[name])
 
 
 def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
@@ -91,10 +97,35 @@ def attach(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
     return _joined(params, adapters, scale)
 
 
+@dataclasses.dataclass(frozen=True)
+class Attached:
+    """`attach` as a value: equal ones share what is compiled for them. What stands beside the adapters and is no part
+    of the base (a value head) comes along as it is."""
+
+    scale: float
+
+    def __call__(self, trained: Any, base: Params) -> dict[str, Any]:
+        return attach(base, trained, self.scale) | {key: x for key, x in trained.items() if key not in base}
+
+
 def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
     """Plain parameters with the changes added, in the types of the weights."""
     attached = _joined(params, adapters, scale)
-    return jax.tree.map(whole, attached, is_leaf=lambda x: isinstance(x, LowRank))
+    return jax.tree.map(whole, attached, is_leaf=_is_adapted)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[str, Any]:
+    """`merge` on the model's mesh. Weights that are no target are the given arrays, no copies of them."""
+
+    def one(weight: Any, axes: tuple[str, ...]) -> Array:
+        return sharding.constrain(whole(weight), axes, model.mesh) if _is_adapted(weight) else weight
+
+    return jax.tree.map(one, _joined(params, adapters, scale), model.axes(), is_leaf=_is_adapted)
+
+
+def _is_adapted(x: Any) -> bool:
+    return isinstance(x, LowRank)
 
 
 def _joined(params: Any, adapters: Any, scale: float) -> Any:
@@ -119,4 +150,4 @@ def _checked(config: LoRAConfig, model: Model) -> None:
     if not config.rank:
         raise ValueError("lora.rank=0 has no adapters; set it to at least 1")
     if not _select(config, model.axes(), lambda path, axes: path):
-        raise ValueError(f"lora.targets={config.targets} name no matrix of this model; add attention or mlp")
+        raise ValueError(f"lora.targets={config.targets!r} name no matrix of this model; add attention or mlp")

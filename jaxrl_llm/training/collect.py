@@ -15,7 +15,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
 
-__all__ = ["Collected", "DynamicSampling", "RewardShaping", "Rollout", "begin", "collect"]
+__all__ = ["Collected", "DynamicSampling", "RewardShaping", "Rollout", "begin"]
 
 _FAILED_SAMPLES = 4  # answers a step that a verifier failed on, saved beside the samples
 
@@ -96,20 +96,6 @@ class _Draw:
 
     def verified(self) -> Verified:
         return self.answered.finish()
-
-
-def collect(
-    engine: Engine,
-    params: Any,
-    stream: tasks.PromptStream,
-    task: tasks.Task,
-    key: Key,
-    sampling: DynamicSampling,
-    shaping: RewardShaping,
-    samples: int = 0,
-) -> Collected:
-    """`begin` and `finish` at once."""
-    return begin(engine, params, stream, task, key, sampling, shaping, samples).finish()
 
 
 def begin(

@@ -22,7 +22,16 @@ from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescrib
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
-__all__ = ["Experience", "Scorer"]
+__all__ = ["Experience", "PolicyScores", "Scorer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyScores:
+    """What the policies say of a rollout, whatever its rewards. old: log-probs, values and experts of pi_old and the
+    critic; ref: log-probs of pi_ref, or None."""
+
+    old: Scored
+    ref: PerToken | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,27 +63,48 @@ class Scorer:
         layouts: Sequence[Layout],
         frozen: Any = None,
     ) -> Experience:
-        """Score every minibatch of a rollout at the shape it will be trained in.
+        """`score` and `experience` at once, of a rollout with rewards."""
+        return self.experience(trajectory, self.score(state, reference, trajectory, layouts, frozen))
+
+    def score(
+        self,
+        state: TrainState,
+        reference: Any,
+        trajectory: Trajectory,
+        layouts: Sequence[Layout],
+        frozen: Any = None,
+    ) -> PolicyScores:
+        """Score every minibatch of a rollout at the shape it will be trained in; rewards are not read.
 
         Args:
-          reference: parameters of pi_ref, or None if the objective needs none.
+          reference: parameters of pi_ref, or None if the objective needs none; combined with `frozen` as the policy's.
           layouts: the micro-batches of all minibatches of one epoch.
           frozen: as for `Learner.update`.
 
         Raises:
           ValueError: replay asks for a routing that was not recorded.
         """
-        t, needs = trajectory, self.learner.objective.needs
-        params, old, ref = self.learner.policy(state.params, frozen), Scored(), None
+        t, old, ref = trajectory, Scored(), None
+
+        def scored(params: Any, into: Scored, replayed: Routing | None = None) -> Scored:
+            for layout in layouts:
+                into = self.learner.score(params, t.tokens, replayed, layout, into=into, frozen=frozen)
+            return into
+
         if not self.first_forward:
-            into = self._old_scores(t, values="value_head" in params)
-            old = self._score(params, t, layouts, into, in_scoring(self.replay, t.routing))
+            into = self._old_scores(t, values="value_head" in state.params)
+            old = scored(state.params, into, in_scoring(self.replay, t.routing))
         if self.learner.critic_optimizer is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
-            old = old.replace(state_values=self._score(state.critic, t, layouts, into).state_values)
-        if "ref_logprobs" in needs:
+            old = old.replace(state_values=scored(state.critic, into).state_values)
+        if "ref_logprobs" in self.learner.objective.needs:
             into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
-            ref = self._score(reference, t, layouts, into).logprobs
+            ref = scored(reference, into).logprobs
+        return PolicyScores(old, ref)
+
+    def experience(self, trajectory: Trajectory, scores: PolicyScores) -> Experience:
+        """What the updates learn from: the rollout, its scores, and advantages from its rewards."""
+        t, old, ref = trajectory, scores.old, scores.ref
         advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref)
         batch = TrainBatch(
             tokens=t.tokens,
@@ -113,13 +143,6 @@ class Scorer:
             record="logits" if logits else "experts",
             by_router=self.replay.mode == "R3" and not logits,
         )
-
-    def _score(
-        self, params: Any, t: Trajectory, layouts: Sequence[Layout], into: Scored, replayed: Routing | None = None
-    ) -> Scored:
-        for layout in layouts:
-            into = self.learner.score(params, t.tokens, replayed, layout, into=into)
-        return into
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -27,10 +27,13 @@ from jaxrl_llm.training.step import Learner, Scored
 __all__ = ["decompose", "diagnose", "flipped_before", "ratio_by_flip"]
 
 
-def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, layout: Layout) -> dict[str, M.Metric]:
+def diagnose(
+    learner: Learner, params: Any, old_params: Any, batch: TrainBatch, layout: Layout, frozen: Any = None
+) -> dict[str, M.Metric]:
     """The decomposition on one minibatch, by three forwards.
 
     They are the current policy with its own experts e, the current policy with e_old, and the old policy with e.
+    `frozen` is combined with both parameters, as for `Learner.update`.
     """
     scored = batch.routing.scored
     assert scored is not None, "a dense model has no routing to diagnose"
@@ -38,7 +41,7 @@ def diagnose(learner: Learner, params: Any, old_params: Any, batch: TrainBatch, 
 
     def score(params: Any, replayed: Routing | None) -> Scored:
         into = learner.blank_scores(batch.tokens, record="experts")
-        return learner.score(params, batch.tokens, replayed, layout, into=into)
+        return learner.score(params, batch.tokens, replayed, layout, into=into, frozen=frozen)
 
     current = score(params, None)
     held = score(params, Routing(scored.experts))

@@ -86,9 +86,9 @@ def join(trained: Any, frozen: Any) -> Any:
     return unflatten_dict(ours | others)
 
 
-def parameter_axes(model: Model, params: Any) -> Any:
-    """Logical axes of these parameters, all or a part of the model's, a value head included."""
-    axes = flatten_dict(model.axes() | {"value_head": {"kernel": ("norm",), "bias": ()}})
+def parameter_axes(model: Model, params: Any, axes: Any = None) -> Any:
+    """Logical axes of these parameters, all or a part of the model's (or of what has these axes), and a head."""
+    axes = flatten_dict((axes or model.axes()) | {"value_head": {"kernel": ("norm",), "bias": ()}})
     return unflatten_dict({path: axes[path] for path in flatten_dict(params)})
 
 
@@ -103,7 +103,7 @@ def state_shardings(
 
     Args:
       state: of arrays or of abstract shapes, so that a program can be lowered for a mesh that is not there.
-      axes: logical axes of state.params, where these are not parameters of the model (adapters).
+      axes: logical axes of the parameters, where these are not parameters of the model (adapters).
     """
     mesh: Any = model.mesh
     whole = sharding.replicated(mesh)
@@ -116,10 +116,10 @@ def state_shardings(
             optimizer, lambda _, where: where, opt_state, of_parameters, transform_non_params=lambda _: whole
         )
 
-    params = sharding.shardings(axes or parameter_axes(model, state.params), state.params, mesh)
+    params = sharding.shardings(parameter_axes(model, state.params, axes), state.params, mesh)
     critic = None
     if state.critic is not None:
-        critic = sharding.shardings(parameter_axes(model, state.critic), state.critic, mesh)
+        critic = sharding.shardings(parameter_axes(model, state.critic, axes), state.critic, mesh)
     return TrainState(
         params=params,
         opt_state=of_moments(optimizer, state.opt_state, params),

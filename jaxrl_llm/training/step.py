@@ -48,8 +48,8 @@ class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
     critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
-    several answers. `temperature` is the rollout's. `combine` makes the policy's parameters from those that are trained
-    and those that are frozen: a union of two parts, or weights and their adapters.
+    several answers. `temperature` is the rollout's. `combine` makes whole parameters, of the policy and of a separate
+    critic, from those that are trained and those that are frozen: a union of two parts, or weights and their adapters.
     """
 
     model: Model
@@ -62,16 +62,19 @@ class Learner:
     combine: Callable[[Any, Any], Any] = join
 
     def policy(self, trained: Any, frozen: Any = None) -> Any:
-        """The policy's parameters; without frozen ones, those that are trained are all of them."""
+        """Whole parameters; without frozen ones, those that are trained are all of them."""
         return trained if frozen is None else self.combine(trained, frozen)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def score(self, params: Any, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
+    def score(
+        self, params: Any, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored, frozen: Any = None
+    ) -> Scored:
         """Scores of one minibatch's rows, written into the arrays of the whole rollout.
 
-        `routing` is replayed where given. The forward has the shape of the training forward: in float32 both see the
-        same numbers.
+        `routing` is replayed where given; params and frozen are those of `policy`. The forward has the shape of the
+        training forward: in float32 both see the same numbers.
         """
+        params = self.policy(params, frozen)
         logits = into.recorded is not None and into.recorded.logits is not None
 
         def body(i: Array, into: Scored) -> Scored:
@@ -149,6 +152,7 @@ class Learner:
 
             def loss(trained: Any) -> Any:
                 params, critic = trained
+                critic = None if critic is None else self.policy(critic, frozen)
                 return self._loss((self.policy(params, frozen), critic), micro, counts)
 
             return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic))

@@ -11,7 +11,7 @@ from jaxrl_llm import sharding
 from jaxrl_llm.models.lora import LoRAConfig, adapter_axes, attach, init_adapters, merge
 
 MOE = dict(num_experts=4, mlp_only_layers=(0,))
-EVERYTHING = LoRAConfig(rank=2, alpha=3.0, targets=("attention", "mlp", "router"))
+EVERYTHING = LoRAConfig(rank=2, alpha=3.0, targets="attention,mlp,router")
 
 
 def drawn(tree, seed=0):
@@ -49,7 +49,7 @@ def test_the_tree(problem):
     assert jax.tree.structure(axes, is_leaf=lambda x: isinstance(x, tuple)) == jax.tree.structure(adapters)
     a = adapters["moe"]["attention"]["q"]["a"]
     assert 0.15 < float(jnp.std(a)) < 0.4  # 1 / sqrt(16)
-    only = init_adapters(LoRAConfig(rank=2, targets=("attention",)), model, jax.random.key(0))
+    only = init_adapters(LoRAConfig(rank=2, targets="attention"), model, jax.random.key(0))
     assert set(only["moe"]) == {"attention"}
     np.testing.assert_array_equal(only["moe"]["attention"]["q"]["a"], a)  # whatever the other targets are
     assert params["moe"]["attention"]["q"].shape == (1, 16, 32)
@@ -154,7 +154,7 @@ def test_frozen_weights_cost_no_gradient(tiny, params_of, batch):
     [
         (dict(rank=-1), r"lora\.rank=-1 must be at least 0; 0 trains every parameter"),
         (dict(alpha=0.0), r"lora\.alpha=0\.0 is out of range"),
-        (dict(targets=("atention",)), r"lora\.targets='atention' is unknown \(did you mean 'attention'\?\)"),
+        (dict(targets="mlp, atention"), r"lora\.targets='atention' is unknown \(did you mean 'attention'\?\)"),
     ],
 )
 def test_bad_fields(changes, message):
@@ -165,5 +165,5 @@ def test_bad_fields(changes, message):
 def test_nothing_to_adapt(tiny):
     with pytest.raises(ValueError, match=r"lora\.rank=0 has no adapters"):
         init_adapters(LoRAConfig(), tiny(), jax.random.key(0))
-    with pytest.raises(ValueError, match=r"lora\.targets=\('router',\) name no matrix of this model"):
-        init_adapters(LoRAConfig(rank=2, targets=("router",)), tiny(), jax.random.key(0))
+    with pytest.raises(ValueError, match=r"lora\.targets='router' name no matrix of this model"):
+        init_adapters(LoRAConfig(rank=2, targets="router"), tiny(), jax.random.key(0))

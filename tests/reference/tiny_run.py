@@ -46,7 +46,7 @@ def train(workdir, config, start=None):
 
 def start_of(config):
     """The warm-started parameters of a run, on the host."""
-    return jax.device_get(trainer.build(validate(config)).start(print).params)
+    return jax.device_get(trainer.build(validate(config)).start(print)[1].params)
 
 
 def final_state(workdir, config):

@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
-from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, begin, collect
+from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, begin
 from tests.reference import tiny_training as tiny
 from tests.tasks import verifiers_for_tests
 
@@ -92,8 +92,8 @@ def scripted(answers):
 def run(answers, sampling=OFF, shaping=PLAIN, samples=0, task=TASK):
     engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=tuple(answers))
     stream = Prompts()
-    found = collect(engine, {}, stream, task, jax.random.key(0), sampling, shaping, samples=samples)
-    return found, stream
+    asked = begin(engine, {}, stream, task, jax.random.key(0), sampling, shaping, samples=samples)
+    return asked.finish(), stream
 
 
 def prompts_of(found):
