@@ -65,9 +65,9 @@ _TINY = {
 }
 
 
-def on_stand_ins(config: ConfigDict, sizes: dict[str, Any]) -> ConfigDict:
+def on_stand_ins(config: Any, sizes: dict[str, Any]) -> ConfigDict:
     """The whole run in its smallest form: GSM8K and a checkpoint of `sizes` that were written on the spot."""
-    smoke = base.smoke(base.get_config())
+    smoke: Any = base.smoke(base.get_config())
     for block in ("rollout", "updates", "evaluation", "checkpoint", "log"):
         for field in ("prompts", "group_size", "minibatches", "every", "samples", "diagnostics_every"):
             if field in smoke[block]:
