@@ -97,16 +97,17 @@ def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
 def _drawn(model: Any) -> Any:
     """Parameters of the scale of `Model.init`, by numpy, which compiles nothing."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     rng = np.random.default_rng(0)
 
-    def draw(path: Any, leaf: Any) -> np.ndarray:
+    def draw(path: Any, leaf: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)
         if "norm" in name or "bias" in name:
-            return np.full(leaf.shape, "norm" in name, leaf.dtype)
+            return jnp.asarray(np.full(leaf.shape, "norm" in name, leaf.dtype))
         fan_in = leaf.shape[-1 if "embedding" in name else -2]
-        return (rng.standard_normal(leaf.shape) * fan_in**-0.5).astype(leaf.dtype)
+        return jnp.asarray((rng.standard_normal(leaf.shape) * fan_in**-0.5).astype(leaf.dtype))
 
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     return jax.tree_util.tree_map_with_path(draw, shapes)
