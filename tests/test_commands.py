@@ -5,6 +5,7 @@ import io
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -127,7 +128,7 @@ def test_an_export_of_a_tiny_model_trains_on_and_is_read_by_transformers(run, ch
     with torch.no_grad():
         logits = theirs(tokens["input_ids"]).logits.numpy()
     with jax.default_matmul_precision("highest"):
-        hidden = made.model.apply(state.params, tokens["input_ids"].numpy()).hidden
+        hidden = made.model.apply(state.params, jnp.asarray(tokens["input_ids"].numpy(), jnp.int32)).hidden
         np.testing.assert_allclose(logits, made.model.logits(state.params, hidden), atol=1e-5)
     assert theirs.generation_config.eos_token_id == [1]
 
