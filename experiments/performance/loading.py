@@ -3,7 +3,9 @@
 Command:  python -m experiments.performance.loading --folder DIR [--layers 24] [--dtype bfloat16]
 
 DIR receives a generated checkpoint, unless it holds one. Every measurement is a process of its own, in turns, so that
-the peaks are apart: `read` goes through the files in pieces of 16 MiB and keeps nothing, `load` is `load_pretrained`.
+the peaks are apart: `read` goes through the files in pieces of 16 MiB and keeps nothing, `keep` reads them into memory
+and leaves them there, as they lie, `load` is `load_pretrained`. Between `read` and `keep` lies the price of memory that
+the process had not touched before, which every way of loading pays.
 """
 
 import argparse
@@ -70,6 +72,9 @@ def measure(folder: Path, what: str) -> dict[str, float]:
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     size += count
+    elif what == "keep":
+        kept = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.safetensors"))]
+        size = sum(x.nbytes for x in kept)
     else:
         model, params = jax.block_until_ready(load_pretrained(folder))
         size = sum(x.nbytes for x in jax.tree.leaves(params))
@@ -97,14 +102,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--measure", choices=("read", "load"))
+    parser.add_argument("--measure", choices=("read", "keep", "load"))
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(arguments.folder, arguments.measure)))
         return
     if not (arguments.folder / "config.json").exists():
         generate(arguments.folder, arguments.layers, arguments.dtype)
-    runs: dict[str, list[dict[str, float]]] = {"read": [], "load": []}
+    runs: dict[str, list[dict[str, float]]] = {"read": [], "keep": [], "load": []}
     for _ in range(arguments.turns):
         for what, records in runs.items():
             command = [sys.executable, "-m", __spec__.name, "--folder", str(arguments.folder), "--measure", what]

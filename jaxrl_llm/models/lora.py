@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm import ranges, sharding
 from jaxrl_llm.array_typing import Array, Key, Params
@@ -111,21 +112,24 @@ class Attached:
 def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
     """Plain parameters with the changes added, in the types of the weights."""
     attached = _joined(params, adapters, scale)
-    return jax.tree.map(whole, attached, is_leaf=_is_adapted)
+    return jax.tree.map(whole, attached, is_leaf=lambda x: isinstance(x, LowRank))
+
+
+def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[str, Any]:
+    """`merge` by one program, on the model's mesh. Weights that are no target are the given arrays, not copies."""
+    flat = flatten_dict(dict(params))
+    pairs = flatten_dict(adapters, is_leaf=lambda _, x: set(x) == {"a", "b"})
+    pairs = {path: pair for path, pair in pairs.items() if path in flat}
+    return unflatten_dict(flat | _sums(model, {path: flat[path] for path in pairs}, pairs, scale))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[str, Any]:
-    """`merge` on the model's mesh. Weights that are no target are the given arrays, no copies of them."""
-
-    def one(weight: Any, axes: tuple[str, ...]) -> Array:
-        return sharding.constrain(whole(weight), axes, model.mesh) if _is_adapted(weight) else weight
-
-    return jax.tree.map(one, _joined(params, adapters, scale), model.axes(), is_leaf=_is_adapted)
-
-
-def _is_adapted(x: Any) -> bool:
-    return isinstance(x, LowRank)
+def _sums(model: Model, weights: dict[Any, Array], pairs: dict[Any, Any], scale: float) -> dict[Any, Array]:
+    axes = flatten_dict(model.axes())
+    return {
+        path: sharding.constrain(whole(_joined(weight, pairs[path], scale)), axes[path], model.mesh)
+        for path, weight in weights.items()
+    }
 
 
 def _joined(params: Any, adapters: Any, scale: float) -> Any:
