@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-from tensorboardX.proto import event_pb2
-
 __all__ = ["TensorBoard", "WeightsAndBiases", "scalars"]
 
 Row = Mapping[str, Any]
@@ -39,12 +36,14 @@ class TensorBoard:
 
     def __init__(self, workdir: Path):
         self._workdir = workdir
-        self._open_writer: SummaryWriter | None = None
+        self._open_writer: Any = None
         self._config: Row | None = None
 
     @property
-    def _writer(self) -> SummaryWriter:
+    def _writer(self) -> Any:
         if self._open_writer is None:
+            from tensorboardX import SummaryWriter  # here, since it imports PyTorch where that is installed: seconds
+
             # Event files are named by the second: the suffix keeps a quick resume from opening the one before.
             earlier = len(list(self._workdir.glob("events.out.*")))
             self._open_writer = SummaryWriter(logdir=str(self._workdir), filename_suffix=f".{earlier}", flush_secs=10)
@@ -141,6 +140,8 @@ class WeightsAndBiases:
 
 def _records(content: bytes, last_step: int) -> Iterator[tuple[Any, bytes]]:
     """The records (length u64, crc u32, data, crc u32) of an event file up to a step, without a broken end."""
+    from tensorboardX.proto import event_pb2
+
     start = 0
     while start + 12 <= len(content):
         (length,) = struct.unpack_from("<Q", content, start)

@@ -188,8 +188,8 @@ def test_a_run_that_diverged_has_ended_and_is_a_result(tmp_path, environment, ca
 
 def test_a_dir_of_another_configuration_is_refused_before_anything_runs(tmp_path, environment, capsys):
     workdir = tmp_path / "out"
-    assert main(["--sweep", str(sweep_file(tmp_path)), "--workdir", str(workdir)], PROGRAM) == 0
-    changed = sweep_file(tmp_path, extra=', "objective.tau": 2')
+    assert main(["--sweep", str(sweep_file(tmp_path, seeds=1)), "--workdir", str(workdir)], PROGRAM) == 0
+    changed = sweep_file(tmp_path, extra=', "objective.tau": 2', seeds=1)
     assert main(["--sweep", str(changed), "--workdir", str(workdir)], PROGRAM) == 2
     error = capsys.readouterr().err
     assert "B/0 holds a run of another configuration (config_hash" in error

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.settings import validate
 from jaxrl_llm.tasks import base
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
@@ -45,3 +46,4 @@ def test_the_code_runs_and_adds_a_task(monkeypatch, tmp_path):
         exec(block, namespace)
     assert "reverse" in tasks.names()
     assert namespace["batch"]["tokens"].shape == (4, 4)
+    assert validate(namespace["get_config"]("smoke")).task.options["letters"] == 3
