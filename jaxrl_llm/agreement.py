@@ -12,8 +12,8 @@ __all__ = ["check_agreement"]
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    checks = (_check_batch, _check_shared_prompts, _check_mesh, _check_critic, _check_routing, _check_lengths, _check_lora)
-    for check in checks:
+    batch = (_check_batch, _check_shared_prompts, _check_lengths)
+    for check in (*batch, _check_mesh, _check_critic, _check_routing, _check_lora):
         check(s)
 
 

@@ -77,9 +77,7 @@ def score(
 
     def of(states: Array, targets: Array) -> tuple[PerToken, PerToken]:
         flat = states.reshape(-1, states.shape[-1])
-        logprobs, entropy = selected_logprobs(
-            flat, head, targets.ravel(), temperature=temperature, mesh=model.mesh
-        )
+        logprobs, entropy = selected_logprobs(flat, head, targets.ravel(), temperature=temperature, mesh=model.mesh)
         return logprobs.reshape(tokens.shape), entropy.reshape(tokens.shape)
 
     if shared_prompt:

@@ -17,7 +17,7 @@ from jaxrl_llm.settings import config_hash, validate
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.py")} - {"__init__"})
-# `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names the
+# `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names a
 # file of a package: tests/experiments/test_real_model.py.
 VARIANTS = {
     "demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"],

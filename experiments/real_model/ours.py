@@ -9,7 +9,7 @@ import jax
 
 from experiments.performance.turns import Turns
 from jaxrl_llm import configuration, settings, start_up, trainer
-from jaxrl_llm.training.collect import collect
+from jaxrl_llm.training import collect
 
 
 def main() -> None:
@@ -19,18 +19,20 @@ def main() -> None:
     start_up.start_jax()
     s = settings.validate(configuration.load(configuration.find(work["config"]), work["overrides"]))
     run = trainer.build(s)
-    state, stream, turns = run.start(print), run.prompts(), Turns()
+    run, state = run.start(print)
+    stream, turns = run.prompts(), Turns()
     for step in range(1, s.steps + 1):
         turns.begin()
         clock, marks = time.perf_counter(), [time.process_time()]
         key = jax.random.fold_in(jax.random.key(s.seed), step)
-        rollout = collect(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
+        asked = collect.begin(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
+        rollout = asked.finish()
         marks.append(time.process_time())
         layouts = trainer.layouts(s, rollout.trajectory, step)
-        batch = run.scorer(state, None, rollout.trajectory, layouts[0]).batch
+        batch = run.scorer(state, None, rollout.trajectory, layouts[0], run.base).batch
         marks.append(time.process_time())
         for layout in (layout for epoch in layouts for layout in epoch):
-            state, _ = run.learner.update(state, batch, layout)
+            state, _ = run.learner.update(state, batch, layout, run.base)
         jax.block_until_ready(state)
         marks.append(time.process_time())
         turns.end(

@@ -71,7 +71,9 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     length = width + s.answer_length
     rows_of_one = s.rows // s.updates.minibatches
     groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
-    layout = lay_out(np.arange(rows_of_one), np.full(s.rows, length), length, s.updates, groups)  # of answers at their bound
+    layout = lay_out(
+        np.arange(rows_of_one), np.full(s.rows, length), length, s.updates, groups
+    )  # of answers at their bound
     micro = layout.index.shape[0]
     trained = int(np.prod(layout.index.shape))
 
