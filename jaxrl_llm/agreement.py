@@ -12,7 +12,8 @@ __all__ = ["check_agreement"]
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    for check in (_check_batch, _check_mesh, _check_critic, _check_routing, _check_lengths, _check_lora):
+    batch = (_check_batch, _check_shared_prompts, _check_lengths)
+    for check in (*batch, _check_mesh, _check_critic, _check_routing, _check_lora):
         check(s)
 
 
@@ -46,12 +47,33 @@ def _check_batch(s: Settings) -> None:
         raise ValueError(f"rollout.slots={s.rollout.slots} is more than the {rows} answers of a step; set it to 0")
 
 
+def _check_shared_prompts(s: Settings) -> None:
+    """One row of training holds a group, whose prompt has one routing and no values of its own."""
+    updates, group = s.updates, s.rollout.group_size
+    if updates.layout != "shared":
+        return
+    if updates.shuffle != "groups":
+        raise ValueError(f"updates.layout=shared keeps groups whole; set updates.shuffle=groups, not {updates.shuffle}")
+    if updates.micro_batch_rows % group:
+        raise ValueError(
+            f"updates.micro_batch_rows={updates.micro_batch_rows} must hold whole groups of "
+            f"rollout.group_size={group} with updates.layout=shared"
+        )
+    for field, value, served in (("model.num_experts", s.model.num_experts, 0), ("critic.kind", s.critic.kind, "none")):
+        if value != served:
+            raise ValueError(
+                f"{field}={value!r}: updates.layout=shared serves a dense policy without a critic; set it to packed"
+            )
+
+
 def _check_mesh(s: Settings) -> None:
     shape = s.mesh.shape
     if len(shape) != len(AXES):
         raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
     lanes = math.prod(shape[:3])  # data, fsdp and expert
     micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
+    if s.updates.layout == "shared":
+        micro //= s.rollout.group_size
     if lanes > 1 and (micro % lanes or s.rows % lanes):
         raise ValueError(
             f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "

@@ -143,10 +143,11 @@ def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[
 
 def _of_update(s: Settings, parameters: int, shards: int, tensor: int, platform: str) -> dict[str, int]:
     """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits."""
-    config, length = s.model, s.task.prompt_length + s.answer_length
+    config, answers = s.model, s.rollout.group_size if s.updates.layout == "shared" else 1
+    length = s.task.prompt_length + answers * s.answer_length
     minibatch = s.rows // s.updates.minibatches
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
-    rows = -(-micro // shards)
+    rows = -(-micro // answers // shards)
     chunk = min(rows * length, -(-_CHUNK // shards))
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.

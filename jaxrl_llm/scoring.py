@@ -6,7 +6,7 @@ Every shift by one of scores, masks and tokens is `previous` or `following`.
 import flax.struct
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Bool, Float, Params, PerToken, SegmentIds, Shaped, Tokens
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Params, PerToken, SegmentIds, Shaped, Tokens
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.models.transformer import Model
@@ -52,6 +52,7 @@ def score(
     routing: Routing | None = None,
     temperature: float = 1.0,
     router_logits: bool = False,
+    shared_prompt: bool = False,
 ) -> Scores:
     """One forward over whole answers, padded or packed.
 
@@ -62,13 +63,37 @@ def score(
       routing: experts (and logits) to replay.
       temperature: of the rollout, so that ratios compare the distributions that were sampled from.
       router_logits: keep the router's own logits in `Scores.routing`.
+      shared_prompt: segment 1 of a row is a prompt that its other segments continue; see `Model.apply`.
     """
-    out = model.apply(params, tokens, segment_ids=segment_ids, routing=routing, router_logits=router_logits)
+    out = model.apply(
+        params,
+        tokens,
+        segment_ids=segment_ids,
+        routing=routing,
+        router_logits=router_logits,
+        shared_prompt=shared_prompt,
+    )
     head = model.head(params).astype(out.hidden.dtype)
-    states = out.hidden.reshape(-1, out.hidden.shape[-1])
-    flat = selected_logprobs(states, head, following(tokens).ravel(), temperature=temperature, mesh=model.mesh)
-    logprobs, entropy = (align(x.reshape(tokens.shape), segment_ids) for x in flat)
+
+    def of(states: Array, targets: Array) -> tuple[PerToken, PerToken]:
+        flat = states.reshape(-1, states.shape[-1])
+        logprobs, entropy = selected_logprobs(flat, head, targets.ravel(), temperature=temperature, mesh=model.mesh)
+        return logprobs.reshape(tokens.shape), entropy.reshape(tokens.shape)
+
+    if shared_prompt:
+        source = _continued(segment_ids)
+        states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
+        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens))
+    else:
+        logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens)))
     return Scores(logprobs, entropy, out.hidden, out.routing)
+
+
+def _continued(segment_ids: SegmentIds) -> Integer[Array, "b t"]:
+    """The column of the token that each one continues, -1 for none: the first of an answer continues the prompt."""
+    before = jnp.where(first_tokens(segment_ids), -1, jnp.arange(segment_ids.shape[1])[None] - 1)
+    last = jnp.sum(segment_ids == 1, axis=1, keepdims=True) - 1
+    return jnp.where((before < 0) & (segment_ids > 1), last, before)
 
 
 def values(head: Params, hidden: Float[Array, "b t d"]) -> PerToken:

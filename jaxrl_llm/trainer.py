@@ -26,14 +26,14 @@ from jaxrl_llm.settings import Settings
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.layout import Layout, lay_out, minibatches
+from jaxrl_llm.training.layout import Layout, groups_of, lay_out, minibatches
 from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.training.routing_diagnostics import diagnose
 from jaxrl_llm.training.state import TrainState, join, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_params", "train"]
+__all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_params", "layouts", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,8 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
         critic_optimizer=make_optimizer(critic, n * s.steps) if s.critic.kind == "separate" else None,
         temperature=s.rollout.temperature,
         aux_coef=s.updates.aux_coef,
-        packed=s.updates.layout == "packed",
+        packed=s.updates.layout != "padded",
+        shared_prompt=s.updates.layout == "shared",
         combine=Attached(s.lora.scale) if s.lora.rank else join,
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
@@ -287,7 +288,7 @@ def _step(
     asked = collect.begin(run.engine, params, stream, s.task, key, s.dynamic_sampling, s.rewards, samples=s.log.samples)
     del params  # of adapters this is a copy
     sampled = time.monotonic()
-    epochs = _layouts(s, asked.trajectory, step)
+    epochs = layouts(s, asked.trajectory, step)
     scores = run.scorer.score(state, reference, asked.trajectory, epochs[0], run.base)
     dispatched = time.monotonic()
     rollout = asked.finish()
@@ -317,12 +318,14 @@ def _step(
     return state, _Late(step, host, scored, updates, rollout.samples)
 
 
-def _layouts(s: Settings, trajectory: Trajectory, step: int) -> list[list[Layout]]:
+def layouts(s: Settings, trajectory: Trajectory, step: int) -> list[list[Layout]]:
     """The micro-batches of every minibatch, by epoch; each epoch has a permutation of its own."""
-    lengths = np.asarray(jax.device_get(trajectory.segment_ids) != 0).sum(1)
+    held, masks = (np.asarray(x) != 0 for x in jax.device_get((trajectory.segment_ids, trajectory.loss_mask)))
+    lengths = held.sum(1)
+    groups = groups_of(masks, lengths, s.rollout.group_size, s.answer_length)
     return [
         [
-            lay_out(rows, lengths, trajectory.tokens.shape[1], s.updates)
+            lay_out(rows, lengths, held.shape[1], s.updates, groups)
             for rows in minibatches(
                 np.random.default_rng([s.seed, step, epoch]), s.rows, s.rollout.group_size, s.updates
             )

@@ -17,8 +17,13 @@ from jaxrl_llm.settings import config_hash, validate
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.py")} - {"__init__"})
-# `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py.
-VARIANTS = {"demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"], "pretrained": ["smoke"]}
+# `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names a
+# file of a package: tests/experiments/test_real_model.py.
+VARIANTS = {
+    "demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"],
+    "pretrained": ["smoke"],
+    "smollm2_sums_grpo": ["smoke"],
+}
 RUNS = [(name, variant) for name in NAMES for variant in VARIANTS.get(name, ["", "smoke"])]
 
 
@@ -109,7 +114,7 @@ BAD = {
     "objective.kl_estimator": ("k1", "config.objective: .*k1"),
     "replay.mode": ("R4", "replay.mode='R4' is unknown.*; use one of off, R2, R3"),
     "replay.what": ("indices", "replay.what='indices' is unknown; use one of experts, logits"),
-    "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of padded, packed"),
+    "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of padded, packed, shared"),
     "critic.kind": ("tail", "critic.kind='tail' is unknown.*; use one of none, head, separate"),
     "rollout.dtype": ("float16", "rollout.dtype='float16' is unknown.*; use one of float32, bfloat16"),
     "model.dtype": ("float16", "model.dtype='float16' is not one of"),
@@ -142,6 +147,23 @@ def test_a_bad_field_is_named_with_its_value_and_a_remedy(path):
 
 
 DISAGREE = {
+    "a shared prompt and answers shuffled": (
+        {"updates.layout": "shared", "model.num_experts": 0},
+        "updates.layout=shared keeps groups whole; set updates.shuffle=groups",
+    ),
+    "a shared prompt and experts": (
+        {"updates.layout": "shared", "updates.shuffle": "groups"},
+        "model.num_experts=4: updates.layout=shared serves a dense policy without a critic; set it to packed",
+    ),
+    "a shared prompt and half a group": (
+        {
+            "updates.layout": "shared",
+            "updates.shuffle": "groups",
+            "updates.micro_batch_rows": 2,
+            "model.num_experts": 0,
+        },
+        "updates.micro_batch_rows=2 must hold whole groups of rollout.group_size=4",
+    ),
     "minibatches do not divide the rows": (
         {"updates.minibatches": 3},
         r"updates.minibatches=3 must divide rollout.prompts x rollout.group_size = 16",

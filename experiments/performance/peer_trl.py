@@ -87,7 +87,12 @@ class TakeTurns(TrainerCallback):
             score_cpu_s=of["generate and score"] - of["generate"],
             train_cpu_s=of["step"] - of["generate and score"] + of["optimizer"],
             wall_s=time.perf_counter() - self.began,
+            **self.figures(),
         )
+
+    def figures(self) -> dict[str, float]:
+        """What else is told of a step."""
+        return {}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Float, Integer, Key, Params, SegmentIds, Tokens
 from jaxrl_llm.models.attention import Attention, RMSNorm
 from jaxrl_llm.models.config import Kind, ModelConfig
+from jaxrl_llm.models.flash import choose_attention
 from jaxrl_llm.models.kv_cache import KVCache, LayerCache, by_layer
 from jaxrl_llm.models.moe import MoE, SwiGLU
 from jaxrl_llm.models.rope import rotation
@@ -94,13 +95,16 @@ def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
     return Block(config, "moe" if part == "moe" else "dense", rngs)
 
 
-def positions_of(segment_ids: SegmentIds) -> Integer[Array, "b t"]:
-    """Position of each token inside its segment (segments are contiguous)."""
+def positions_of(segment_ids: SegmentIds, shared_prompt: bool = False) -> Integer[Array, "b t"]:
+    """Position of each token inside its segment (segments are contiguous), behind the prompt where that is shared."""
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
     )
-    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+    positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+    if not shared_prompt:
+        return positions
+    return positions + jnp.where(segment_ids > 1, jnp.sum(segment_ids == 1, axis=1, keepdims=True), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +184,7 @@ class Model:
         cache: KVCache | None = None,
         prefill: bool = False,
         router_logits: bool = False,
+        shared_prompt: bool = False,
     ) -> ModelOutput:
         """One forward.
 
@@ -192,18 +197,27 @@ class Model:
           cache: keys and values so far; the returned one holds these tokens too.
           prefill: return a cache of these tokens; there is none yet.
           router_logits: also return the router's fresh logits.
+          shared_prompt: segment 1 of a row is a prompt, and each other segment continues it: sees it and goes on with
+            its positions. Without a cache, and with plain attention.
 
         Raises:
-          ValueError: `routing` for a dense model, or of the wrong shape.
+          ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt and flash attention.
         """
         config = self.config
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
-        positions = positions_of(segment_ids) if positions is None else positions
-        assert cache is None or not prefill
+        positions = positions_of(segment_ids, shared_prompt) if positions is None else positions
+        assert cache is None or not (prefill or shared_prompt)
+        if shared_prompt and choose_attention(config, sharding.platform(self.mesh)) == "flash":
+            raise ValueError(
+                "answers that share a prompt (updates.layout=shared) need plain attention; set "
+                "model.attention_implementation=plain, or updates.layout=packed"
+            )
         _check_routing(config, tokens, routing)
         if cache is None:
             causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
+            if shared_prompt:
+                same |= (segment_ids == 1)[:, None, :]
             visible = same & causal[None]
             layered = None
         else:

@@ -18,7 +18,7 @@ from jaxrl_llm.planning.cost import Cost, measure
 from jaxrl_llm.planning.hlo import parse
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import Settings
-from jaxrl_llm.training.layout import Layout, lay_out
+from jaxrl_llm.training.layout import Groups, Layout, lay_out
 from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
 from jaxrl_llm.training.step import Learner
 
@@ -70,7 +70,10 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     width, rows = s.task.prompt_length, s.rows
     length = width + s.answer_length
     rows_of_one = s.rows // s.updates.minibatches
-    layout = lay_out(np.arange(rows_of_one), np.full(s.rows, length), length, s.updates)  # of answers at their bound
+    groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
+    layout = lay_out(
+        np.arange(rows_of_one), np.full(s.rows, length), length, s.updates, groups
+    )  # of answers at their bound
     micro = layout.index.shape[0]
     trained = int(np.prod(layout.index.shape))
 

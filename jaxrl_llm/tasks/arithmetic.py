@@ -14,35 +14,39 @@ __all__ = ["addition", "subtraction"]
 
 
 @register
-def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True) -> Task:
+def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
     """Add two numbers of at most `digits` digits.
 
     Args:
         digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
         reverse: write the answer with its least significant digit first, the order in which carries are worked out.
         strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
+        spaced: the prompt has spaces between numbers and signs, as in most text: '58 + 67 ='.
     """
-    return _two_operands("addition", "+", operator.add, digits, reverse, strict)
+    return _two_operands("addition", "+", operator.add, digits, reverse, strict, spaced)
 
 
 @register
-def subtraction(*, digits: int = 3, reverse: bool = True, strict: bool = True) -> Task:
+def subtraction(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
     """Subtract two numbers of at most `digits` digits; a negative answer starts with '-', reversed or not.
 
     Args:
         digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
         reverse: write the answer's digits with the least significant first.
         strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
+        spaced: the prompt has spaces between numbers and signs, as in most text: '58 + 67 ='.
     """
-    return _two_operands("subtraction", "-", operator.sub, digits, reverse, strict)
+    return _two_operands("subtraction", "-", operator.sub, digits, reverse, strict, spaced)
 
 
 def _two_operands(
-    name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool, strict: bool
+    name: str, sign: str, apply: Callable[[int, int], int], digits: int, reverse: bool, strict: bool, spaced: bool
 ) -> Task:
     within(f"{name}.digits", digits, 1, 18)
     if reverse and not strict:
         raise ValueError(f"{name}.strict=False reads numbers as they are written; set {name}.reverse=False")
+
+    space = " " if spaced else ""
 
     def solve(left: int, right: int) -> str:
         value = apply(left, right)
@@ -51,7 +55,7 @@ def _two_operands(
 
     def sample(rng: np.random.Generator) -> tuple[str, str]:
         left, right = map(int, rng.integers(0, 10**digits, size=2))
-        return f"{left}{sign}{right}=", solve(left, right)
+        return f"{left}{space}{sign}{space}{right}{space}=", solve(left, right)
 
     def verify(prompt: str, answer: str, gold: str, row: Row) -> float:
         if not strict:
@@ -61,9 +65,9 @@ def _two_operands(
 
     return Task(
         name=name,
-        prompt_length=2 * digits + 2,
+        prompt_length=2 * digits + 2 + 3 * len(space),
         answer_length=digits + 2,  # a carry or a sign, and EOS
-        tokenizer=CharTokenizer(f"0123456789{sign}="),
+        tokenizer=CharTokenizer(f"0123456789{sign}={space}"),
         sample=sample,
         verify=verify,
     )

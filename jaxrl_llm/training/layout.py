@@ -1,11 +1,15 @@
 """How a rollout is cut: minibatches that ignore length, and micro-batches that change nothing.
 
 A `Layout` says for every place [micro-batch, row, time] of one optimizer step which token of the rollout stands there.
-`pad` gives each answer a row of its own, `pack` lets several answers share one; attention, positions and per-answer
-sums follow segment_ids, so both give the same gradient. Runs on the host, on lengths alone.
+`padded` gives each answer a row of its own, `packed` lets several answers share one; attention, positions and
+per-answer sums follow segment_ids, so both give the same gradient. `shared` gives each group a row: its prompt once, as
+segment 1, then its answers, which all continue it (`Model.apply(shared_prompt=True)`). The gradient is the same again
+and a prompt is computed once instead of G times, but attention runs over the whole row: for answers shorter than, or
+about as long as, their prompt. Runs on the host, on lengths alone.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
@@ -15,9 +19,9 @@ from jaxrl_llm.array_typing import Array, Int
 from jaxrl_llm.models.transformer import positions_of
 from jaxrl_llm.ranges import at_least, one_of
 
-__all__ = ["Layout", "UpdateConfig", "bucket", "lay_out", "minibatches", "sequence_ids"]
+__all__ = ["Groups", "Layout", "UpdateConfig", "bucket", "groups_of", "lay_out", "minibatches", "sequence_ids"]
 
-_LAYOUTS = ("padded", "packed")
+_LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")
 
 
@@ -28,7 +32,7 @@ class UpdateConfig:
     minibatches: int
     epochs: int
     micro_batch_rows: int  # rows of one forward and backward; 0 = the whole minibatch
-    layout: str  # padded | packed
+    layout: str  # padded | packed | shared
     length_buckets: int  # padded rows are cut to one of this many lengths; each costs one compilation
     shuffle: str  # answers | groups
     aux_coef: float  # weight of the load-balance loss; 0 = off
@@ -54,6 +58,23 @@ class Layout(flax.struct.PyTreeNode):
     used: Int[Array | np.ndarray, ""]
 
 
+class Groups(NamedTuple):
+    """The groups of a rollout: answers to a prompt, the most tokens of one, and [b] where each row's answer starts."""
+
+    size: int
+    answer_length: int
+    starts: Int[np.ndarray, "b"]
+
+
+def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_length: int) -> Groups:
+    """From [b t] masks: an answer that is masked as a whole starts where the others of its group do.
+
+    In a group without a loss the prompt ends with its shortest row: what the policy says there reaches no one.
+    """
+    first = np.where(loss_mask.any(1), loss_mask.argmax(1), lengths)
+    return Groups(size, answer_length, np.repeat(first.reshape(-1, size).min(1), size))
+
+
 def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
     """A keyed permutation of answers, or of whole groups, cut into equal minibatches: lists of rollout rows."""
     if config.shuffle == "groups":
@@ -69,31 +90,52 @@ def bucket(longest: int, time: int, buckets: int) -> int:
     return min(time, -(-max(longest, 1) // step) * step)
 
 
-def lay_out(rows: np.ndarray, lengths: np.ndarray, time: int, config: UpdateConfig) -> Layout:
+def lay_out(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    time: int,
+    config: UpdateConfig,
+    groups: Groups | None = None,
+) -> Layout:
     """The micro-batches of one minibatch.
 
     Args:
-      rows: rollout rows of the minibatch.
+      rows: rollout rows of the minibatch, with layout=shared whole groups side by side.
       lengths: [b] tokens (prompt and answer) of every rollout row; `time` is the rollout's row length.
+      groups: of the rollout, for layout=shared.
     """
-    per_micro = config.micro_batch_rows or len(rows)
-    micro = -(-len(rows) // per_micro)
-    if config.layout == "packed":
-        width, bins = time, _first_fit(rows.tolist(), lengths.tolist(), time)
+    answers_a_row, width = 1, time
+    if config.layout == "shared":
+        assert groups is not None
+        answers_a_row, widest = groups.size, time + (groups.size - 1) * groups.answer_length
+        bins = [_sharing(group, groups.starts, lengths) for group in rows.reshape(-1, groups.size).tolist()]
+        width = bucket(max(sum(stop - start for _, start, stop in row) for row in bins), widest, config.length_buckets)
     else:
-        width, bins = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows.tolist()]
+        if config.layout == "packed":
+            joined = _first_fit(rows.tolist(), lengths.tolist(), time)
+        else:
+            width, joined = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows.tolist()]
+        bins = [[(row, 0, int(lengths[row])) for row in members] for members in joined]
+    per_micro = (config.micro_batch_rows or len(rows)) // answers_a_row
+    micro = -(-(len(rows) // answers_a_row) // per_micro)
     index = np.full((micro * per_micro, width), -1, np.int32)
     segments = np.zeros((micro * per_micro, width), np.int32)
     for place, members in enumerate(bins):
-        start = 0
-        for segment, row in enumerate(members, start=1):
-            stop = start + lengths[row]
-            index[place, start:stop] = row * time + np.arange(lengths[row])
-            segments[place, start:stop] = segment
-            start = stop
+        at = 0
+        for segment, (row, start, stop) in enumerate(members, start=1):
+            end = at + stop - start
+            index[place, at:end] = row * time + np.arange(start, stop)
+            segments[place, at:end] = segment
+            at = end
     shape = (micro, per_micro, width)
     used = np.asarray(-(-len(bins) // per_micro), np.int32)
     return Layout(index.reshape(shape), segments.reshape(shape), used)
+
+
+def _sharing(rows: list[int], starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, int]]:
+    """(row, first column, last + 1) of what stands in the row of a group: the prompt, then each answer."""
+    prompt = int(starts[rows[0]])
+    return [(rows[0], 0, prompt), *((row, prompt, int(lengths[row])) for row in rows)]
 
 
 def _first_fit(rows: list[int], lengths: list[int], width: int) -> list[list[int]]:

@@ -48,8 +48,9 @@ class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
     critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
-    several answers. `temperature` is the rollout's. `combine` makes whole parameters, of the policy and of a separate
-    critic, from those that are trained and those that are frozen: a union of two parts, or weights and their adapters.
+    several answers, `shared_prompt` that these continue the prompt in front of them. `temperature` is the rollout's.
+    `combine` makes whole parameters, of the policy and of a separate critic, from those that are trained and those that
+    are frozen: a union of two parts, or weights and their adapters.
     """
 
     model: Model
@@ -59,6 +60,7 @@ class Learner:
     temperature: float = 1.0
     aux_coef: float = 0.0
     packed: bool = False
+    shared_prompt: bool = False
     combine: Callable[[Any, Any], Any] = join
 
     def policy(self, trained: Any, frozen: Any = None) -> Any:
@@ -86,6 +88,7 @@ class Learner:
                 routing=take(routing, layout, i),
                 temperature=self.temperature,
                 router_logits=logits or into.by_router is not None,
+                shared_prompt=self.shared_prompt,
             )
             routed: Any = out.routing
             scores = Scored(
@@ -187,6 +190,7 @@ class Learner:
             routing=micro.routing.replayed,
             temperature=self.temperature,
             router_logits=self.model.config.num_moe_layers > 0,
+            shared_prompt=self.shared_prompt,
         )
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro))
         totals = {name: total for name, (total, _) in terms.items()}

@@ -117,7 +117,7 @@ def test_sequence_ids_tell_answers_apart():
         ({"length_buckets": 0}, r"updates\.length_buckets=0"),
         ({"micro_batch_rows": -1}, r"updates\.micro_batch_rows=-1"),
         ({"aux_coef": -0.1}, r"updates\.aux_coef=-0\.1"),
-        ({"layout": "ragged"}, "updates.layout='ragged' is unknown; use one of padded, packed"),
+        ({"layout": "ragged"}, "updates.layout='ragged' is unknown; use one of padded, packed, shared"),
         ({"shuffle": "lengths"}, "updates.shuffle='lengths' is unknown; use one of answers, groups"),
     ],
 )

@@ -1,0 +1,143 @@
+"""The same run in TRL: equal model, prompts and settings, in turns step by step on one core.
+
+    python -m experiments.real_model.compare --seed 0 --steps 20 --core 1 --json OUT.json
+    python -m experiments.real_model.compare --table experiments/real_model/results/trl_*.json
+
+Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
+the prompts are those that our run draws, in its order. The random numbers that sample the answers differ.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.performance.environments import python_of
+from experiments.performance.turns import ROOT, Runner
+from jaxrl_llm.reporting.statistics import paired_difference
+
+__all__ = ["describe"]
+
+CONFIG = "configs/smollm2_sums_grpo.py"
+_LAST = 5  # steps whose mean reward is compared
+
+
+def export(folder: Path) -> None:
+    """The checkpoint of the config with its tokenizer, in the Hugging Face layout."""
+    from jaxrl_llm.models import load_pretrained, read_published, save_pretrained
+    from jaxrl_llm.tasks import load_tokenizer
+
+    path = _settings([])[1]
+    model, params = load_pretrained(path)
+    save_pretrained(params, model.config, folder, published=read_published(path))
+    tokenizer = load_tokenizer(path)
+    (folder / "tokenizer.json").write_text(tokenizer.backend.to_str())
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": tokenizer.template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special | dict(tokenizer.special_tokens)))
+
+
+def work(model: Path, seed: int, steps: int) -> dict[str, Any]:
+    """What both programs are told; the prompts of every step are those of our stream."""
+    from jaxrl_llm import tasks
+
+    overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.minibatches", "1")]  # TRL's default: on-policy
+    s, _ = _settings(overrides)
+    stream = tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
+    batches = [next(stream) for _ in range(steps)]
+    return {
+        "config": CONFIG,
+        "overrides": overrides,
+        "model": str(model),
+        "prompts": [s.task.prompting.text(s.task.tokenizer, p) for batch in batches for p in batch["prompt"]],
+        "answers": [answer for batch in batches for answer in batch["answer"]],
+        "end_ids": list(s.task.tokenizer.end_ids),
+        "rows": s.rows,
+        "group_size": s.rollout.group_size,
+        "max_new_tokens": s.answer_length,
+        "seed": seed,
+        "steps": steps,
+        **{name: getattr(s.optimizer, name) for name in ("learning_rate", "b1", "b2", "eps", "clip_norm")},
+    }
+
+
+def _settings(overrides: Sequence[tuple[str, str]]) -> tuple[Any, str]:
+    from jaxrl_llm import configuration, settings
+
+    s = settings.validate(configuration.load(configuration.find(CONFIG), overrides))
+    return s, s.pretrained
+
+
+def measure(seed: int, steps: int, core: int | None, python: str) -> dict[str, Any]:
+    """Rewards and CPU seconds of every step of both systems, turn by turn."""
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        export(folder / "model")
+        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps)))
+        runners = {}
+        for system, program in (("ours", sys.executable), ("trl", python)):
+            module = f"experiments.real_model.{'ours' if system == 'ours' else 'peer_trl'}"
+            command = [program, "-m", module, "--work", str(folder / "work.json")]
+            runners[system] = stack.enter_context(Runner(system, command, core, environment, folder / f"{system}.log"))
+        rows: dict[str, list[dict[str, Any]]] = {system: [] for system in runners}
+        for step in range(steps):
+            for system, runner in runners.items():
+                rows[system].append(runner.step())
+                print(f"{system} {step + 1}: {rows[system][-1]}", file=sys.stderr, flush=True)
+    return {"seed": seed, **rows}
+
+
+def describe(runs: Sequence[dict[str, Any]]) -> str:
+    """Two tables: CPU seconds of a step (median after the first, over all seeds) and mean reward by seed."""
+    lines = ["| | rollout s | scoring s | train step s | peak memory MB |", "|---|---|---|---|---|"]
+    medians = {}
+    for system in ("ours", "trl"):
+        steps = [step for run in runs for step in run[system][1:]]
+        names = ("rollout_cpu_s", "score_cpu_s", "train_cpu_s")
+        medians[system] = [float(np.median([step[name] for step in steps])) for name in names]
+        medians[system].append(max(step["peak_rss_mb"] for step in steps))
+        figures = " | ".join(f"{x:.2f}" for x in medians[system][:3])
+        lines.append(f"| {system} | {figures} | {medians[system][3]:.0f} |")
+    ratio = [trl / ours if ours else float("nan") for ours, trl in zip(medians["ours"], medians["trl"], strict=True)]
+    lines.append(f"| trl / ours | {ratio[0]:.2f} | | {ratio[2]:.2f} | {ratio[3]:.2f} |")
+    lines += ["", f"| seed | ours, last {_LAST} steps | trl | difference |", "|---|---|---|---|"]
+    for run in runs:
+        ours, trl = (np.mean([step["reward"] for step in run[system]][-_LAST:]) for system in medians)
+        lines.append(f"| {run['seed']} | {ours:.3f} | {trl:.3f} | {ours - trl:+.3f} |")
+    # Both see the same prompts in the same step: steps are pairs, and so are seeds.
+    rewards = {system: np.array([[step["reward"] for step in run[system]] for run in runs]) for system in medians}
+    for label, means in (
+        ("steps", {system: rewards[system].mean(0) for system in rewards}),
+        ("seeds, last steps alone", {system: rewards[system][:, -_LAST:].mean(1) for system in rewards}),
+    ):
+        d = paired_difference(means["ours"], means["trl"])
+        if d.n > 1:
+            lines.append(f"\ndifference over {d.n} {label}: {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--core", type=int, help="core of both; default: none")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--trl_python", help="an interpreter with TRL; default: an environment is made for it")
+    parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")
+    given = parser.parse_args()
+    if not given.table:
+        run = measure(given.seed, given.steps, given.core, given.trl_python or python_of("trl"))
+        if given.json:
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            given.json.write_text(json.dumps(run) + "\n")
+    print(describe([json.loads(path.read_text()) for path in given.table] if given.table else [run]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Our own run of the comparison: the trainer's parts, step by step in turns, with rewards and CPU seconds."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+
+from experiments.performance.turns import Turns
+from jaxrl_llm import configuration, settings, start_up, trainer
+from jaxrl_llm.training import collect
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", required=True, help="JSON of compare.py: the configuration and its overrides")
+    work = json.loads(Path(parser.parse_args().work).read_text())
+    start_up.start_jax()
+    s = settings.validate(configuration.load(configuration.find(work["config"]), work["overrides"]))
+    run = trainer.build(s)
+    run, state = run.start(print)
+    stream, turns = run.prompts(), Turns()
+    for step in range(1, s.steps + 1):
+        turns.begin()
+        clock, marks = time.perf_counter(), [time.process_time()]
+        key = jax.random.fold_in(jax.random.key(s.seed), step)
+        asked = collect.begin(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
+        rollout = asked.finish()
+        marks.append(time.process_time())
+        layouts = trainer.layouts(s, rollout.trajectory, step)
+        batch = run.scorer(state, None, rollout.trajectory, layouts[0], run.base).batch
+        marks.append(time.process_time())
+        for layout in (layout for epoch in layouts for layout in epoch):
+            state, _ = run.learner.update(state, batch, layout, run.base)
+        jax.block_until_ready(state)
+        marks.append(time.process_time())
+        turns.end(
+            rollout_cpu_s=marks[1] - marks[0],
+            score_cpu_s=marks[2] - marks[1],
+            train_cpu_s=marks[3] - marks[2],
+            wall_s=time.perf_counter() - clock,
+            reward=rollout.metrics["reward/mean"],
+        )
+
+
+if __name__ == "__main__":
+    main()

