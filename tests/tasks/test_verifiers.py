@@ -23,6 +23,7 @@ CASES = [  # task, options, prompt, right answers, wrong answers
     ("addition", {}, "58+67=", ["521"], ["125", "5210", "52", "521=", "+521"]),
     ("addition", {"reverse": False}, "58+67=", ["125"], ["521", "0125", "125 ", "+125", "58+67"]),
     ("addition", {}, "999+1=", ["0001"], ["1", "1000", "00010"]),
+    ("addition", {"spaced": True}, "58 + 67 =", ["521"], ["125", "521 ", " 521"]),
     ("subtraction", {}, "12-345=", ["-333"], ["333", "333-"]),
     ("subtraction", {}, "10-31=", ["-12"], ["-21", "12-", "--12"]),
     ("subtraction", {"reverse": False}, "10-31=", ["-21"], ["-12", "21", "- 21"]),
@@ -65,6 +66,7 @@ def test_supervised_answers_are_right_and_fit(name):
     [
         ("sort", {"digits": 64}),
         ("addition", {"digits": 18}),
+        ("subtraction", {"digits": 2, "spaced": True}),
         ("subtraction", {"digits": 1}),
         ("modular", {"modulus": 2, "operators": "*"}),
         ("modular", {"modulus": 9999}),
