@@ -11,7 +11,7 @@ from jaxrl_llm.memory import Memory, of_device
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.settings import validate
 from jaxrl_llm.trainer import build
-from jaxrl_llm.training.layout import lay_out
+from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.state import TrainBatch
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_run
@@ -68,6 +68,9 @@ def test_what_stays_is_exact(tmp_path, changes):
         pytest.param({}, id="whole"),
         pytest.param({"rollout.slots": 16, "updates.micro_batch_rows": 4}, id="parts", marks=pytest.mark.slow),
         pytest.param({"model.num_experts": 4, "updates.micro_batch_rows": 8}, id="experts", marks=pytest.mark.slow),
+        pytest.param(
+            {"updates.layout": "shared", "updates.shuffle": "groups"}, id="shared_prompt", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
@@ -84,7 +87,8 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     assert rollout / 1.6 < sum(said.rollout.values()) < rollout * 1.6
 
     time = width + s.answer_length
-    layout = lay_out(np.arange(s.rows // 2), np.full(s.rows, time), time, s.updates)
+    groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
+    layout = lay_out(np.arange(s.rows // 2), np.full(s.rows, time), time, s.updates, groups)
     like = dict.fromkeys(("tokens", "segment_ids"), jnp.int32) | {"loss_mask": bool}
     like |= dict.fromkeys(("advantages", "sampler_logprobs", "old_logprobs"), jnp.float32)
     batch = TrainBatch(**{name: jnp.zeros((s.rows, time), dtype) for name, dtype in like.items()})
