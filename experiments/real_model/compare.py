@@ -42,11 +42,12 @@ def export(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(special | dict(tokenizer.special_tokens)))
 
 
-def work(model: Path, seed: int, steps: int) -> dict[str, Any]:
+def work(model: Path, seed: int, steps: int, layout: str) -> dict[str, Any]:
     """What both programs are told; the prompts of every step are those of our stream."""
     from jaxrl_llm import tasks
 
-    overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.minibatches", "1")]  # TRL's default: on-policy
+    overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout)]
+    overrides.append(("updates.minibatches", "1"))  # TRL's default: on-policy
     s, _ = _settings(overrides)
     stream = tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
     batches = [next(stream) for _ in range(steps)]
@@ -73,13 +74,13 @@ def _settings(overrides: Sequence[tuple[str, str]]) -> tuple[Any, str]:
     return s, s.pretrained
 
 
-def measure(seed: int, steps: int, core: int | None, python: str) -> dict[str, Any]:
+def measure(seed: int, steps: int, core: int | None, python: str, layout: str) -> dict[str, Any]:
     """Rewards and CPU seconds of every step of both systems, turn by turn."""
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         export(folder / "model")
-        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps)))
+        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps, layout)))
         runners = {}
         for system, program in (("ours", sys.executable), ("trl", python)):
             module = f"experiments.real_model.{'ours' if system == 'ours' else 'peer_trl'}"
@@ -127,12 +128,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--core", type=int, help="core of both; default: none")
+    parser.add_argument("--layout", default="shared", choices=("shared", "padded"), help="rows of our training step")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--trl_python", help="an interpreter with TRL; default: an environment is made for it")
     parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")
     given = parser.parse_args()
     if not given.table:
-        run = measure(given.seed, given.steps, given.core, given.trl_python or python_of("trl"))
+        run = measure(given.seed, given.steps, given.core, given.trl_python or python_of("trl"), given.layout)
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(run) + "\n")
