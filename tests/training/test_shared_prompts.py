@@ -8,8 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import objectives, scoring
+from configs import base
+from jaxrl_llm import objectives, scoring, trainer
 from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.settings import validate
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.micro_batches import put, take
 from jaxrl_llm.training.state import TrainBatch, make_state
@@ -117,6 +120,24 @@ def test_an_update_is_that_of_padded_rows(name, micro):
     for found, expected in zip(*map(jax.tree.leaves, (gradient(True), gradient(False))), strict=True):
         assert np.abs(expected).max() > 1e-6
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max() + 1e-8)
+
+
+def test_the_trainer_cuts_whole_groups():
+    """Of the smoke run: 4 prompts of 4 tokens at most, 4 answers of 4 to each, two updates of two groups."""
+    config = base.get_config("smoke")
+    config.model.num_experts, config.updates.layout, config.updates.shuffle = 0, "shared", "groups"
+    s = validate(config)
+    lengths, time = np.full(16, 7), 8
+    held = np.arange(time)[None] < lengths[:, None]
+    zeros, answered = jnp.zeros((16, time)), jnp.asarray(held & (np.arange(time) >= 4))
+    segment_ids = jnp.asarray(held, jnp.int32)
+    trajectory = Trajectory(segment_ids, segment_ids, answered, zeros, jnp.zeros(16, bool))
+    first, second = trainer.layouts(s, trajectory, step=1)[0]
+    assert first.index.shape == second.index.shape == (1, 2, time + 3 * s.answer_length)
+    groups = [set(layout.index[layout.index >= 0] // time // 4) for layout in (first, second)]
+    assert sorted(map(len, groups)) == [2, 2]
+    assert groups[0] | groups[1] == {0, 1, 2, 3}
+    assert (first.segment_ids[0, :, :16] == [1] * 4 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3).all()
 
 
 def test_flash_attention_is_refused(monkeypatch):
