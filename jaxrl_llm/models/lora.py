@@ -125,7 +125,7 @@ def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[st
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _sums(model: Model, weights: dict[Any, Array], pairs: dict[Any, Any], scale: float) -> dict[Any, Array]:
-    axes = flatten_dict(model.axes())
+    axes: dict[Any, Any] = flatten_dict(model.axes())
     return {
         path: sharding.constrain(whole(_joined(weight, pairs[path], scale)), axes[path], model.mesh)
         for path, weight in weights.items()

@@ -18,10 +18,10 @@ def flip_map(study: Study, condition: str) -> Figure:
     """Experts that differ from the old policy's, by layer and update within a rollout; mean over rollouts and seeds."""
     maps = {}
     for arm in study.arms:
-        maps = [mean(run.series(FLIPS)[1]) for run in study.select(arm, condition) if run.series(FLIPS)[1].ndim == 3]
-        maps = [one for one in maps if one.shape == maps[0].shape]
-        if maps:
-            values = 100 * mean(np.stack(maps))
+        runs = [mean(run.series(FLIPS)[1]) for run in study.select(arm, condition) if run.series(FLIPS)[1].ndim == 3]
+        runs = [one for one in runs if one.shape == runs[0].shape]
+        if runs:
+            values = 100 * mean(np.stack(runs))
             maps[arm] = range(1, len(values) + 1), values
     return _draw(maps, along="update within the rollout", label="% of experts changed", low=0.0)
 
