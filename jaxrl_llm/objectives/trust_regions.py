@@ -60,8 +60,8 @@ class DivergenceMask(Surrogate):
 
     A rare token may multiply its probability many times over; one of probability 0.9 may not even fall to 0.7.
 
-    Source: DPPO, arXiv 2602.04879 eqs 11-14 (binary approximations). The mask is also that of verl and TRL, which
-    bound r besides (by 20 and 10) and differentiate sg(r) log pi: the same gradient. Default thresholds: verl's.
+    Source: DPPO, arXiv 2602.04879 (binary approximations), read in the code of verl and TRL, not in the paper's text;
+    both bound r besides (by 20 and 10) and differentiate sg(r) log pi: the same gradient. Default thresholds: verl's.
     """
 
     divergence: str = hyperparameter("tv", "tv | kl: DPPO's divergence of the two probabilities of a sampled token")
