@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="jaxrl-llm evaluate",
         description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
-        epilog="fields of --config are set with --config.block.field=value, for example --config.task.data_dir=PATH",
+        epilog="fields of --config are set with --config.block.field=value,\nfor example --config.task.data_dir=PATH",
     )
     policies.add_arguments(parser)
     parser.add_argument("--config", help="NAME[:variant] or file whose task is put; default: that of the DIR")

@@ -69,13 +69,8 @@ class Talker:
         return self._stream(self.prompting.text(self.tokenizer, prompt))
 
     def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[str]:
-        """The next message of a chat.
-
-        Raises:
-            ValueError: the tokenizer has no chat template.
-        """
-        if not isinstance(self.tokenizer, TextTokenizer) or not self.tokenizer.template:
-            raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
+        """The next message of a chat; the tokenizer must have a chat template."""
+        assert isinstance(self.tokenizer, TextTokenizer)
         return self._stream(self.tokenizer.chat(messages, **self.prompting.chat_options))
 
     def _stream(self, text: str) -> Iterator[str]:
@@ -96,6 +91,8 @@ def _talk(given: argparse.Namespace) -> int:
 
 
 def _chat(talker: Talker, system: str) -> int:
+    if not isinstance(talker.tokenizer, TextTokenizer) or not talker.tokenizer.template:
+        raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while said := _read():
         messages.append({"role": "user", "content": said})

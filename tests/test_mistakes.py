@@ -71,7 +71,7 @@ TABLE = {
     "train --workdir=broken.py/run": "cannot be written",
     "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
     "evaluate --workdir=half": "half/config.json is not whole JSON (",
-    "evaluate": "the following arguments are required: --workdir; see --help",
+    "evaluate": "one of the arguments --workdir --checkpoint is required; see --help",
     "evaluate --workdir=half --k=all": "--k=all must be whole numbers with commas between them, for example 1,4,16",
     # sweeps
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",

@@ -72,6 +72,7 @@ def untrained(workdir, config):
     """The DIR of a run at step 1 that has learned nothing; returns its run and its state."""
     run = trainer.build(validate(config))
     run, state = run.start(lambda text: None)
+    Path(workdir).mkdir(parents=True, exist_ok=True)
     write_json(Path(workdir) / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
     checkpoints = Checkpoints(workdir)
     checkpoints.save(1, state, {})

@@ -19,7 +19,8 @@ TEXTUAL = re.findall(r"^\| `(jsonl|gsm8k|reasoning_gym)` \| `([^`]*)` \|", TEXT,
 
 
 def test_the_table_lists_every_task():
-    assert sorted([row[0] for row in ROWS] + [row[0] for row in TEXTUAL]) == list(tasks.names())
+    own = [name for name in tasks.names() if base._REGISTRY[name].__module__.startswith("jaxrl_llm.")]
+    assert sorted([row[0] for row in ROWS] + [row[0] for row in TEXTUAL]) == own  # other tests register theirs
 
 
 @pytest.mark.parametrize(("name", "options", "prompt", "answer"), ROWS)
