@@ -8,7 +8,7 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from absl import logging
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.splits import Split, data_name, generate
 
-__all__ = ["TaskBuilder", "TaskConfig", "prepare"]
+__all__ = ["TaskBuilder", "TaskConfig", "prepare", "write_quietly"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -86,12 +86,15 @@ def _write(task: Task, name: str, data_dir: Path) -> None:
                 f"which are longer than prompt_length={task.prompt_length} tokens",
                 file=sys.stderr,
             )
-    # TFDS reports its progress on both streams and in the log; a second of work is not worth six lines.
+    write_quietly(TaskBuilder, TaskConfig(name=name, splits=splits), data_dir)
+
+
+def write_quietly(builder: Callable[..., tfds.core.DatasetBuilder], config: Any, data_dir: Path) -> None:
+    """Write a data set; TFDS reports on both streams and in the log, and a second of work is not worth six lines."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            config = TaskConfig(name=name, splits=splits)
-            TaskBuilder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
+            builder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
     finally:
         logging.set_verbosity(verbosity)

@@ -1,9 +1,7 @@
 """The TFDS builder of pairs made from a task. Imports tensorflow_datasets, so only preference.py imports it."""
 
-import contextlib
 import dataclasses
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 import filelock
 import numpy as np
 import tensorflow_datasets as tfds
-from absl import logging
 
 from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.builder import write_quietly
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules, make_pairs
 from jaxrl_llm.tasks.splits import data_name
 
@@ -73,23 +71,8 @@ def prepare(task: Task, rules: PairRules, examples: Mapping[str, Sequence[Exampl
         with filelock.FileLock(folder.parent / "lock"):
             if not folder.exists():
                 rows = {split: [source[i] for i in range(len(source))] for split, source in examples.items()}
-                _write(
-                    name,
-                    {split: list(make_pairs(task, rules, given, split)) for split, given in rows.items()},
-                    data_dir,
-                )
+                pairs = {split: list(make_pairs(task, rules, given, split)) for split, given in rows.items()}
+                write_quietly(PairBuilder, PairConfig(name=name, splits=pairs), data_dir)
     except OSError as error:
         raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
     return folder
-
-
-def _write(name: str, splits: Mapping[str, Sequence[Pair]], data_dir: Path) -> None:
-    # TFDS reports its progress on both streams and in the log; a second of work is not worth six lines.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            config = PairConfig(name=name, splits=splits)
-            PairBuilder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
-    finally:
-        logging.set_verbosity(verbosity)
