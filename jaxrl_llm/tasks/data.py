@@ -5,7 +5,7 @@ Import time matters for the command line: Grain and TFDS are imported by the fun
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
@@ -16,6 +16,7 @@ from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.tasks.base import Example, Row, Task
 
 __all__ = [
+    "Decoded",
     "PromptBatch",
     "PromptStream",
     "SupervisedBatch",
@@ -54,6 +55,7 @@ class SupervisedBatch(TypedDict):
 
 
 _Batch = TypeVar("_Batch", covariant=True)
+_Row = TypeVar("_Row")
 
 
 @runtime_checkable
@@ -130,7 +132,7 @@ def examples(task: Task, split: str, data_dir: str | Path | None = None) -> Sequ
 
     folder = builder.prepare(task, default_data_dir() if data_dir is None else Path(data_dir))
     reader: Any = tfds.builder_from_directory(folder)
-    return _Decoded(reader.as_data_source(split))
+    return Decoded(reader.as_data_source(split), _example)
 
 
 def _stream(collate: Any, task: Task, split: str, seed: int, batch_size: int, data_dir: str | Path | None) -> Any:
@@ -150,21 +152,24 @@ def _numbered(draw: int, example: Example) -> tuple[int, Example]:
     return draw, example
 
 
-class _Decoded(Sequence[Example]):
-    """TFDS gives text back as bytes."""
+class Decoded(Sequence[_Row]):
+    """A TFDS data source as rows of ours: `read` turns one of its records, where text is bytes, into a row."""
 
-    def __init__(self, source: Any):
-        self._source = source
+    def __init__(self, source: Any, read: Callable[[Any], _Row]):
+        self._source, self._read = source, read
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
-        row = self._source[index]
-        prompt, answer, rest = (row[field].decode() for field in ("prompt", "answer", "row"))
-        return Example(uid=int(row["uid"]), prompt=prompt, answer=answer, row=json.loads(rest))
+            raise IndexError(f"row {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
+        return self._read(self._source[index])
+
+
+def _example(record: Any) -> Example:
+    prompt, answer, rest = (record[field].decode() for field in ("prompt", "answer", "row"))
+    return Example(uid=int(record["uid"]), prompt=prompt, answer=answer, row=json.loads(rest))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxrl_llm.ranges import at_least, one_of, within
 from jaxrl_llm.tasks.base import Task
-from jaxrl_llm.tasks.data import default_data_dir, examples
+from jaxrl_llm.tasks.data import Decoded, default_data_dir, examples
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
 from jaxrl_llm.tasks.prompting import Prompting
 from jaxrl_llm.tasks.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str |
     given = {name: examples(task, name, data_dir) for name in ("train", "test")}
     folder = preference_builder.prepare(task, rules, given, default_data_dir() if data_dir is None else Path(data_dir))
     reader: Any = tfds.builder_from_directory(folder)
-    return _Decoded(reader.as_data_source(split))
+    return Decoded(reader.as_data_source(split), _pair)
 
 
 def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batch_size: int) -> Any:
@@ -176,18 +176,6 @@ def _numbered(draw: int, pair: Pair) -> tuple[int, Pair]:
     return draw, pair
 
 
-class _Decoded(Sequence[Pair]):
-    """TFDS gives text back as bytes."""
-
-    def __init__(self, source: Any):
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"pair {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
-        row = self._source[index]
-        prompt, chosen, rejected = (row[key].decode() for key in ("prompt", "chosen", "rejected"))
-        return Pair(uid=int(row["uid"]), prompt=prompt, chosen=chosen, rejected=rejected, margin=float(row["margin"]))
+def _pair(record: Any) -> Pair:
+    prompt, chosen, rejected = (record[key].decode() for key in ("prompt", "chosen", "rejected"))
+    return Pair(uid=int(record["uid"]), prompt=prompt, chosen=chosen, rejected=rejected, margin=float(record["margin"]))

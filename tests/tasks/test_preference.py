@@ -201,5 +201,5 @@ def test_bad_streams(data_dir):
         ValueError, match=r"the chosen '\d{6}' has 7 tokens with EOS, over answer_length=6; raise answer_length"
     ):
         all_pairs(source, dataclasses.replace(encoder, answer_length=6))
-    with pytest.raises(IndexError, match="pair 96 of a split of 96"):
+    with pytest.raises(IndexError, match="row 96 of a split of 96"):
         source[SIZE]
