@@ -266,12 +266,14 @@ class _Late:
             # The first update has the very parameters of the scoring pass: what differs there is rounding.
             values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
         log.metrics(self.step, {**values, **self.host})
+        # Adapters are merged in the dtype of the weights: in bfloat16 that is what is sampled from.
+        merged_dtype = settings.model.param_dtype if settings.lora.rank else "float32"
         check_updates(
             self.step,
             M.finalize(scored),
             each,
             dtype=settings.model.dtype,
-            sampler_dtype=settings.rollout.dtype,
+            sampler_dtype=settings.rollout.dtype if merged_dtype == "float32" else merged_dtype,
             truncated=settings.rollout.allow_truncated,
             answers=settings.rows,
         )
