@@ -1,7 +1,7 @@
 """Metrics that merge exactly over micro-batches, minibatches and devices.
 
 A metric is one of a few small pytrees: `Mean` (total, count), `Maximum`, `Moments` and `EffectiveSize` (count, sum x,
-sum x^2) and `Histogram` (counts in fixed bins, from which a quantile is read). All are sums except the maximum, so that
+sum x^2), `ExplainedVariance` (two `Moments`) and `Histogram` (counts in fixed bins, from which a quantile is read). All are sums except the maximum, so that
 any split of a batch gives the same number. Nothing is divided before `finalize`, which runs on the host. The fields
 are untyped because trees of metrics also carry host arrays, abstract shapes and shardings.
 """
@@ -18,6 +18,7 @@ from jaxrl_llm.array_typing import Array, Bool
 
 __all__ = [
     "EffectiveSize",
+    "ExplainedVariance",
     "Histogram",
     "Maximum",
     "Mean",
@@ -96,6 +97,21 @@ class EffectiveSize(Moments):
         return {"": np.where(n > 0, size, np.nan)}
 
 
+class ExplainedVariance(flax.struct.PyTreeNode):
+    """1 - Var(target - prediction) / Var(target): 1 of a perfect prediction, 0 of a constant; NaN of equal targets."""
+
+    target: Any
+    error: Any
+
+    @classmethod
+    def of(cls, target: Array, prediction: Array, where: Bool[Array, "*any"]) -> "ExplainedVariance":
+        return cls(Moments.of(target, where), Moments.of(target - prediction, where))
+
+    def values(self) -> dict[str, Any]:
+        target, error = self.target.values()["_var"], self.error.values()["_var"]
+        return {"": np.where(target > 0, 1 - error / np.where(target > 0, target, 1), np.nan)}
+
+
 class Histogram(flax.struct.PyTreeNode):
     """Counts of log-ratios in 256 fixed bins; the 99th percentile, at a bin's centre, is reported as a ratio."""
 
@@ -119,7 +135,7 @@ class Histogram(flax.struct.PyTreeNode):
         return {"": self.quantile(0.99)}
 
 
-Metric = Mean | Maximum | Moments | Histogram
+Metric = Mean | Maximum | Moments | ExplainedVariance | Histogram
 Metrics = Mapping[str, Metric]
 
 

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Moments, combine, finalize, identity, merge
+from jaxrl_llm.metrics import (
+    EffectiveSize,
+    ExplainedVariance,
+    Histogram,
+    Maximum,
+    Mean,
+    Moments,
+    combine,
+    finalize,
+    identity,
+    merge,
+)
 
 
 def everything(x, where):
@@ -16,6 +27,7 @@ def everything(x, where):
         "max": Maximum.of(x, where),
         "r": Moments.of(x, where),
         "ess": EffectiveSize.of(x, where),
+        "explained": ExplainedVariance.of(x, 0.5 * x + 1, where),
         "p99": Histogram.of(x, where),
     }
 
@@ -26,18 +38,24 @@ measured = jax.jit(everything)
 def test_by_hand():
     """w = 1 + x = 1, 2, 3; the fourth is masked."""
     got = finalize(everything(jnp.asarray([0.0, 1.0, 2.0, np.nan]), jnp.asarray([True, True, True, False])))
-    assert got.keys() == {"mean", "max", "r_mean", "r_var", "ess", "p99"}
+    assert got.keys() == {"mean", "max", "r_mean", "r_var", "ess", "explained", "p99"}
     assert got["mean"] == 1
     assert got["max"] == 2
     assert got["r_mean"] == 2
     assert got["r_var"] == pytest.approx(2 / 3)
     assert got["ess"] == pytest.approx(36 / (3 * 14))
+    assert got["explained"] == pytest.approx(0.75)  # the error is x / 2 - 1, of a quarter of the variance
     assert got["p99"] == pytest.approx(np.exp(2.0), rel=0.15)
 
 
 def test_nothing_is_not_a_number():
     got = finalize(everything(jnp.zeros(3), jnp.zeros(3, bool)))
-    assert {key for key, value in got.items() if np.isnan(value)} == {"mean", "max", "ess", "p99", "r_mean", "r_var"}
+    assert all(np.isnan(value) for value in got.values())
+
+
+def test_equal_targets_leave_nothing_to_explain():
+    got = finalize({"explained": ExplainedVariance.of(jnp.ones(3), jnp.zeros(3), jnp.ones(3, bool))})
+    assert np.isnan(got["explained"])
 
 
 @given(
@@ -49,8 +67,9 @@ def test_any_split_gives_the_same(values, where, cut):
     x, m = np.asarray(values, np.float32), np.asarray(where)
     whole = finalize(measured(x, m))
     parts = [measured(x, m & side) for side in (np.arange(12) < cut, np.arange(12) >= cut)]  # of one shape: one program
-    for key, value in finalize(merge(parts)).items():
-        np.testing.assert_allclose(value, whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
+    assert whole.keys() == (merged := finalize(merge(parts))).keys()
+    for key in merged.keys() - {"explained"}:  # its variances may both be rounding
+        np.testing.assert_allclose(merged[key], whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
 
 
 def test_a_loop_merges_like_a_list():

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Float, PerToken
-from jaxrl_llm.metrics import EffectiveSize, Histogram, Maximum, Mean, Metric, Moments
+from jaxrl_llm.metrics import EffectiveSize, ExplainedVariance, Histogram, Maximum, Mean, Metric, Moments
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 
-__all__ = ["diagnose", "gradient_weights"]
+__all__ = ["RARE", "diagnose", "gradient_weights"]
+
+RARE = 0.2  # a token is rare where the policy that sampled it gave it less probability
 
 
 def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerToken:
@@ -75,6 +77,8 @@ def diagnose(
     metrics |= _ratio_metrics(batch)
     metrics |= surrogate.metrics(ratio(batch), batch)
     metrics["gradient_weight/positive"] = Mean.of(weights, batch.mask & (batch.advantages > 0))
+    rare = batch.old_logprobs < jnp.log(RARE)
+    metrics["gradient_weight/positive_rare"] = Mean.of(weights, batch.mask & (batch.advantages > 0) & rare)
     metrics["gradient_weight/negative"] = Mean.of(weights, batch.mask & (batch.advantages < 0))
     if batch.sampler_logprobs is not None:
         metrics |= _mismatch_metrics(batch.sampler_logprobs, batch)
@@ -82,6 +86,8 @@ def diagnose(
         metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
     if batch.ref_logprobs is not None:
         metrics["kl/ref"] = Mean.of(k3(batch.safe(batch.ref_logprobs - batch.logprobs)), batch.mask)
+    if batch.returns is not None and batch.old_values is not None:
+        metrics["value/explained_variance"] = ExplainedVariance.of(batch.returns, batch.old_values, batch.mask)
     if batch.entropy is not None:
         metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
     return metrics

@@ -44,6 +44,7 @@ _LEARNING = (
     Curve("entropy", "entropy (nats per token)"),
     Curve("rollout/length_mean", "answer length (tokens)"),
     Curve("grad/norm", "gradient norm", scale="log"),
+    Curve("value/explained_variance", "variance that the critic explains"),
     Curve("rollout/tokens_per_s", "rollout tokens per second"),
 )
 _RATIOS = (
@@ -70,6 +71,7 @@ _FLIPPED = (
 )
 _WEIGHTS = (
     Curve("gradient_weight/positive", "gradient weight, advantage above 0"),
+    Curve("gradient_weight/positive_rare", "the same, of tokens below probability 0.2"),
     Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
     Curve("gate/mean", "mean gate of SAPO"),
 )

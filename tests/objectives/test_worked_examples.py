@@ -173,10 +173,28 @@ def test_metrics_of_the_golden_batch():
         "entropy": 0.6,
         "loss/policy": -((2 * 1.2 + 0.5) / 2 - 2) / 2,
     }
-    assert got.keys() == expected.keys() | {"ratio/token_p99"}
+    assert got.keys() == expected.keys() | {"ratio/token_p99", "gradient_weight/positive_rare"}
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
     assert got["ratio/token_p99"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_symmetric_clip_takes_the_gradient_of_rare_tokens():
+    """Both tokens rise by 0.25: from 0.75 that is a ratio of 4/3, from 0.15 of 8/3. Clip-higher at 1 cuts the second."""
+    old = jnp.asarray([[0.75, 0.15]])
+    arrays = {"logprobs": jnp.log(old + 0.25), "old_logprobs": jnp.log(old), "mask": jnp.ones((1, 2), bool)}
+    got = finalize(metrics_of(make("grpo", clip_high=1.0), {**arrays, "advantages": jnp.ones(1)}))
+    assert got["gradient_weight/positive"] == pytest.approx(4 / 3 / 2, rel=1e-5)
+    assert got["gradient_weight/positive_rare"] == 0
+
+
+def test_what_a_critic_explains():
+    """Returns 0 0 1 1 and values 0 0.5 0.5 1: errors 0 -0.5 0.5 0 of variance 1/8, half of the returns' 1/4."""
+    arrays = {"logprobs": jnp.zeros((1, 4)), "old_logprobs": jnp.zeros((1, 4)), "mask": jnp.ones((1, 4), bool)}
+    values = jnp.asarray([[0.0, 0.5, 0.5, 1.0]])
+    arrays |= {"values": values, "old_values": values, "returns": jnp.asarray([[0.0, 0.0, 1.0, 1.0]])}
+    got = finalize(metrics_of(make("ppo"), {**arrays, "advantages": jnp.ones((1, 4))}))
+    assert got["value/explained_variance"] == pytest.approx(0.5, rel=1e-5)
 
 
 def test_gate_and_weight_of_other_surrogates():
