@@ -1,9 +1,10 @@
 """Metrics that merge exactly over micro-batches, minibatches and devices.
 
 A metric is one of a few small pytrees: `Mean` (total, count), `Maximum`, `Moments` and `EffectiveSize` (count, sum x,
-sum x^2), `ExplainedVariance` (two `Moments`) and `Histogram` (counts in fixed bins, from which a quantile is read). All are sums except the maximum, so that
-any split of a batch gives the same number. Nothing is divided before `finalize`, which runs on the host. The fields
-are untyped because trees of metrics also carry host arrays, abstract shapes and shardings.
+sum x^2), `ExplainedVariance` (two `Moments`) and `Histogram` (counts in fixed bins, from which a quantile is read). All
+are sums except the maximum, so that any split of a batch gives the same number. Nothing is divided before `finalize`,
+which runs on the host. The fields are untyped because trees of metrics also carry host arrays, abstract shapes and
+shardings.
 """
 
 from collections.abc import Mapping, Sequence

@@ -67,7 +67,8 @@ def test_any_split_gives_the_same(values, where, cut):
     x, m = np.asarray(values, np.float32), np.asarray(where)
     whole = finalize(measured(x, m))
     parts = [measured(x, m & side) for side in (np.arange(12) < cut, np.arange(12) >= cut)]  # of one shape: one program
-    assert whole.keys() == (merged := finalize(merge(parts))).keys()
+    merged = finalize(merge(parts))
+    assert merged.keys() == whole.keys()
     for key in merged.keys() - {"explained"}:  # its variances may both be rounding
         np.testing.assert_allclose(merged[key], whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
 

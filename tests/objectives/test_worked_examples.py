@@ -180,7 +180,7 @@ def test_metrics_of_the_golden_batch():
 
 
 def test_a_symmetric_clip_takes_the_gradient_of_rare_tokens():
-    """Both tokens rise by 0.25: from 0.75 that is a ratio of 4/3, from 0.15 of 8/3. Clip-higher at 1 cuts the second."""
+    """Both tokens rise by 0.25: a ratio of 4/3 from 0.75, of 8/3 from 0.15. A bound of 2 cuts the second alone."""
     old = jnp.asarray([[0.75, 0.15]])
     arrays = {"logprobs": jnp.log(old + 0.25), "old_logprobs": jnp.log(old), "mask": jnp.ones((1, 2), bool)}
     got = finalize(metrics_of(make("grpo", clip_high=1.0), {**arrays, "advantages": jnp.ones(1)}))
