@@ -20,7 +20,7 @@ MIXTURE = "configs/routing_replay.py"
 
 CRITIC = product(
     [
-        {"arm": "PPO", "objective.name": "ppo", "critic.kind": "separate", "objective.lam": 0.95},
+        {"arm": "PPO", "objective.name": "ppo", "critic.kind": "separate", "objective.lam": 1.0},
         {"arm": "GRPO", "objective.name": "grpo"},
     ],
     [
@@ -28,7 +28,15 @@ CRITIC = product(
         {"condition": "21 tokens", "task.options.digits": 20, "warm_start.steps": 1200},
     ],
     # Warm starts of equal pass rate, however long the answers are.
-    [{"config": "configs/base.py", "steps": 30, "evaluation.every": 30, "warm_start.target_pass_rate": 0.6}],
+    [
+        {
+            "config": "configs/base.py",
+            "steps": 30,
+            "evaluation.every": 30,
+            "updates.minibatches": 8,
+            "warm_start.target_pass_rate": 0.6,
+        }
+    ],
 )
 CLIP = product(
     [
