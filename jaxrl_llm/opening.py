@@ -3,6 +3,8 @@
 import functools
 import math
 import os
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.run_log import read_json, read_rows
 from jaxrl_llm.settings import Settings
 
-__all__ = ["closing", "finished", "opening", "parameter_counts", "say_finished"]
+__all__ = ["closing", "finished", "folded", "opening", "parameter_counts", "say_finished"]
+
+_INDENT = f"\n{'':<11}"
 
 
 def parameter_counts(model: Model) -> tuple[int, int]:
@@ -41,19 +45,32 @@ def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.
     axes = {} if model.mesh is None else dict(model.mesh.shape)
     shape = ", ".join(f"{name} {n}" for name, n in axes.items() if n > 1)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
-    terms, letters = formula(settings.objective)
+    (first, *more), definitions = formula(settings.objective)
     n = updates.updates_per_rollout
     lines: dict[str, Any] = {
         "model": size,
         "trained": _adapters(settings, model),
         "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
-        "memory": f"\n{'':<11}".join(memory.lines()),
-        "objective": f"{settings.objective_name}: max {terms}",
-        "where": letters,
+        "memory": _INDENT.join(memory.lines()),
+        "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
+        "where": _INDENT.join(folded(definitions, "; ")),
         "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",
         "DIR": os.fspath(workdir),
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)
+
+
+def folded(pieces: Sequence[str], separator: str, width: int = 69) -> list[str]:
+    """The joined pieces in lines of at most `width`; a line ends inside a piece only if that is longer."""
+    lines = [""]
+    for place, piece in enumerate(pieces):
+        piece += separator if place + 1 < len(pieces) else ""
+        if len(lines[-1] + piece.rstrip()) <= width:
+            lines[-1] += piece
+        else:
+            *whole, last = textwrap.wrap(piece.rstrip(), width)
+            lines += [*whole, last + piece[len(piece.rstrip()) :]]
+    return [line.rstrip() for line in lines if line]
 
 
 def _adapters(settings: Settings, model: Model) -> str:

@@ -1,19 +1,21 @@
 """What a person sees of a run: lines that fit, a plain line a step without a terminal, compilation named."""
 
+import dataclasses
 import io
 import re
 
 import pytest
 
 from jaxrl_llm import screen as screen_module
-from jaxrl_llm.objectives import make
+from jaxrl_llm.objectives import TokenRatio, make, names
 from jaxrl_llm.objectives.formula import formula
-from jaxrl_llm.opening import closing, finished, opening, parameter_counts
+from jaxrl_llm.opening import closing, finished, folded, opening, parameter_counts
 from jaxrl_llm.run_log import RunLog, write_json
 from jaxrl_llm.screen import Screen
 from jaxrl_llm.settings import validate
 from jaxrl_llm.trainer import build
 from tests.reference import tiny_run
+from tests.reference.answers import corrected
 
 ROW = {"reward/mean": 0.5, "rollout/length_mean": 11.25, "clip/low": 0.01, "clip/high": 0.02}
 FULL = ROW | {"eval/greedy": 0.25, "rollout/tokens_per_s": 1234567.8}
@@ -141,19 +143,50 @@ def test_a_finished_dir_says_what_it_reached(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "terms", "letters"),
     [
-        ("grpo", {}, "mean_y mean_t min(r A, clip(r, 0.8, 1.2) A)", "by token, A = (R - mean R) / std R"),
+        ("grpo", {}, "mean_y mean_t min(r A, clip(r, 0.8, 1.2) A)", "by token; A = (R - mean R) / std R"),
         ("dapo", {"kl_coef": 0.1}, "mean_yt min(r A, clip(r, 0.8, 1.28) A) - 0.1 KL(pi, pi_ref)", "r = pi / pi_old"),
-        ("gspo", {}, "clip(r, 0.9997, 1.0004)", "r = (pi(y) / pi_old(y))^(1 / |y|), A ="),
+        ("gspo", {}, "clip(r, 0.9997, 1.0004)", "r = (pi(y) / pi_old(y))^(1 / |y|); A ="),
         ("dr_grpo", {"max_length": 8}, "mean_y sum_t 1/8 min(", "A = R - mean R"),
         ("rloo", {"entropy_coef": 0.01}, "A) + 0.01 H(pi)", "A = R - mean R of the others"),
         ("ppo", {}, "- 1 value loss", "A = GAE(gamma 1, lambda "),
-        ("sapo", {}, "4/tau sigmoid(tau (r - 1)) A, tau = 1 (A > 0), 1.05 (A < 0)", "by token"),
+        ("sapo", {}, "4/tau sigmoid(tau (r - 1)) A", "tau = 1 (A > 0), 1.05 (A < 0); r = pi / pi_old"),
         ("cispo", {}, "sg(min(r, 5)) A log pi", "by token"),
         ("reinforce", {}, "mean_y sum_t A log pi", "A = R - mean R"),
-        ("gmpo", {}, "GeometricMean(log_clip=0.4) A", "by token"),
+        ("gmpo", {}, "A exp(mean_t c(log r))", "c bounds log r at 0.4 (A > 0), -0.4 (A < 0); r ="),
+        ("grpo", {"correction": "tis"}, "mean_t w min(r A", "w = min(k, 2); k = pi_old / mu"),
+        ("ppo", {"reward_kl_coef": 0.1}, "mean_yt min(", "A = GAE(gamma 1, lambda 1) of R - 0.1 KL(pi, pi_ref)"),
     ],
 )
 def test_formulas(name, changes, terms, letters):
-    found = formula(make(name, **changes))
-    assert terms in found[0]
-    assert letters in found[1]
+    shown, definitions = formula(make(name, **changes))
+    assert terms in " ".join(shown)
+    assert letters in "; ".join(definitions)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything on"])
+def test_every_recipe_has_a_formula_that_fits(name, everything):
+    """Mathematics and no class names; at 80 columns no line breaks inside a definition or a term."""
+    changes: dict = {"max_length": 8} if name == "dr_grpo" else {}
+    if everything:
+        changes |= {"kl_coef": 0.001, "entropy_coef": 0.001} | corrected(name, "sequence_mask")
+    terms, definitions = formula(make(name, **changes))
+    lines = [*folded([f"{name}: max {terms[0]}", *terms[1:]], " "), *folded(definitions, "; ")]
+    assert max(map(len, lines)) <= 69
+    assert not re.search(r"[A-Z][a-z]\w*\(", "".join(lines))
+    for piece in (*terms, *definitions):
+        assert any(piece in line for line in lines), piece
+
+
+def test_what_a_part_of_ones_own_inherits_is_not_shown_for_it():
+    class Tempered(TokenRatio):
+        pass
+
+    _, definitions = formula(dataclasses.replace(make("grpo"), ratio=Tempered()))
+    assert definitions[0] == "r = Tempered()"
+
+
+def test_what_is_longer_than_a_line_is_folded():
+    assert folded(["a = 1", "b = 2"], "; ", 12) == ["a = 1; b = 2"]
+    assert folded(["a = 1", "b = 22"], "; ", 11) == ["a = 1;", "b = 22"]
+    assert folded(["one two three", "b"], "; ", 8) == ["one two", "three; b"]

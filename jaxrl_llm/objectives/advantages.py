@@ -245,6 +245,12 @@ class GroupAdvantage(Advantage):
         convention = {"std": self.std, "baseline": self.baseline, "eps": self.std_eps}
         return group_advantages(rewards, group_size=group_size, where=where, **convention)
 
+    def formula(self) -> str:
+        centred = {"mean": "R - mean R", "leave_one_out": "R - mean R of the others", "none": "R"}[self.baseline]
+        if self.std == "none":
+            return f"A = {centred}"
+        return f"A = ({centred}) / std R" + (" of the batch" if self.std == "batch" else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Gae(Advantage):
@@ -284,3 +290,7 @@ class Gae(Advantage):
         )
         advantages, returns = gae(shaped, values, mask, gamma=self.gamma, lam=self.lam, bootstrap=bootstrap)
         return whiten(advantages, mask), returns
+
+    def formula(self) -> str:
+        rewards = f"R - {self.reward_kl_coef:g} KL(pi, pi_ref)" if self.reward_kl_coef else "R"
+        return f"A = GAE(gamma {self.gamma:g}, lambda {self.lam:g}) of {rewards}"

@@ -59,6 +59,9 @@ class SequenceMeanTokenMean(Aggregation):
     def weights(self, batch: Batch) -> PerToken:
         return batch.per_token(1 / jnp.maximum(batch.lengths, 1))
 
+    def formula(self) -> str:
+        return "mean_y mean_t"
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenMean(Aggregation):
@@ -67,10 +70,16 @@ class TokenMean(Aggregation):
     def count(self, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
         return tokens
 
+    def formula(self) -> str:
+        return "mean_yt"
+
 
 @dataclasses.dataclass(frozen=True)
 class SequenceMeanTokenSum(Aggregation):
     """mean_i sum_t x: the gradient of the whole answer's log-probability."""
+
+    def formula(self) -> str:
+        return "mean_y sum_t"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +102,9 @@ class Constant(Aggregation):
     def weights(self, batch: Batch) -> PerToken:
         assert self.max_length is not None  # `check` has seen to it
         return jnp.full_like(batch.logprobs, 1 / self.max_length)
+
+    def formula(self) -> str:
+        return f"mean_y sum_t 1/{self.max_length}"
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {

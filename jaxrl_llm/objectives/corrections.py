@@ -47,6 +47,9 @@ class Truncated(Correction):
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return jnp.minimum(jnp.exp(log_ratio), self.cap)
 
+    def formula(self) -> str:
+        return f"w = min(k, {self.cap:g}); k = pi_old / mu, mu the sampler"
+
 
 @dataclasses.dataclass(frozen=True)
 class IcePop(Correction):
@@ -66,6 +69,9 @@ class IcePop(Correction):
         k = jnp.exp(log_ratio)
         return jnp.where((k >= self.floor) & (k <= self.cap), k, 0)
 
+    def formula(self) -> str:
+        return f"w = k in [{self.floor:g}, {self.cap:g}], else 0; k = pi_old / mu, mu the sampler"
+
 
 @dataclasses.dataclass(frozen=True)
 class SequenceMask(Correction):
@@ -82,6 +88,9 @@ class SequenceMask(Correction):
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         s = jnp.exp(batch.per_token(batch.sequence_mean(log_ratio)))
         return jnp.where((s >= 1 / self.cap) & (s <= self.cap), jnp.ones_like(s), 0)
+
+    def formula(self) -> str:
+        return f"w = 1 if exp(mean_t log(pi_old / mu)) in [1/{self.cap:g}, {self.cap:g}], else 0; mu the sampler"
 
 
 CORRECTIONS: dict[str, type[Truncated] | type[IcePop] | type[SequenceMask]] = {

@@ -45,6 +45,14 @@ class Part:
     def check(self, objective: Any) -> None:
         """Raises ValueError, naming the remedy, if the part does not go together with the others of `objective`."""
 
+    def formula(self) -> str:
+        """The part as mathematics, for the line that a run opens with; definitions of its letters follow behind "; ".
+
+        A class that does not write it is shown by its name and fields.
+        """
+        fields = (f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(fields)})"
+
 
 def declarations(part: Part) -> dict[str, Declaration]:
     """{hyper-parameter: declaration} of a part, from the fields of its dataclass; the defaults are the part's values.

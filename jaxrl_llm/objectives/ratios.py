@@ -51,6 +51,9 @@ class NoRatio(Ratio):
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.zeros_like(batch.log_ratio)
 
+    def formula(self) -> str:
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenRatio(Ratio):
@@ -58,6 +61,9 @@ class TokenRatio(Ratio):
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.log_ratio
+
+    def formula(self) -> str:
+        return "r = pi / pi_old by token"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +88,9 @@ class SamplerRatio(Ratio):
     def __call__(self, batch: Batch) -> PerToken:
         return batch.safe(batch.logprobs - batch.require("sampler_logprobs"))
 
+    def formula(self) -> str:
+        return "r = pi / mu by token, mu the sampler"
+
 
 @dataclasses.dataclass(frozen=True)
 class SequenceRatio(Ratio):
@@ -94,6 +103,9 @@ class SequenceRatio(Ratio):
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(batch.mask, batch.per_token(batch.sequence_mean(batch.log_ratio)), 0)
+
+    def formula(self) -> str:
+        return "r = (pi(y) / pi_old(y))^(1 / |y|)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +122,9 @@ class SequenceTokenRatio(Ratio):
         sequence = batch.per_token(batch.sequence_mean(token))
         return jnp.where(batch.mask, jax.lax.stop_gradient(sequence) + (token - jax.lax.stop_gradient(token)), 0)
 
+    def formula(self) -> str:
+        return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
+
 
 @dataclasses.dataclass(frozen=True)
 class SequenceProduct(Ratio):
@@ -122,6 +137,9 @@ class SequenceProduct(Ratio):
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(batch.mask, batch.per_token(clamp(batch.per_sequence(batch.log_ratio), 80.0)), 0)
+
+    def formula(self) -> str:
+        return "r = pi(y) / pi_old(y)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,3 +162,6 @@ class RouterShift(Ratio):
         shift = jnp.abs(batch.require("router_logprobs") - batch.require("old_router_logprobs")).mean((0, 3))
         log_gamma = jnp.maximum(-jnp.where(batch.mask, shift, 0), math.log(self.gamma_min))
         return batch.log_ratio + jax.lax.stop_gradient(log_gamma)
+
+    def formula(self) -> str:
+        return f"r = g pi / pi_old by token; g = max({self.gamma_min:g}, e^-(shift of the router))"

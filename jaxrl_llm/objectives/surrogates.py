@@ -60,6 +60,9 @@ class LogProb(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
 
+    def formula(self) -> str:
+        return "A log pi"
+
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Surrogate):
@@ -100,6 +103,10 @@ class Clip(Surrogate):
             ceiling = jnp.where(batch.advantages < 0, self.dual_clip, ceiling)
         return batch.advantages * jnp.where(low, 1 - below, jnp.where(high, ceiling, ratio))
 
+    def formula(self) -> str:
+        bounded = f"min(r A, clip(r, {1 - self.clip_low:.6g}, {1 + self.clip_high:.6g}) A)"
+        return bounded if self.dual_clip is None else f"max({bounded}, {self.dual_clip:g} A if A < 0)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Soft(Surrogate):
@@ -128,6 +135,9 @@ class Soft(Surrogate):
         gate = jax.nn.sigmoid(self._tau(batch) * jnp.expm1(log_ratio))
         return super().metrics(log_ratio, batch) | {"gate/mean": Mean.of(4 * gate * (1 - gate), batch.mask)}
 
+    def formula(self) -> str:
+        return f"4/tau sigmoid(tau (r - 1)) A; tau = {self.tau_pos:g} (A > 0), {self.tau_neg:g} (A < 0)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(Surrogate):
@@ -148,6 +158,9 @@ class Cispo(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         weight = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_ratio), self.cap))
         return weight * batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
+
+    def formula(self) -> str:
+        return f"sg(min(r, {self.cap:g})) A log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +184,9 @@ class GeometricMean(Surrogate):
         low, high = self.clipped(log_ratio, batch)
         bounded = jnp.where(low, -self.log_clip, jnp.where(high, self.log_clip, log_ratio))
         return batch.advantages * jnp.exp(batch.per_token(batch.sequence_mean(bounded)))
+
+    def formula(self) -> str:
+        return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,3 +213,7 @@ class Vespo(Surrogate):
         decay = jnp.where(good, self.phi_pos[1], self.phi_neg[1])
         phi = jnp.exp(power * log_ratio - decay * jnp.expm1(log_ratio))
         return jax.lax.stop_gradient(phi) * batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
+
+    def formula(self) -> str:
+        (a, b), (c, d) = self.phi_pos, self.phi_neg
+        return f"sg(r^c1 e^(c2 (1 - r))) A log pi; (c1, c2) = ({a:g}, {b:g}) (A > 0), ({c:g}, {d:g}) (A < 0)"

@@ -47,6 +47,11 @@ class StalenessClip(Clip):
         c = jnp.where(beyond, 1 / (1 + (size / jnp.where(q > 0, q, 1)) ** 2), 1)
         return c * self.clip_low, c * self.clip_high
 
+    def formula(self) -> str:
+        bounded = f"min(r A, clip(r, 1 - {self.clip_low:g} c, 1 + {self.clip_high:g} c) A)"
+        dual = bounded if self.dual_clip is None else f"max({bounded}, {self.dual_clip:g} A if A < 0)"
+        return f"{dual}; c = 1 / (1 + (abs(log r) / q)^2) beyond q; q = quantile(abs(log r), {self.tail:g})"
+
 
 @dataclasses.dataclass(frozen=True)
 class DivergenceMask(Surrogate):
@@ -91,3 +96,7 @@ class DivergenceMask(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         low, high = self.clipped(log_ratio, batch)
         return batch.advantages * jnp.where(low | high, 0, jnp.exp(log_ratio))
+
+    def formula(self) -> str:
+        low, high = f"{self.divergence_low:g} downwards (A < 0)", f"{self.divergence_high:g} upwards (A > 0)"
+        return f"M r A; M = 0 beyond {self.divergence} {low}, {high}, else 1"
