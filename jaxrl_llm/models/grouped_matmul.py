@@ -2,8 +2,8 @@
 
 TPU      megablox (jax.experimental.pallas): in both gradients, where `jax.lax.ragged_dot` of jax 0.10 multiplies every
          row by every group for the gradient of the matrices
-GPU      two kernels in Triton (`triton_matmul.py`), where `jax.lax.ragged_dot` is dense over all groups in both directions
-CPU      `jax.lax.ragged_dot`, dense as well: a reference, since the experts of a CPU run in blocks (`expert_blocks.py`)
+GPU      two kernels in Triton (`triton_matmul.py`), where `jax.lax.ragged_dot` is dense over all groups both ways
+CPU      `jax.lax.ragged_dot`, as dense: a reference, since the experts of a CPU run in blocks (`expert_blocks.py`)
 
 Source of the kernels: MegaBlocks, arXiv 2211.15841.
 """

@@ -22,8 +22,8 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
 
     Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
-    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). Our own kernels for a GPU multiply each
-    row by one group's matrix.
+    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul
+    multiplies each row by the matrix of its group.
     """
     target = i.attribute("custom_call_target").strip('"')
     stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
