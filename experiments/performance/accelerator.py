@@ -264,8 +264,11 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"{train['micro_batch_rows']}, {decode['slots']} slots"
         )
         for dtype, kernel in (figures["grouped_matmul"] or {}).items():
-            rates = f"{kernel['forward'] / 1e12:.0f} TFLOP/s, with both gradients {kernel['forward_and_backward'] / 1e12:.0f}"
-            notes.append(f"{name}: grouped matmul in {dtype} as the dense form to {max(kernel['errors']):.1g}; {rates}")
+            forward, both = (kernel[part] / 1e12 for part in ("forward", "forward_and_backward"))
+            notes.append(
+                f"{name}: grouped matmul in {dtype} is the dense form's to {max(kernel['errors']):.1g}; {forward:.0f} "
+                f"TFLOP/s, with both gradients {both:.0f}"
+            )
         if device["peak_flops"] is None or device["bandwidth"] is None:
             notes.append(f"{name}: no figures are known for {device['kind']!r}; set --peak_flops and --bandwidth")
     return "\n".join([*rows, "", *notes])

@@ -57,8 +57,8 @@ def check(sizes: tuple[int, int, int, int] = SIZES, repeats: int = 5) -> dict[st
         ):
             if not error <= bound:
                 raise RuntimeError(
-                    f"the grouped matmul is wrong on {platform} in {dtype}: its {name} is off by {error:.2g} of the largest "
-                    "value; please report it, and train with model.experts_implementation=dense until then"
+                    f"the grouped matmul is wrong on {platform} in {dtype}: its {name} is off by {error:.2g} of the "
+                    "largest value; please report it, and train with model.experts_implementation=dense until then"
                 )
         flops = 2.0 * counts.sum() * d * f
         seconds = _seconds(lambda a=args: run(*a), repeats), _seconds(lambda a=args, c=cotangent: both(*a, c), repeats)
