@@ -35,7 +35,7 @@ class _Blocks(NamedTuple):
     stages: int
 
 
-# By bytes of an operand, for both kernels. For bfloat16, what tokamax 0.0.12 records as the best of an H100: a forward of
+# By bytes of an operand, for both kernels. For bfloat16 what tokamax 0.0.12 records as best on an H100: a forward of
 # 393216 rows, 128 groups, 2048 x 768 in 3.41 ms, 363 TFLOP/s. Those for float32 take less shared memory.
 _BLOCKS = {2: _Blocks((128, 128), 32, 4, 4), 4: _Blocks((64, 64), 32, 4, 3)}
 _SMALLEST = 16  # side of a block that a tensor core takes
