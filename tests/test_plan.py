@@ -14,6 +14,9 @@ from jaxrl_llm.planning.programs import Part, Program
 from jaxrl_llm.planning.roofline import roofline
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax's CUDA plugin is not installed"
+)
 # A mixture of experts with 16 experts, of which a token uses 2: the dense form would be 8 times the work.
 MIXTURE = {
     "model.num_hidden_layers": 2,
@@ -95,6 +98,20 @@ def test_no_dense_form_on_tpus(tmp_path):
     assert update["collectives"]["ragged-all-to-all"][0] >= 2 * 4  # layers; x there, y back, and both for the gradient
     weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
     assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
+
+
+@needs_cuda
+@pytest.mark.parametrize("mesh", ["(1,4,1,1)", "(1,1,4,1)"])
+def test_no_dense_form_on_gpus(tmp_path, mesh):
+    """The same update on 4 H100s that share parameters or experts; no kernel of unknown FLOPs."""
+    parts, _ = planned("h100:4", tmp_path, "--only", "update", **{"mesh.shape": mesh})
+    update = parts["update"]
+    assert 0.9 < update["flops_over_model"] < 1.6
+    assert update["not_counted"] == []
+    if mesh == "(1,1,4,1)":
+        assert update["collectives"]["all-to-all"][0] >= 2 * 4
+        weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
+        assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
 
 
 @needs_libtpu

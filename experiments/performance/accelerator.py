@@ -6,6 +6,9 @@ Compute is bfloat16; parameters, moments and gradients are float32 where they ta
 bfloat16. A model runs in a process of its own. A figure is the wall time of the best repeat; what the first one took
 more is `compile s`.
 
+A mixture of experts is measured after its grouped matmul was held to the dense form (`grouped.py`); a kernel that is
+wrong on this device is an error.
+
 MFU        model FLOPs (`roofline.train_flops`) / seconds / peak bfloat16 FLOP/s; a step is all micro-batches and AdamW
 bandwidth  bytes that a decode step must read (weights of the batch once, and the cache) / seconds / bytes a second;
            seconds a step = (whole answers - answers of one token) / (tokens - 1), so without the prefill
@@ -26,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.performance import roofline
+from experiments.performance import grouped, roofline
 from jaxrl_llm import objectives, sharding
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import choose_implementation
@@ -120,6 +123,7 @@ def measure(
     count, memory = roofline.parameters(Model(case.model)), (here.memory_stats() or {}).get("bytes_limit")
     config = dataclasses.replace(case.model, param_dtype=parameter_dtype(count, memory))
     chosen = implementations(config)
+    matmul = grouped.check() if chosen["experts"] == "grouped" else None
     case = dataclasses.replace(case, model=config)
     params = Model(config).init_sharded(jax.random.key(0))
     decode = _decode(case, params, repeats, device)  # first: the peak of the memory only grows
@@ -134,6 +138,7 @@ def measure(
         "dtype": config.dtype,
         "remat": config.remat,
         **chosen,
+        "grouped_matmul": matmul,
         "train": train,
         "decode": decode,
     }
@@ -258,6 +263,12 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"{train['rows']} rows of {train['tokens'] // train['rows']} tokens in micro-batches of "
             f"{train['micro_batch_rows']}, {decode['slots']} slots"
         )
+        for dtype, kernel in (figures["grouped_matmul"] or {}).items():
+            forward, both = (kernel[part] / 1e12 for part in ("forward", "forward_and_backward"))
+            notes.append(
+                f"{name}: grouped matmul in {dtype} is the dense form's to {max(kernel['errors']):.1g}; {forward:.0f} "
+                f"TFLOP/s, with both gradients {both:.0f}"
+            )
         if device["peak_flops"] is None or device["bandwidth"] is None:
             notes.append(f"{name}: no figures are known for {device['kind']!r}; set --peak_flops and --bandwidth")
     return "\n".join([*rows, "", *notes])

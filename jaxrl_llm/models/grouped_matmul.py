@@ -2,9 +2,10 @@
 
 TPU      megablox (jax.experimental.pallas): in both gradients, where `jax.lax.ragged_dot` of jax 0.10 multiplies every
          row by every group for the gradient of the matrices
-others   `jax.lax.ragged_dot`; XLA runs it as a dense product over all groups on CPU and GPU
+GPU      two kernels in Triton (`triton_matmul.py`), where `jax.lax.ragged_dot` is dense over all groups both ways
+CPU      `jax.lax.ragged_dot`, as dense: a reference, since the experts of a CPU run in blocks (`expert_blocks.py`)
 
-Source of the kernel: MegaBlocks, arXiv 2211.15841.
+Source of the kernels: MegaBlocks, arXiv 2211.15841.
 """
 
 import functools
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
 from jaxrl_llm.array_typing import Array, Float, Int
+from jaxrl_llm.models.triton_matmul import grouped_matmul_gpu
 
 __all__ = ["grouped_matmul"]
 
@@ -36,6 +38,8 @@ def grouped_matmul(
     rows = jnp.where(used, rows, 0)  # a kernel leaves what lies past the last group undefined, in both directions
     if platform == "tpu":
         out: Any = _by_tiles(rows, weights, counts, False)
+    elif platform == "gpu":
+        out = grouped_matmul_gpu(rows, weights, counts, False)
     else:
         out = jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32)
     return jnp.where(used, out, 0)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 
 from jaxrl_llm.planning.hlo import Computation, Instruction, Module, Shape, trip_count
-from jaxrl_llm.planning.kernels import kernel_flops
+from jaxrl_llm.planning.kernels import grouped, kernel_flops
 
 __all__ = ["Cost", "measure"]
 
@@ -67,7 +67,8 @@ def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Co
 
     Args:
       devices: of the program.
-      filled: share of the rows of a grouped matmul that hold a pair; its kernel skips the others and yet states them.
+      filled: share of the rows of a grouped matmul that hold a pair; its kernel skips the others, and they count in its
+        shapes.
     """
     reader = _Reader(module, devices, filled)
     return reader.total(module.entry, turn=False), reader.total(module.entry, turn=True)
@@ -117,7 +118,7 @@ class _Reader:
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
         flops = _flops(inside, i)
-        share = self.filled if i.opcode == "custom-call" and "gmm" in i.name else 1.0
+        share = self.filled if grouped(i) else 1.0
         return Cost(share * (flops or 0.0), moved, {}, frozenset({i.name} if flops is None else ()))
 
     def _fused(self, outside: Computation, i: Instruction, body: Computation) -> Cost:

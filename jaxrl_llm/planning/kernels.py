@@ -5,24 +5,33 @@ import re
 
 from jaxrl_llm.planning.hlo import Computation, Instruction
 
-__all__ = ["kernel_flops"]
+__all__ = ["grouped", "kernel_flops"]
 
 # Matrix products per (query, key) pair and half: of softmax attention, causal, so half of all pairs count.
 _ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 _NONE = re.compile(r"Sharding|AllocateBuffer|ConcatBitcast|AssumeGather|TopK|Sort|Pad|Slice|Annotate|MoveTo|Buffer")
+_TRITON = re.compile(r'name = "grouped_(multiply|accumulate)"')  # of models/triton_matmul.py
+
+
+def grouped(i: Instruction) -> bool:
+    """Whether it is the kernel of a grouped matmul, which skips rows past the last group."""
+    return i.opcode == "custom-call" and ("gmm" in i.name or _TRITON.search(i.attributes) is not None)
 
 
 def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
 
     Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
-    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1).
+    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul
+    multiplies each row by the matrix of its group.
     """
     target = i.attribute("custom_call_target").strip('"')
     stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
     if stated:
         return float(stated[1])
     shapes = [inside.by_name[name].shapes[0].dims for name in i.operands if inside.by_name[name].shapes]
+    if grouped(i):
+        return 2.0 * math.prod(shapes[0]) * i.shapes[0].dims[-1]
     if target.startswith("__cublas"):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', i.attributes)
         dims = re.findall(r"\d+", contracted[1]) if contracted else []

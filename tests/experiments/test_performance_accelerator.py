@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from experiments.performance import accelerator, roofline, turns
+from experiments.performance import accelerator, grouped, roofline, turns
 from experiments.performance.accelerator import CASES, SMALLEST, Case
 from jaxrl_llm import sharding
 from jaxrl_llm.models.transformer import Model
@@ -124,6 +124,23 @@ def test_kernels_are_chosen_by_platform(monkeypatch):
     }
     with pytest.raises(ValueError, match=r"needs a GPU .* this is cpu with bfloat16"):
         of("cpu", attention_implementation="flash")
+
+
+def test_a_grouped_matmul_is_held_to_the_dense_form(monkeypatch):
+    """The check of an accelerator's kernel, with this machine's; one that forgets a group is found."""
+    sizes, right = (48, 8, 16, 24), grouped.grouped_matmul
+    for kernel in grouped.check(sizes, repeats=1).values():
+        assert max(kernel["errors"]) < 1e-2
+        assert kernel["forward"] > 0 < kernel["forward_and_backward"]
+
+    def forgetful(rows, weights, counts, platform):
+        return right(rows, weights.at[0].set(0), counts, platform)
+
+    monkeypatch.setattr(grouped, "grouped_matmul", forgetful)
+    with pytest.raises(
+        RuntimeError, match=r"wrong on cpu in bfloat16: its result is off by .* experts_implementation=dense"
+    ):
+        grouped.check(sizes, repeats=1)
 
 
 def test_parameters_are_float32_where_they_fit():

@@ -1,7 +1,6 @@
 """Tokens that move to their experts: values, gradients and routing of every way against the dense form."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,9 @@ from jaxrl_llm import sharding
 from jaxrl_llm.models import expert_parallel
 from jaxrl_llm.models import experts as experts_module
 from jaxrl_llm.models.experts import apply_experts
-from jaxrl_llm.models.grouped_matmul import _by_tiles, grouped_matmul
 from jaxrl_llm.planning.cost import measure
 from jaxrl_llm.planning.hlo import parse
+from tests.reference.grouped_rows import interpreted
 
 N, K, D, F, E = 24, 2, 6, 10, 8
 AXES = [("expert", "embed", "mlp"), ("expert", "embed", "mlp"), ("expert", "mlp", "embed")]
@@ -95,6 +94,13 @@ def test_ragged(load, shape, monkeypatch):
     assert_close(value_and_grads(*problem(load), "grouped", sharding.make_mesh(shape)), dense(load))
 
 
+@pytest.mark.parametrize("kernel", ["gpu", "tpu"])
+def test_kernels_of_other_platforms(kernel, monkeypatch):
+    """Interpreted where each device calls them: tokens that moved, and each device's part of the width."""
+    monkeypatch.setattr(experts_module, "grouped_matmul", functools.partial(interpreted, kernel=kernel))
+    assert_close(value_and_grads(*problem("skewed"), "grouped", sharding.make_mesh((1, 1, 2, 2))), dense("skewed"))
+
+
 def test_tokens_that_the_devices_do_not_divide():
     (x, experts, gates), weights = problem()
     few = x[:7], experts[:7], gates[:7]
@@ -104,49 +110,40 @@ def test_tokens_that_the_devices_do_not_divide():
     assert_close(run(*few, *placed), apply_experts(*few, *weights, implementation="dense"))
 
 
+def compiled_cost(f, tokens, weights, mesh):
+    """What a program costs outside its loops over blocks of rows."""
+    where = [sharding.rows(mesh)] * 3 + sharding.shardings(AXES, weights, mesh)
+    args = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to) for a, to in zip((*tokens, *weights), where, strict=True)
+    ]
+    return measure(parse(jax.jit(f).lower(*args).compile().as_text()), mesh.size)[0]
+
+
 def test_weights_of_experts_stay_where_they_are():
     """On a mesh of experts only tokens travel: what is sent is known to the byte, and nothing is gathered."""
     mesh = sharding.make_mesh((1, 1, 4, 1))
-    (x, experts, gates), weights = problem()
-    rows = sharding.rows(mesh)
-    where = sharding.shardings(AXES, weights, mesh)
-
-    def abstract(a, to):
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)
+    tokens, weights = problem()
 
     def forward(x, experts, gates, *weights):
         return apply_experts(x, experts, gates, *weights, implementation="blocks", mesh=mesh)
 
-    args = [abstract(a, rows) for a in (x, experts, gates)] + [
-        abstract(w, to) for w, to in zip(weights, where, strict=True)
-    ]
-    once, _ = measure(parse(jax.jit(forward).lower(*args).compile().as_text()), mesh.size)
-    rows = 4 * 8  # to and from each device 8 pairs at most, which is SLACK x 3 rounded up to what is worth sending
-    sent = 4 * rows * (2 * D + 2) * 3 / 4  # x there, y back, expert and gate; a quarter of the rows stays
-    assert once.collectives["all-to-all"] == (4.0, sent)
+    def gradients(x, experts, gates, *weights):
+        def loss(x, gates, weights):
+            return jnp.sum(forward(x, experts, gates, *weights) ** 2)
+
+        return jax.grad(loss, argnums=(0, 1, 2))(x, gates, weights)
+
+    # To and from each device 8 pairs at most, SLACK x 3 rounded up to what is worth sending; a quarter of them stays.
+    pair = 4 * (4 * 8) * 3 / 4  # bytes sent of one number a pair
+    once = compiled_cost(forward, tokens, weights, mesh)
+    assert once.collectives["all-to-all"] == (4.0, pair * (2 * D + 2))  # x there, y back, expert and gate
     assert set(once.collectives) == {"all-to-all", "all-reduce"}
     assert once.collectives["all-reduce"][1] == 2 * 4 * 3 / 4, "nothing but the number of rounds is reduced"
     assert once.flops == 0, "a matmul outside the loop over blocks: the dense form is back"
 
-
-@pytest.mark.parametrize("counts", [(3, 0, 5, 2), (0, 0, 0, 10), (1, 2, 3, 4)])
-def test_the_kernel_of_tpus(counts):
-    """Interpreted, 13 rows of which 10 belong to groups: equal to a loop, 0 past the last group, in both directions."""
-    rng = np.random.default_rng(0)
-    rows, weights, cotangent = (
-        jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((13, 128), (4, 128, 256), (13, 256))
-    )
-    sizes, starts = jnp.asarray(counts, jnp.int32), np.cumsum((0, *counts))
-
-    def by_tiles(rows, weights):
-        used = (jnp.arange(13) < 10)[:, None]
-        return jnp.where(used, _by_tiles(jnp.where(used, rows, 0), weights, sizes, True), 0)
-
-    def loop(rows, weights):
-        parts = [rows[a:b] @ w for (a, b), w in zip(itertools.pairwise(starts.tolist()), weights, strict=True)]
-        return jnp.concatenate([*parts, jnp.zeros((3, 256))])
-
-    want, pull = jax.vjp(loop, rows, weights)
-    for f in (by_tiles, functools.partial(grouped_matmul, counts=sizes, platform="cpu")):
-        got, back = jax.vjp(f, rows, weights)
-        assert_close((got, back(cotangent)), (want, pull(cotangent)), 1e-5)
+    both = compiled_cost(gradients, tokens, weights, mesh)
+    there, back = 2 * D + 2, D + 1  # x, its cotangent, expert, gate; gradients of x and of the gate
+    assert both.collectives["all-to-all"] == (10.0, pair * (2 * D + 2 + there + back))
+    assert set(both.collectives) == {"all-to-all", "all-reduce"}
+    assert both.collectives["all-reduce"][1] == 2 * 2 * 4 * 3 / 4, "gradients of experts are reduced"
+    assert both.flops == 0, "a matmul outside the loop over blocks: the dense form is back"

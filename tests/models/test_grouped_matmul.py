@@ -1,0 +1,106 @@
+"""Grouped matmuls of every platform against a loop over the groups, in both directions, and compiled for an H100."""
+
+import functools
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models.grouped_matmul import grouped_matmul
+from jaxrl_llm.models.triton_matmul import tiles_of
+from tests.reference.grouped_rows import by_loop, interpreted
+
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax's CUDA plugin is not installed"
+)
+
+
+def arrays(dtype, *shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def check(run, counts, d, f, dtype=jnp.float32, tolerance=1e-5):
+    """Values and both gradients, with three rows of no group behind the groups: their results and gradients are 0."""
+    m = sum(counts) + 3
+    rows, weights, cotangent = arrays(dtype, (m, d), (len(counts), d, f), (m, f))
+    want, pull = jax.vjp(functools.partial(by_loop, counts=counts), rows, weights)
+    got, back = jax.vjp(functools.partial(run, counts=jnp.asarray(counts, jnp.int32)), rows, weights)
+    cotangent = cotangent.astype(jnp.float32)
+    for a, b in zip((got, *back(cotangent)), (want, *pull(cotangent)), strict=True):
+        assert a.dtype == b.dtype
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 5, 2), (0, 0, 0, 10), (1, 2, 3, 4)])
+def test_the_reference_and_the_kernel_of_tpus(counts):
+    check(functools.partial(grouped_matmul, platform="cpu"), counts, 128, 256)
+    check(functools.partial(interpreted, kernel="tpu"), counts, 128, 256)
+
+
+@pytest.mark.parametrize(
+    ("counts", "d", "f", "dtype"),
+    [
+        ((17, 0, 16, 33), 40, 72, jnp.float32),  # whole tiles and parts of them; sides that no block divides
+        ((0, 0, 70, 0), 32, 128, jnp.float32),  # all rows of one group, sides of whole blocks
+        ((5, 1, 0, 40), 24, 136, jnp.bfloat16),
+        ((0, 0), 8, 8, jnp.float32),  # no row at all: zeros
+    ],
+)
+def test_the_kernels_of_gpus(counts, d, f, dtype):
+    """Interpreted. A gradient in bfloat16 is rounded to it once."""
+    check(functools.partial(interpreted, kernel="gpu"), counts, d, f, dtype, 1e-5 if dtype == jnp.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("size", [2, 16])
+@pytest.mark.parametrize("counts", [(3, 0, 5, 2), (0, 0, 0), (0, 40, 0, 0), (1, 1, 1, 1, 1), (16, 32, 2)])
+def test_tiles_cover_every_row_once(counts, size):
+    """Also where rows are left over, and where there are more groups than rows."""
+    rows = sum(counts) + 2
+    group, start, stop = map(np.asarray, tiles_of(jnp.asarray(counts, jnp.int32), rows, size))
+    covered = [(g, row) for g, a, b in zip(group, start, stop, strict=True) for row in range(a, min(a + size, b))]
+    assert sorted(row for _, row in covered) == list(range(sum(counts)))
+    assert [g for g, _ in sorted(covered, key=lambda pair: pair[1])] == np.repeat(range(len(counts)), counts).tolist()
+    assert len(group) <= rows // size + len(counts), "more tiles than any cut of these rows needs"
+
+
+FOR_AN_H100 = """
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxrl_llm.models.grouped_matmul import grouped_matmul
+from jaxrl_llm.planning.chips import topology_devices
+from jaxrl_llm.planning.cost import measure
+from jaxrl_llm.planning.hlo import parse
+
+where = jax.sharding.SingleDeviceSharding(topology_devices("h100:1")[1][0])
+groups, m, d, f = 128, 32768, 2048, 768
+
+def gradients(rows, weights, counts, cotangent):
+    run = lambda rows, weights: grouped_matmul(rows, weights, counts, "gpu")
+    return jax.vjp(run, rows, weights)[1](cotangent)
+
+shapes = ((m, d), sys.argv[1]), ((groups, d, f), sys.argv[1]), ((groups,), "int32"), ((m, f), "float32")
+compiled = jax.jit(gradients).lower(*(jax.ShapeDtypeStruct(s, t, sharding=where) for s, t in shapes)).compile()
+cost, _ = measure(parse(compiled.as_text()), 1)
+print(cost.flops / (2 * 2 * m * d * f), len(cost.unknown), compiled.memory_analysis().temp_size_in_bytes)
+"""
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_compiled_for_an_h100(dtype):
+    """Of 4096 tokens with 8 of 128 experts each: two products and copies of the rows, where XLA's form takes 44 GiB."""
+    ran = subprocess.run([sys.executable, "-c", FOR_AN_H100, dtype], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    flops, unknown, temporaries = map(float, ran.stdout.split())
+    assert (flops, unknown) == (1.0, 0)
+    assert temporaries < 4 * 32768 * 2048 * 2
