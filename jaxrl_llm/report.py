@@ -23,12 +23,12 @@ from jaxrl_llm.reporting.comparisons import (
     sentence,
 )
 from jaxrl_llm.reporting.figures import PLOTS
-from jaxrl_llm.reporting.outcome_figures import outcome_by_condition
+from jaxrl_llm.reporting.outcome_figures import differences_by_condition, outcome_by_condition
 from jaxrl_llm.reporting.page import Page, text_table
 from jaxrl_llm.reporting.read import Study, load
 from jaxrl_llm.reporting.samples import changes, failures, pick, tally
 from jaxrl_llm.reporting.statistics import MINIMUM_SEEDS
-from jaxrl_llm.reporting.tables import arm_table, config_table, resolved
+from jaxrl_llm.reporting.tables import arm_table, config_table, resolved, routing_table
 
 __all__ = ["main", "write_report"]
 
@@ -85,8 +85,13 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
     page.heading("Summary")
     done = sum(run.finished for run in study.runs)
     line = f"{done} of {len(study.runs)} runs finished."
-    page.text(line)
     missing = [f"{run.label}: {run.status}" for run in study.runs if not run.finished]
+    if study.branching:
+        states = len({(run.condition, run.seed, run.branch) for run in study.runs})
+        trajectories = len({(run.condition, run.seed) for run in study.runs})
+        line = f"{done} branches from {states} states of {trajectories} trajectories."
+        missing += study.unfinished
+    page.text(line)
     if missing:
         page.text("Missing from what follows, or only in part there:")
         page.bullets(missing)
@@ -146,9 +151,18 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
             "not replicate."
         )
         page.table(header, rows)
+    header, rows = routing_table(study, condition)
+    if rows:
+        page.text(
+            "What the changed selection of experts explains of the variance of the log-ratio, on whole rollouts after "
+            "their last update, scored without replay. Weighted by variance, since single shares are heavy-tailed; "
+            "the last columns are the shares of tokens whose ratio the routing alone moves beyond the usual clip, and "
+            "doubles or halves."
+        )
+        page.table(header, rows)
     absent = []
     suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
-    for plot in PLOTS:
+    for plot in PLOTS[:1] if study.branching else PLOTS:  # a branch has no curves
         absent += plot.left_out(study, condition)
         if plot.drawable(study, condition):
             page.heading(plot.heading, level=3)
@@ -159,6 +173,10 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
 
 def _across(page: Page, study: Study) -> None:
     page.heading("Across conditions")
+    if study.branching:
+        caption = "Mean difference to the baseline with its 95 % t interval over trajectories."
+        page.picture(differences_by_condition(study), "differences_by_condition", "differences", caption)
+        return
     for number, outcome in enumerate(OUTCOMES):
         if any(run.rows and outcome.measure(run) == outcome.measure(run) for run in study.runs):  # not NaN
             figure = outcome_by_condition(study, outcome.measure, outcome.name)

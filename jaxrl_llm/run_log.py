@@ -17,17 +17,17 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from jaxrl_llm.screen import Screen
 from jaxrl_llm.writers import TensorBoard, WeightsAndBiases
 
-__all__ = ["RunLog", "plain", "read_json", "read_rows", "write_json"]
+__all__ = ["RunLog", "add_rows", "keep_rows", "plain", "read_json", "read_rows", "write_json"]
 
 
 def plain(value: Any) -> Any:
@@ -74,6 +74,20 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The whole rows of a .jsonl file, in file order; a half-written last line is left out, no file is no rows."""
     path = Path(path)
     return [json.loads(line) for line in _whole_lines(path.read_bytes())] if path.exists() else []
+
+
+def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a .jsonl file."""
+    with open(path, "a", encoding="utf-8") as log:
+        _append(log, [plain(row) for row in rows])
+
+
+def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Remove the other rows, and a half-written last line, from a .jsonl file; no file is no rows."""
+    path = Path(path)
+    if path.exists():
+        lines = _whole_lines(path.read_bytes())
+        _replace(path, b"".join(line for line in lines if wanted(json.loads(line))))
 
 
 class RunLog:
@@ -185,16 +199,14 @@ class RunLog:
         for log in (self._metrics, self._samples):
             log.close()
         for name in ("metrics.jsonl", "samples.jsonl"):
-            path = self.workdir / name
-            lines = _whole_lines(path.read_bytes())
-            _replace(path, b"".join(line for line in lines if json.loads(line)["step"] <= step))
+            keep_rows(self.workdir / name, lambda row: row["step"] <= step)
         for writer in self._writers:
             writer.cut(step)
         (self.workdir / "result.json").unlink(missing_ok=True)
         self._open()
 
 
-def _append(log: io.TextIOBase, rows: Iterable[Mapping[str, Any]]) -> None:
+def _append(log: IO[str], rows: Iterable[Mapping[str, Any]]) -> None:
     log.write("".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows))
     log.flush()
 

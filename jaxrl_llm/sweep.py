@@ -12,7 +12,7 @@ import argparse
 import fcntl
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jaxrl_llm import configuration
@@ -20,9 +20,22 @@ from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.reporting.read import Run
 from jaxrl_llm.run_log import read_json, read_rows, write_json
 from jaxrl_llm.sweeping import cluster, local
-from jaxrl_llm.sweeping.plan import PlannedRun, Sweep, chain, command, each, product, zipped
+from jaxrl_llm.sweeping.plan import Branching, PlannedRun, Sweep, chain, command, each, product, zipped
 
-__all__ = ["MAIN", "Identity", "Program", "Sweep", "chain", "each", "load_sweep", "main", "product", "zipped"]
+__all__ = [
+    "BRANCHING",
+    "MAIN",
+    "Branching",
+    "Identity",
+    "Program",
+    "Sweep",
+    "chain",
+    "each",
+    "load_sweep",
+    "main",
+    "product",
+    "zipped",
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,14 @@ def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
     return Identity(settings.config_hash(config), config.steps)
 
 
+def _identify_branches(config_file: str, overrides: Sequence[str]) -> Identity:
+    from jaxrl_llm import forks  # likewise
+
+    return Identity(*forks.identify(config_file, overrides))
+
+
 MAIN = Program("jaxrl_llm.main", _identify)
+BRANCHING = Program("jaxrl_llm.branching", _identify_branches)  # of a sweep that branches
 
 
 def load_sweep(name: str) -> Sweep:
@@ -70,8 +90,11 @@ def load_sweep(name: str) -> Sweep:
         return module.get_sweep(variant) if variant else module.get_sweep()
 
 
-def main(arguments: Sequence[str] | None = None, program: Program = MAIN) -> int:
-    """The command line; returns the exit code: 0 all finished, 1 a run failed, 2 refused, 130 interrupted."""
+def main(arguments: Sequence[str] | None = None, program: Program | None = None) -> int:
+    """The command line, by default over the program that the sweep needs; returns the exit code.
+
+    It is 0 when all finished, 1 when a run failed, 2 when something was refused, 130 when interrupted.
+    """
     parser = Parser(prog="jaxrl-llm sweep", description="Run a sweep, or go on with it.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
     parser.add_argument("--workdir", required=True, help="DIR of the sweep; runs lie in DIR/[condition/]arm/seed")
@@ -81,7 +104,8 @@ def main(arguments: Sequence[str] | None = None, program: Program = MAIN) -> int
     parser.add_argument("--cluster", help="submitit's executor (slurm, local, debug); default: what submitit finds")
     given = parser.parse_args(arguments)
     try:
-        return _run(load_sweep(given.sweep), program, given)
+        sweep = load_sweep(given.sweep)
+        return _run(sweep, program or (BRANCHING if sweep.branching else MAIN), given)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         return complain(error, REFUSED)
     except KeyboardInterrupt:
@@ -157,7 +181,7 @@ def _write_plan(
     rows = [
         {
             "folder": run.folder,
-            "arm": run.arm,
+            "arm": arm,
             "condition": run.condition,
             "seed": run.seed,
             "config": run.config,
@@ -165,8 +189,11 @@ def _write_plan(
             "config_hash": identities[run.folder].config_hash,
         }
         for run in runs
+        for arm in run.arms
     ]
     plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
+    if sweep.branching is not None:
+        plan |= {"branching": asdict(sweep.branching), "pairs": "branches from one state of a trajectory (seed)"}
     write_json(workdir / "sweep.json", plan | {"runs": rows})
     lines = [command(run, str(workdir), program.module) for run in runs]
     (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines))

@@ -305,8 +305,7 @@ def _step(
         updates.append(metrics)
     scored = experience.metrics
     if diagnosed:
-        layout = epochs[-1][-1]
-        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, layout, run.base)
+        scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[0], run.base)
     jax.block_until_ready(state.updates)
     n = s.updates.updates_per_rollout
     host = rollout.metrics | {

@@ -13,13 +13,18 @@ mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, 
          5 seeds
 regime   where do expert changes drive the ratio? layers, experts, k, router learning rate, longer answers
 what     indices against logits under R2, 5 seeds
+branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
+clips    the calibration of its arm "GRPO tight clip": share of tokens clipped under GSPO and under three clip ranges;
+         `python experiments/routing_replay/clips.py DIR` writes `clips.json` from it
+         (branch@1e-4,4e-4 and clips@1e-4 are the parts at these rates; the whole goes on in the same DIR)
+branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.sweep import Sweep, chain, each, product, zipped
+from jaxrl_llm.sweep import Branching, Sweep, chain, each, product, zipped
 
 CONFIG = "configs/routing_replay.py"
 QUESTION = "Does the ratio swing because experts change, and which remedy helps?"
@@ -72,10 +77,52 @@ def tuned(*numbers: int) -> list[dict[str, Any]]:
     return [run | {"optimizer.learning_rate": rates.get(run["condition"], {}).get(run["arm"], 4e-4)} for run in runs]
 
 
+# Rollouts of a branch's trajectory, and the rates of the branches.
+BRANCHED = {"steps": 30, "checkpoint.every": 5}
+BRANCH_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
+
+
+def rates(*values: float) -> list[dict[str, Any]]:
+    return zipped(each("condition", [f"lr {rate:g}" for rate in values]), each("optimizer.learning_rate", values))
+
+
+def clipped(epsilon: float) -> dict[str, float]:
+    """A clip of GRPO with the proportion of GSPO's two bounds."""
+    return {"objective.name": "grpo", "objective.clip_low": 0.8 * epsilon, "objective.clip_high": epsilon}
+
+
+def branch_arms(*rates_of_part: float) -> list[dict[str, Any]]:
+    """The arms of `branch` at each rate; the tight clip is the one of `clips.json` at that rate."""
+    path = Path(__file__).with_name("clips.json")
+    clips = json.loads(path.read_text()) if path.exists() else {}
+    plain = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
+    runs = []
+    for rate in rates(*rates_of_part):
+        tight = [{"arm": "GRPO tight clip", **clipped(clips[rate["condition"]])}] if rate["condition"] in clips else []
+        runs += product(chain(plain, tight), [rate])
+    return runs
+
+
+def branches(variant: str, part: str) -> Sweep:
+    if variant == "branch_smoke":
+        runs = product(arms("GRPO", "GRPO+R2"), seeds(0, 2))
+        branching = Branching(first=0, every=1)
+        return Sweep(QUESTION, runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=0.5, branching=branching)
+    own = [float(rate) for rate in part.split(",")] if part else BRANCH_RATES
+    if variant == "clips":
+        grid = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.05, 0.12)]
+        runs = product(chain(arms("GRPO", "GSPO"), grid), rates(*own), [BRANCHED | {"steps": 15}], seeds(100, 1))
+        return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=Branching(first=2, every=4))
+    runs = product(branch_arms(*own), [BRANCHED], seeds(0, 8))
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=2))
+
+
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune"):
-        raise ValueError(f"variant {variant}@{part}: only full and tune have parts by N")
+    if part and variant not in ("full", "tune", "branch", "clips"):
+        raise ValueError(f"variant {variant}@{part}: only full and tune have parts by N, branch and clips by rate")
+    if variant in ("branch", "branch_smoke", "clips"):
+        return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
         runs = product(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
@@ -109,5 +156,6 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        raise ValueError(f"unknown variant {variant!r}; it has quick, seeds, full, tune, mismatch, regime and what")
+        known = "quick, seeds, full, tune, mismatch, regime, what, clips, branch and branch_smoke"
+        raise ValueError(f"unknown variant {variant!r}; it has {known}")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)

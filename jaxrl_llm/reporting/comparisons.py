@@ -41,11 +41,12 @@ def _policy(key: str, **kwargs: int) -> Callable[[Run], float]:
     return lambda run: 0.0 if run.diverged and run.series(key)[0].size else run.average(key, **kwargs)
 
 
+_REWARD = Outcome("training reward, last 5", _policy("reward/mean", last=5))
 _TIME = Outcome("rollouts without collapse", lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
 OUTCOMES: Sequence[Outcome] = (
     Outcome("held-out greedy, end", _policy("eval/greedy", last=1)),
     Outcome("held-out sampled, end", _policy("eval/pass_at_1", last=1)),
-    Outcome("training reward, last 5", _policy("reward/mean", last=5)),
+    _REWARD,
     _TIME,
 )
 
@@ -70,14 +71,16 @@ def compare(study: Study, condition: str) -> list[Comparison]:
     """Every arm against the baseline, in every outcome that some run has, over the pairs whose two runs have ended.
 
     A pair is two runs of one seed (and one branch, where runs branch off a trajectory). Holm's correction is over the
-    arms of one outcome that have enough seeds for a verdict.
+    arms of one outcome that have enough seeds for a verdict. Branches have no training reward of their own: their first
+    rollout is the state's, for all arms.
     """
     ended = {
         arm: {(run.seed, run.branch): run for run in study.select(arm, condition) if run.ended} for arm in study.arms
     }
-    fell = any(run.collapse()[1] for runs in ended.values() for run in runs.values())
+    fell = not study.branching and any(run.collapse()[1] for runs in ended.values() for run in runs.values())
     compared = []
-    for outcome in OUTCOMES if fell else [one for one in OUTCOMES if one is not _TIME]:
+    skipped = {_REWARD.name, _TIME.name} if study.branching else set() if fell else {_TIME.name}
+    for outcome in [one for one in OUTCOMES if one.name not in skipped]:
         rows = [(arm, *_difference(outcome, ended[arm], ended[study.baseline])) for arm in study.arms[1:]]
         rows = [row for row in rows if row[1].n]
         judged = [d.p if verdict(d, 1.0) == "undecided" else float("nan") for _, d, _, _ in rows]

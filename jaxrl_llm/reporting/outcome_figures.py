@@ -11,7 +11,14 @@ from jaxrl_llm.reporting.read import Run, Study
 from jaxrl_llm.reporting.statistics import survival
 from jaxrl_llm.reporting.style import INK, colour, label_ends, line, panels
 
-__all__ = ["forest_plot", "no_pairs", "nothing_fell", "outcome_by_condition", "survival_plot"]
+__all__ = [
+    "differences_by_condition",
+    "forest_plot",
+    "no_pairs",
+    "nothing_fell",
+    "outcome_by_condition",
+    "survival_plot",
+]
 
 
 def survival_plot(study: Study, condition: str) -> Figure:
@@ -95,4 +102,33 @@ def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: s
             ends.append((*finite[-1], arm, ink))
     ax.set_xticks(range(len(study.conditions)), study.conditions)
     label_ends(ax, ends)
+    return figure
+
+
+def differences_by_condition(study: Study) -> Figure:
+    """Differences to the baseline with 95 % t intervals against the conditions, one panel an outcome, a line an arm."""
+    compared = [[c for c in compare(study, one) if c.difference.n > 1] for one in study.conditions]
+    outcomes = list(dict.fromkeys(c.outcome.name for row in compared for c in row))
+    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
+    figure, axes = panels(titles or ["no pairs"], columns=1, height=3.4)
+    others = study.arms[1:]
+    for ax, name in zip(axes, outcomes, strict=False):
+        ends = []
+        for place, arm in enumerate(others):
+            look, ink = line(study.arms, arm), colour(study.arms, arm)
+            found = [
+                (x, c.difference)
+                for x, row in enumerate(compared)
+                for c in row
+                if (c.arm, c.outcome.name) == (arm, name)
+            ]
+            at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found])
+            means = np.array([d.mean for _, d in found])
+            ax.plot(at, means, linewidth=1.6, **look)
+            ax.vlines(at, [d.low for _, d in found], [d.high for _, d in found], color=ink, linewidth=1.6)
+            if found:
+                ends.append((float(at[-1]), float(means[-1]), arm, ink))
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_xticks(range(len(study.conditions)), study.conditions)
+        label_ends(ax, ends)
     return figure

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.run_log import read_json, read_rows
 
-__all__ = ["CLIPPED", "Run", "Study", "collapse_index", "load"]
+__all__ = ["CLIPPED", "Branch", "Run", "Study", "collapse_index", "load"]
 
 CLIPPED = "clip/low + clip/high"  # the one metric that is derived here: share of tokens clipped on either side
 
@@ -134,12 +134,50 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Branch(Run):
+    """A branch from one state of a trajectory: a run of one or a few rollouts whose rows stand in branches.jsonl.
+
+    `workdir` is the trajectory's, `branch` the rollouts before the state.
+    """
+
+    written: Sequence[Mapping[str, Any]] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # config.json of the trajectory
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.written if "failed" not in row]
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        return {**self.recorded, "config": self.recorded.get("arms", {}).get(self.arm, {})}
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        failed = [row["failed"] for row in self.written if "failed" in row]
+        return {"last_line": failed[0], "exit_code": 1} if failed else None
+
+    @cached_property
+    def finished(self) -> bool:
+        return self.failure is None  # a state's rows are written at once, with the last evaluation
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        return []
+
+
+@dataclass(frozen=True)
 class Study:
-    """Runs that are read together; the first arm, or the named one, is the baseline of the differences."""
+    """Runs that are read together; the first arm, or the named one, is the baseline of the differences.
+
+    branching: the numbers of a sweep whose runs are branches; empty for runs from the start.
+    unfinished: trajectories of such a sweep that have not ended, each with its status.
+    """
 
     question: str
     runs: Sequence[Run]
     baseline: str
+    branching: Mapping[str, int] = field(default_factory=dict)
+    unfinished: Sequence[str] = ()
 
     @property
     def arms(self) -> list[str]:
@@ -175,6 +213,8 @@ def load(folder: str | os.PathLike[str]) -> Study:
     """
     folder = Path(folder)
     plan = read_json(folder / "sweep.json")
+    if plan is not None and "branching" in plan:
+        return _load_branches(folder, plan)
     if plan is not None:
         runs = [
             Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"]), str(r.get("branch", "")))
@@ -193,6 +233,26 @@ def load(folder: str | os.PathLike[str]) -> Study:
     if not runs:
         raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
     return Study("", runs, runs[0].arm)
+
+
+def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
+    runs: list[Run] = []
+    unfinished = {}
+    for planned in plan["runs"]:
+        place, labels = folder / planned["folder"], (planned["arm"], planned["condition"], str(planned["seed"]))
+        rows, record = read_rows(place / "branches.jsonl"), read_json(place / "config.json") or {}
+        starts = {row["state"]: row for row in rows if not row["arm"]}
+        own: dict[int, list[Any]] = {state: [] for state in starts}
+        for row in rows:
+            if row["arm"] == planned["arm"]:
+                own[row["state"]].append(row)
+        runs += [
+            Branch(place, *labels, str(state), [starts[state], *taken], record) for state, taken in own.items() if taken
+        ]
+        trajectory = Run(place, "trajectory", planned["condition"], str(planned["seed"]))
+        if not trajectory.finished:
+            unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
+    return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()))
 
 
 def _array(values: Sequence[Any]) -> np.ndarray:

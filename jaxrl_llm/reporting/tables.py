@@ -9,7 +9,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.reporting.comparisons import OUTCOMES
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study
 
-__all__ = ["arm_table", "config_table", "resolved"]
+__all__ = ["arm_table", "config_table", "resolved", "routing_table"]
 
 
 def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
@@ -39,6 +39,57 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
     header = ["arm", "runs", *columns]
     kept = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
+    """What the changed selection of experts explains of Var(log r), over all measurements of an arm; empty if none.
+
+    The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because a
+    mean of ratios with a small denominator is heavy-tailed; the median and the 10th and 90th percentile of the single
+    shares stand beside it. The tails are shares of answer tokens.
+    """
+    header = [
+        "arm",
+        "measured",
+        "routing share, by variance",
+        "both orders",
+        "median",
+        "10 % to 90 %",
+        "Var(log r)",
+        "|routing part| > 0.2",
+        "> ln 2",
+    ]
+    rows = []
+    for arm in study.arms:
+        runs = [run for run in study.select(arm, condition) if run.rows]
+
+        def values(key: str, runs: Sequence[Run] = runs) -> np.ndarray:
+            series = [run.series(f"routing/{key}")[1] for run in runs]
+            return np.concatenate([np.ravel(one) for one in series] or [np.zeros(0)])
+
+        variance, share, both = (values(key) for key in ("log_ratio_var", "share_of_variance", _SHAPLEY))
+        known = np.isfinite(variance) & np.isfinite(share) & np.isfinite(both) & (variance > 0)
+        if not known.any():
+            continue
+        variance, share, both = variance[known], share[known], both[known]
+        low, middle, high = np.quantile(share, [0.1, 0.5, 0.9])
+        tails = [values(f"part_above_{bound}") for bound in ("0.2", "ln2")]
+        rows.append(
+            [
+                arm,
+                str(len(share)),
+                f"{np.average(share, weights=variance):.1%}",
+                f"{np.average(both, weights=variance):.1%}",
+                f"{middle:.1%}",
+                f"{low:.1%} to {high:.1%}",
+                f"{variance.mean():.2g}",
+                *(_number(tail.tolist(), "{:.3%}") for tail in tails),
+            ]
+        )
+    return header, rows
+
+
+_SHAPLEY = "share_of_variance_shapley"
 
 
 def config_table(study: Study) -> tuple[list[str], list[list[str]]]:

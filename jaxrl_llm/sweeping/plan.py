@@ -7,17 +7,20 @@ A run holds its labels (`arm`, `seed`, and where the sweep has several settings 
 configuration. Two runs of one condition and seed are a pair: they must differ in what their arms say and nothing else.
 """
 
+import json
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain as chained
 from itertools import product as cartesian
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PlannedRun", "Sweep", "chain", "command", "each", "product", "zipped"]
+from jaxrl_llm.ranges import at_least
+
+__all__ = ["Branching", "PlannedRun", "Sweep", "chain", "command", "each", "product", "zipped"]
 
 _LABELS = ("arm", "condition", "seed", "config")
 
@@ -64,8 +67,32 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Branching:
+    """Fork states of one trajectory into arms, instead of running every arm from its start.
+
+    The trajectory is the baseline's run. From its states after `first`, first + every, ... rollouts each arm takes
+    `rollouts` rollouts with their updates and is evaluated.
+    """
+
+    first: int = 1
+    every: int = 1
+    rollouts: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 0), ("every", 1), ("rollouts", 1)):
+            at_least(f"branching.{name}", getattr(self, name), least)
+
+    def states(self, steps: int) -> range:
+        """The states from which branches start in a trajectory of so many rollouts: no branch is longer than it."""
+        return range(self.first, steps - self.rollouts + 1, self.every)
+
+
+@dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields."""
+    """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields.
+
+    branches: of a trajectory that forks, as JSON: the numbers of its `Branching`, and the fields of every arm.
+    """
 
     arm: str
     condition: str
@@ -73,10 +100,17 @@ class PlannedRun:
     folder: str
     config: str
     fields: tuple[tuple[str, Any], ...]
+    branches: str = ""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return tuple(f"--config.{field}={value}" for field, value in self.fields)
+        fields = tuple(f"--config.{field}={value}" for field, value in self.fields)
+        return (*fields, f"--branches={self.branches}") if self.branches else fields
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that its folder holds."""
+        return list(json.loads(self.branches)["arms"]) if self.branches else [self.arm]
 
     def __str__(self) -> str:
         return ", ".join(part for part in (self.arm, self.condition, f"seed {self.seed}") if part)
@@ -94,6 +128,7 @@ class Sweep:
         config: configuration file of the runs, with an optional :variant.
         minutes: rough minutes of one run, for the estimate that is printed before the start.
         keep_checkpoints: at most so many checkpoints stay in each run's DIR.
+        branching: the arms fork from states of the baseline's runs; None: every arm is a run of its own.
     """
 
     question: str
@@ -102,6 +137,7 @@ class Sweep:
     config: str = "configs/base.py"
     minutes: float | int = 1.0
     keep_checkpoints: int = 1
+    branching: Branching | None = None
 
     def __post_init__(self) -> None:
         for run in self.runs:
@@ -111,27 +147,50 @@ class Sweep:
         arms = list(dict.fromkeys(run["arm"] for run in self.runs))
         if self.baseline not in arms:
             raise ValueError(f"baseline={self.baseline!r} is none of the arms {arms}; name one of them")
-        folders = [run.folder for run in self.planned()]
+        folders = [self._planned(run).folder for run in self.runs]
         twice = sorted({folder for folder in folders if folders.count(folder) > 1})
         if twice:
             raise ValueError(f"several runs share the labels of {twice[0]!r}; give them different arms or conditions")
+        self.planned()
 
     def planned(self) -> list[PlannedRun]:
         """The runs in the order in which they start: all arms of the first seed, then of the second, and so on.
 
-        So an interrupted sweep holds whole pairs.
+        So an interrupted sweep holds whole pairs. With `branching` they are the baseline's, with the other arms of
+        their condition and seed inside.
         """
-        planned = []
-        for run in self.runs:
-            condition = str(run.get("condition", ""))
-            parts = [part for part in (condition, str(run["arm"]), str(run["seed"])) if part]
-            folder = "/".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts)
-            fields = {field: value for field, value in run.items() if field not in _LABELS}
-            fields |= {"seed": run["seed"], "checkpoint.keep": self.keep_checkpoints}
-            config = str(run.get("config", self.config))
-            planned.append(PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items())))
+        planned = [self._planned(run) for run in self.runs]
         order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in planned))}
+        if self.branching is not None:
+            planned = self._trajectories(planned, self.branching)
         return sorted(planned, key=lambda run: order[run.seed])
+
+    def _planned(self, run: Mapping[str, Any]) -> PlannedRun:
+        condition = str(run.get("condition", ""))
+        fields = {field: value for field, value in run.items() if field not in _LABELS}
+        fields |= {"seed": run["seed"], "checkpoint.keep": self.keep_checkpoints}
+        folder = _folder(condition, run["arm"], run["seed"])
+        config = str(run.get("config", self.config))
+        return PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items()))
+
+    def _trajectories(self, planned: Sequence[PlannedRun], branching: Branching) -> list[PlannedRun]:
+        forks = []
+        for label in dict.fromkeys((run.condition, run.seed) for run in planned):
+            arms = {run.arm: run for run in planned if (run.condition, run.seed) == label}
+            if self.baseline not in arms:
+                raise ValueError(f"condition {label[0]!r}, seed {label[1]} has no arm {self.baseline!r} to branch from")
+            parent = arms[self.baseline]
+            for run in arms.values():
+                if run.config != parent.config:
+                    raise ValueError(f"{run} has another config than {self.baseline}; set the arms apart by fields")
+            fields = {arm: {name: str(value) for name, value in run.fields} for arm, run in arms.items()}
+            numbers = json.dumps(asdict(branching) | {"arms": fields})
+            forks.append(replace(parent, folder=_folder(*label), branches=numbers))
+        return forks
+
+
+def _folder(*labels: Any) -> str:
+    return "/".join(re.sub(r"[^\w.+=-]+", "_", str(label)) for label in labels if str(label))
 
 
 def command(run: PlannedRun, workdir: str, module: str = "jaxrl_llm.main") -> str:

@@ -10,10 +10,12 @@ sum exactly. Parameters first is the definition; the other order differs by an i
 of both orders (Shapley) stands beside it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm.array_typing import Array, Bool, Mask, PerToken
@@ -28,51 +30,56 @@ __all__ = ["decompose", "diagnose", "flipped_before", "ratio_by_flip"]
 
 
 def diagnose(
-    learner: Learner, params: Any, old_params: Any, batch: TrainBatch, layout: Layout, frozen: Any = None
+    learner: Learner,
+    params: Any,
+    old_params: Any,
+    batch: TrainBatch,
+    layouts: Sequence[Layout],
+    frozen: Any = None,
 ) -> dict[str, M.Metric]:
-    """The decomposition on one minibatch, by three forwards.
+    """The decomposition over a whole rollout, by three forwards.
 
     They are the current policy with its own experts e, the current policy with e_old, and the old policy with e.
-    `frozen` is combined with both parameters, as for `Learner.update`.
+
+    Args:
+      layouts: the minibatches of one epoch, at whose shapes training scored and updated.
+      frozen: combined with both parameters, as for `Learner.update`.
     """
     scored = batch.routing.scored
     assert scored is not None, "a dense model has no routing to diagnose"
-    rows, time = batch.tokens.shape
 
     def score(params: Any, replayed: Routing | None) -> Scored:
         into = learner.blank_scores(batch.tokens, record="experts")
-        return learner.score(params, batch.tokens, replayed, layout, into=into, frozen=frozen)
+        for layout in layouts:
+            into = learner.score(params, batch.tokens, replayed, layout, into=into, frozen=frozen)
+        return into
 
     current = score(params, None)
     held = score(params, Routing(scored.experts))
     swapped = score(old_params, current.recorded)
-    place = jnp.where(layout.index >= 0, layout.index, rows * time).ravel()  # -1 would count from the end
-    inside = jnp.zeros(rows * time, bool).at[place].set(True, mode="drop")
-    mask = batch.loss_mask & inside.reshape(rows, time)
-    return _describe(batch, current, held.logprobs, swapped.logprobs, mask)
+    return _describe(batch, current, held.logprobs, swapped.logprobs)
 
 
 @jax.jit
-def _describe(batch: TrainBatch, current: Scored, held: PerToken, swapped: PerToken, mask: Mask) -> dict[str, M.Metric]:
-    old = batch.routing.scored
+def _describe(batch: TrainBatch, current: Scored, held: PerToken, swapped: PerToken) -> dict[str, M.Metric]:
+    old, mask = batch.routing.scored, batch.loss_mask
     assert old is not None
     assert batch.old_logprobs is not None
     assert current.recorded is not None
     assert current.logprobs is not None
-    in_minibatch = mask.any(axis=1)
-    routing = Routing(jnp.where(in_minibatch[None, :, None, None], current.recorded.experts, old.experts))
-    segment_ids = jnp.where(in_minibatch[:, None], batch.segment_ids, 0)
     return (
         decompose(current.logprobs, held, swapped, batch.old_logprobs, mask)
-        | flips("routing/flips_fresh", old, routing, segment_ids)
-        | ratio_by_flip(current.logprobs - batch.old_logprobs, flipped_before(old, routing), mask)
+        | flips("routing/flips_fresh", old, current.recorded, batch.segment_ids)
+        | ratio_by_flip(current.logprobs - batch.old_logprobs, flipped_before(old, current.recorded), mask)
     )
 
 
 def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Shares of Var(log r) over unmasked tokens.
 
-    routing/share_of_variance = Cov(routing, log r) / Var(log r); the parameters' share is one minus it.
+    routing/share_of_variance = Cov(routing, log r) / Var(log r); the parameters' share is one minus it. Beside it
+    stand the tails of |routing|, which a share hides: the median, the 90th and the 99th percentile, and the share of
+    tokens beyond 0.2 (the usual clip) and beyond ln 2 (a doubled ratio).
 
     Args:
       current: log pi(. | e).   held: log pi(. | e_old).   swapped: log pi_old(. | e).   old: log pi_old(. | e_old).
@@ -92,7 +99,21 @@ def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToke
     def spread(part: PerToken) -> M.Mean:
         return M.Mean(jnp.sum(centred(part) ** 2), n.astype(jnp.float32))
 
+    size = jnp.abs(routing)
+    ordered = jnp.sort(jnp.where(mask, size, jnp.inf), axis=None)
+
+    def quantile(q: float) -> M.Mean:
+        """The lower of the two order statistics next to the quantile; NaN of no token."""
+        at = jnp.floor(q * (n - 1)).astype(jnp.int32)
+        one = jnp.any(mask).astype(jnp.float32)
+        return M.Mean(jnp.where(one > 0, ordered[at], 0), one)
+
     return {
+        "routing/part_p50": quantile(0.5),
+        "routing/part_p90": quantile(0.9),
+        "routing/part_p99": quantile(0.99),
+        "routing/part_above_0.2": M.Mean.of((size > 0.2) * 1.0, mask),
+        "routing/part_above_ln2": M.Mean.of((size > np.log(2)) * 1.0, mask),
         "routing/share_of_variance": share(routing),
         "routing/share_of_variance_shapley": share(shapley),
         "routing/log_ratio_var": spread(ratio),
