@@ -1,6 +1,7 @@
 """python -m jaxrl_llm.main --config gspo[:variant] --workdir DIR [--config.block.field=value ...]"""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -17,10 +18,13 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or go on with, the run of a DIR; returns the exit code (see command_line.py)."""
     try:
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt as stop:
-        print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
-        return 128 + getattr(stop, "signal", 2)  # SIGINT
+        if start_up.is_first():
+            print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
+        code = 128 + getattr(stop, "signal", 2)  # SIGINT
+        return code if getattr(stop, "saved", False) else start_up.leave(code)
+    return start_up.leave(code)
 
 
 def _run(arguments: list[str]) -> int:
@@ -29,6 +33,9 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several (docs/several_processes.md)")
+    parser.add_argument("--processes", type=int, help="how many processes there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
     with contextlib.ExitStack() as stack:
         try:
             fields, rest = fields_and_rest(arguments)
@@ -37,10 +44,11 @@ def _run(arguments: list[str]) -> int:
             config = configuration.load(source, fields)
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
+            start_up.join(given.coordinator, given.processes, given.process, **dataclasses.asdict(settings.processes))
             run_dir.check(given.workdir, config, restart=given.restart)
             if not given.restart and say_finished(given.workdir, settings.steps):
                 return 0
-            run, first = build(settings), start_up.is_first_host()
+            run, first = build(settings), start_up.is_first()
             run.memory().check()
             log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:

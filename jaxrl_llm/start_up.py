@@ -1,9 +1,11 @@
-"""What a process does before its first computation: compilation cache, several hosts, memory that is kept.
+"""What a process does before its first computation, compilation cache and memory that is kept, and as one of several.
 
-`start_jax` also lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew.
+`start_jax` lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew. `join` brings
+the processes of a run together, and `leave` ends one that failed.
 """
 
 import ctypes
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -15,15 +17,13 @@ from absl import logging
 
 from jaxrl_llm.cache_folder import cache_folder
 
-__all__ = ["is_first_host", "start_jax"]
+__all__ = ["is_first", "join", "leave", "start_jax"]
 
 
 def start_jax() -> None:
-    """Turn the compilation cache on, keep freed memory, and join the other hosts if this is one of several.
+    """Turn the compilation cache on, and keep freed memory.
 
-    The cache lies in the user's cache folder unless JAX_COMPILATION_CACHE_DIR says otherwise. Several hosts are those
-    that JAX recognises (TPU pods, SLURM, Open MPI), or JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID.
+    The cache lies in the user's cache folder unless JAX_COMPILATION_CACHE_DIR says otherwise.
     """
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
@@ -35,12 +35,6 @@ def start_jax() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # Entries are written under a lock only when there is a bound; parallel runs share the folder.
     jax.config.update("jax_compilation_cache_max_size", 4 * 2**30)
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.distributed.initialize(
-            os.environ["JAX_COORDINATOR_ADDRESS"],
-            int(os.environ["JAX_NUM_PROCESSES"]),
-            int(os.environ["JAX_PROCESS_ID"]),
-        )
 
 
 def _keep_freed_memory() -> None:
@@ -91,5 +85,93 @@ def _repair(cache: Path) -> None:
                 entry.unlink(missing_ok=True)
 
 
-def is_first_host() -> bool:
+def join(
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    start_timeout_s: int = 300,
+    heartbeat_timeout_s: int = 10,
+) -> None:
+    """Join the other processes of the run, where there are any; before the first computation.
+
+    What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or comes from SLURM,
+    Open MPI or the TPU pod slice. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
+    JAX aborts them (exit code 134).
+
+    Args:
+      coordinator: host:port of process 0, with a port that is free there.
+      count, index: how many processes there are, and which of them this one is.
+
+    Raises:
+      ValueError: one is given without the others, or the launcher does not say where process 0 is.
+    """
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    count = _number("JAX_NUM_PROCESSES") if count is None else count
+    index = _number("JAX_PROCESS_ID") if index is None else index
+    given = coordinator is not None or count is not None or index is not None
+    launched = _tasks() > 1
+    if not (given or launched or _has_tpu()):
+        return
+    if given and not launched and None in (coordinator, count, index):
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process={index} leave out which process this is of how "
+            "many; give --coordinator HOST:PORT, --processes COUNT and --process INDEX, or none of them"
+        )
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            count,
+            index,
+            initialization_timeout=start_timeout_s,
+            heartbeat_timeout_seconds=heartbeat_timeout_s,
+        )
+    except ValueError as error:
+        if not given and not launched:
+            return  # a TPU host of its own
+        raise ValueError(f"the processes cannot join ({error}); see docs/several_processes.md") from error
+    uncaught = sys.excepthook
+
+    def end(*error: Any) -> None:
+        uncaught(*error)
+        leave(1)
+
+    sys.excepthook = end
+
+
+def leave(code: int) -> int:
+    """The exit code; of several processes, one that failed ends here and does not wait at exit for those it has left.
+
+    They see the broken connection, or miss the heartbeats.
+    """
+    if jax.distributed.is_initialized() and code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _number(name: str) -> int | None:
+    value = os.environ.get(name)
+    if value is not None and not value.isdecimal():
+        raise ValueError(f"{name}={value} must be a whole number")
+    return None if value is None else int(value)
+
+
+def _tasks() -> int:
+    """How many processes SLURM (srun) or Open MPI has started."""
+    slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 1
+    return max(slurm or 1, _number("OMPI_COMM_WORLD_SIZE") or 1)
+
+
+def _has_tpu() -> bool:
+    """Whether this may be a host of a TPU pod slice."""
+    if os.environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu" or importlib.util.find_spec("libtpu") is None:
+        return False
+    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what all have computed."""
     return jax.process_index() == 0
