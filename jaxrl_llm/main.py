@@ -1,7 +1,6 @@
 """python -m jaxrl_llm.main --config gspo[:variant] --workdir DIR [--config.block.field=value ...]"""
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -18,13 +17,10 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or go on with, the run of a DIR; returns the exit code (see command_line.py)."""
     try:
-        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        return start_up.leave(_run(sys.argv[1:] if arguments is None else list(arguments)))
     except KeyboardInterrupt as stop:
-        if start_up.is_first():
-            print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
-        code = 128 + getattr(stop, "signal", 2)  # SIGINT
-        return code if getattr(stop, "saved", False) else start_up.leave(code)
-    return start_up.leave(code)
+        print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
+        return start_up.leave(128 + getattr(stop, "signal", 2), alone=not getattr(stop, "saved", False))
 
 
 def _run(arguments: list[str]) -> int:
@@ -33,9 +29,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
-    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several (docs/several_processes.md)")
-    parser.add_argument("--processes", type=int, help="how many processes there are")
-    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+    start_up.add_arguments(parser)
     with contextlib.ExitStack() as stack:
         try:
             fields, rest = fields_and_rest(arguments)
@@ -44,7 +38,7 @@ def _run(arguments: list[str]) -> int:
             config = configuration.load(source, fields)
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
-            start_up.join(given.coordinator, given.processes, given.process, **dataclasses.asdict(settings.processes))
+            start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
             run_dir.check(given.workdir, config, restart=given.restart)
             if not given.restart and say_finished(given.workdir, settings.steps):
                 return 0

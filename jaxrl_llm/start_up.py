@@ -1,9 +1,10 @@
-"""What a process does before its first computation, compilation cache and memory that is kept, and as one of several.
+"""What a process does before its first computation: compilation cache, memory that is kept, other processes.
 
-`start_jax` lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew. `join` brings
-the processes of a run together, and `leave` ends one that failed.
+`start_jax` lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew. `join`
+brings the processes of a run together, and `leave` ends one that failed.
 """
 
+import argparse
 import ctypes
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from absl import logging
 
 from jaxrl_llm.cache_folder import cache_folder
 
-__all__ = ["is_first", "join", "leave", "start_jax"]
+__all__ = ["add_arguments", "is_first", "join", "leave", "start_jax"]
 
 
 def start_jax() -> None:
@@ -85,35 +86,31 @@ def _repair(cache: Path) -> None:
                 entry.unlink(missing_ok=True)
 
 
-def join(
-    coordinator: str | None = None,
-    count: int | None = None,
-    index: int | None = None,
-    *,
-    start_timeout_s: int = 300,
-    heartbeat_timeout_s: int = 10,
-) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `join`."""
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
+    parser.add_argument("--processes", type=int, help="how many processes there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+
+
+def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: int) -> None:
     """Join the other processes of the run, where there are any; before the first computation.
 
     What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or comes from SLURM,
     Open MPI or the TPU pod slice. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
     JAX aborts them (exit code 134).
 
-    Args:
-      coordinator: host:port of process 0, with a port that is free there.
-      count, index: how many processes there are, and which of them this one is.
-
     Raises:
       ValueError: one is given without the others, or the launcher does not say where process 0 is.
     """
-    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    count = _number("JAX_NUM_PROCESSES") if count is None else count
-    index = _number("JAX_PROCESS_ID") if index is None else index
-    given = coordinator is not None or count is not None or index is not None
-    launched = _tasks() > 1
-    if not (given or launched or _has_tpu()):
+    coordinator = given.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    count = _number("JAX_NUM_PROCESSES") if given.processes is None else given.processes
+    index = _number("JAX_PROCESS_ID") if given.process is None else given.process
+    place = (coordinator, count, index)
+    named, launched = any(x is not None for x in place), _tasks() > 1
+    if not (named or launched or _has_tpu()):
         return
-    if given and not launched and None in (coordinator, count, index):
+    if named and not launched and None in place:
         raise ValueError(
             f"coordinator={coordinator}, processes={count}, process={index} leave out which process this is of how "
             "many; give --coordinator HOST:PORT, --processes COUNT and --process INDEX, or none of them"
@@ -121,31 +118,35 @@ def join(
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
     try:
         jax.distributed.initialize(
-            coordinator,
-            count,
-            index,
+            *place,
             initialization_timeout=start_timeout_s,
             heartbeat_timeout_seconds=heartbeat_timeout_s,
         )
     except ValueError as error:
-        if not given and not launched:
+        if not named and not launched:
             return  # a TPU host of its own
         raise ValueError(f"the processes cannot join ({error}); see docs/several_processes.md") from error
     uncaught = sys.excepthook
 
-    def end(*error: Any) -> None:
-        uncaught(*error)
+    def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, jax.errors.JaxRuntimeError):
+            text = " ".join(str(error).split())[:500]
+            where = f"process {jax.process_index()} of {jax.process_count()}"
+            lost = "where another process has ended, its own output says why, and the same commands go on"
+            print(f"error: {where} failed ({text}); {lost}", file=sys.stderr)
+        else:
+            uncaught(kind, error, trace)
         leave(1)
 
     sys.excepthook = end
 
 
-def leave(code: int) -> int:
-    """The exit code; of several processes, one that failed ends here and does not wait at exit for those it has left.
+def leave(code: int, *, alone: bool = True) -> int:
+    """The exit code; of several processes, one that ends `alone` does so here if it failed.
 
-    They see the broken connection, or miss the heartbeats.
+    At exit it would wait for the others, which wait for it: they are to see a broken connection, or miss heartbeats.
     """
-    if jax.distributed.is_initialized() and code:
+    if jax.distributed.is_initialized() and code and alone:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -174,4 +175,4 @@ def _has_tpu() -> bool:
 
 def is_first() -> bool:
     """Whether this is the process that writes what all have computed."""
-    return jax.process_index() == 0
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
