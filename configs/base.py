@@ -142,6 +142,10 @@ def get_config(variant: str = "") -> ConfigDict:
     config.mesh = ConfigDict()
     config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor over the first devices; one -1 takes what remains
 
+    config.processes = ConfigDict()  # several hosts, or one process a GPU: docs/several_processes.md
+    config.processes.start_timeout_s = 300  # until all processes have joined
+    config.processes.heartbeat_timeout_s = 10  # without a sign of life of one process, the others end
+
     if variant == "smoke":
         return smoke(config)
     if variant:

@@ -22,6 +22,7 @@ __all__ = [
     "EvaluationConfig",
     "LogConfig",
     "MeshConfig",
+    "ProcessesConfig",
     "RolloutConfig",
     "Settings",
     "TaskConfig",
@@ -126,6 +127,16 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProcessesConfig:
+    start_timeout_s: int
+    heartbeat_timeout_s: int
+
+    def __post_init__(self) -> None:
+        for name in ("start_timeout_s", "heartbeat_timeout_s"):
+            at_least(f"processes.{name}", getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """A whole run. `task` and `objective` are made; `model` is complete, `pretrained` its checkpoint's path or ""."""
 
@@ -150,6 +161,7 @@ class Settings:
     checkpoint: CheckpointConfig
     log: LogConfig
     mesh: MeshConfig
+    processes: ProcessesConfig
 
     @property
     def answer_length(self) -> int:

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
+
+from jaxrl_llm import processes
 
 __all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_of"]
 
@@ -155,12 +156,12 @@ class Checkpoints:
             restored = self._manager.restore(step, args=items)
         except Exception as own:  # Orbax and its readers raise whatever they meet
             error = own
-        if not _everywhere(error is None) or restored is None:
+        if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
         state, payload = restored["state"], dict(restored["payload"])
         if payload.pop("digest") != _digest_of(payload):
             raise ValueError("its payload differs from its digest")
-        different = [name for name, digest in digests(state).items() if payload["digests"].get(name) != digest]
+        different = [name for name, own in digests(state).items() if payload["digests"].get(name) != own]
         if different:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
         return state, payload["extra"]
@@ -173,6 +174,7 @@ class Checkpoints:
                 shutil.rmtree(place, ignore_errors=True)
                 place.parent.mkdir(exist_ok=True)
                 (self.folder / str(step)).rename(place)
+        processes.wait_for_all("checkpoints.set_aside")
         self._manager.reload()
 
     def wait(self) -> None:
@@ -193,11 +195,6 @@ class Checkpoints:
                 f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
                 "same command"
             ) from error
-
-
-def _everywhere(true: bool) -> bool:
-    """Whether it is so in every process: all of them must take the same checkpoint."""
-    return true if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(true)).all())
 
 
 def _digest_of(payload: Mapping[str, Any]) -> str:

@@ -17,10 +17,10 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or go on with, the run of a DIR; returns the exit code (see command_line.py)."""
     try:
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        return start_up.leave(_run(sys.argv[1:] if arguments is None else list(arguments)))
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'stopped'}; the same command goes on from the newest checkpoint")
-        return 128 + getattr(stop, "signal", 2)  # SIGINT
+        return start_up.leave(128 + getattr(stop, "signal", 2), alone=not getattr(stop, "saved", False))
 
 
 def _run(arguments: list[str]) -> int:
@@ -29,6 +29,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
+    start_up.add_arguments(parser)
     with contextlib.ExitStack() as stack:
         try:
             fields, rest = fields_and_rest(arguments)
@@ -37,10 +38,11 @@ def _run(arguments: list[str]) -> int:
             config = configuration.load(source, fields)
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
+            start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
             run_dir.check(given.workdir, config, restart=given.restart)
             if not given.restart and say_finished(given.workdir, settings.steps):
                 return 0
-            run, first = build(settings), start_up.is_first_host()
+            run, first = build(settings), start_up.is_first()
             run.memory().check()
             log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:

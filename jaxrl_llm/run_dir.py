@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from jaxrl_llm import configuration, objectives, tasks
+from jaxrl_llm import configuration, objectives, processes, tasks
 from jaxrl_llm.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.run_log import plain, read_json, read_rows
 from jaxrl_llm.settings import Settings, config_hash, identity_fields, validate
@@ -54,8 +53,7 @@ def begin(workdir: str | Path, *, restart: bool = False) -> None:
             (workdir / "evaluation.jsonl").unlink(missing_ok=True)
         if not steps_of(workdir):
             shutil.rmtree(workdir / "reference", ignore_errors=True)  # another config has another start
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("run_dir.begin")
+    processes.wait_for_all("run_dir.begin")
 
 
 def recorded_settings(workdir: str | Path) -> Settings:

@@ -47,6 +47,7 @@ _BLOCKS: dict[str, Any] = {
     "checkpoint": b.CheckpointConfig,
     "log": b.LogConfig,
     "mesh": b.MeshConfig,
+    "processes": b.ProcessesConfig,
 }
 
 
@@ -106,12 +107,13 @@ def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSetting
 
 
 def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints).
+    """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints,
+    timeouts).
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
     Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
     """
-    free = {"checkpoint", "log"}
+    free = {"checkpoint", "log", "processes"}
     free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in config.items() if key not in free}

@@ -128,9 +128,12 @@ def put_rows(tree: Any, mesh: Mesh | None) -> Any:
     """Arrays from the host, rows first, onto the mesh; whole where the devices do not divide the rows."""
     if mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
-    return jax.tree.map(
-        lambda x: jax.device_put(x, NamedSharding(mesh, spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))), tree
-    )
+
+    def put(x: Any) -> jax.Array:
+        where = NamedSharding(mesh, spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))
+        return jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # each process puts its own part
+
+    return jax.tree.map(put, tree)
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

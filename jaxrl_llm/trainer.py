@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import metrics as M
-from jaxrl_llm import sharding, tasks
+from jaxrl_llm import processes, sharding, tasks
 from jaxrl_llm.checkpointing import Checkpoints, digest, load_tree, save_tree
 from jaxrl_llm.memory import Memory, needed
 from jaxrl_llm.models.lora import Attached, adapter_axes, init_adapters, merged
@@ -177,11 +177,11 @@ def check_base(own: str | None, extra: Mapping[str, Any]) -> None:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the run after a step and its checkpoint."""
+    """A signal ended the run: saved, after a step and its checkpoint, or at once."""
 
-    def __init__(self, text: str, number: int):
+    def __init__(self, text: str, number: int, saved: bool = False):
         super().__init__(text)
-        self.signal = number
+        self.signal, self.saved = number, saved
 
 
 def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
             if last or step % settings.evaluation.every == 0:
                 evaluated = _evaluate(run, state, log, step)
                 late.host |= evaluated
-            stop = interrupted()
+            stop = processes.largest(interrupted())
             if last or stop or step % settings.checkpoint.every == 0:
                 late.write(log, settings)
                 late = None
@@ -236,7 +236,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
                 checkpoints.save(step, state, extra)
             if stop and not last:
                 checkpoints.close()
-                raise Stopped(f"stopped after step {step}", stop)
+                raise Stopped(f"stopped after step {step}", stop, saved=True)
     checkpoints.close()
     log.screen.end(closing(log.workdir))
     return evaluated
@@ -253,7 +253,7 @@ class _Late:
     samples: list[dict[str, Any]]
 
     def write(self, log: RunLog, settings: Settings) -> None:
-        scored, updates = jax.device_get((self.scored, self.updates))
+        scored, updates = processes.fetch((self.scored, self.updates))
         each = [M.finalize(update) for update in updates]
         values = M.finalize(M.merge([scored, *updates])) | {
             key: value
@@ -321,7 +321,7 @@ def _step(
 
 def layouts(s: Settings, trajectory: Trajectory, step: int) -> list[list[Layout]]:
     """The micro-batches of every minibatch, by epoch; each epoch has a permutation of its own."""
-    held, masks = (np.asarray(x) != 0 for x in jax.device_get((trajectory.segment_ids, trajectory.loss_mask)))
+    held, masks = (np.asarray(x) != 0 for x in processes.fetch((trajectory.segment_ids, trajectory.loss_mask)))
     lengths = held.sum(1)
     groups = groups_of(masks, lengths, s.rollout.group_size, s.answer_length)
     return [

@@ -81,6 +81,6 @@ class Evaluator:
         )
         uids = batch["uid"].astype(np.uint32)
         out = engine.generate(params, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
-        answered, verified = verify(out, self.task, batch, group)
-        texts = answered.texts
+        verified = verify(out, self.task, batch, group)
+        texts = verified.texts
         return verified.rewards.reshape(-1, group), [texts[i : i + group] for i in range(0, len(texts), group)]

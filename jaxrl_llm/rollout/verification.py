@@ -3,10 +3,10 @@
 import concurrent.futures
 import dataclasses
 
-import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxrl_llm import processes
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task, verifier_pool
 from jaxrl_llm.tasks.verifier_pool import TIMEOUT, Verdict
@@ -16,8 +16,9 @@ __all__ = ["Answered", "Verified", "begin", "verify"]
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """rewards [b] float32, the task's own; errors: what went wrong with the verifier of each answer, else ""."""
+    """texts: the answers. rewards [b] float32, the task's own; errors: what went wrong with the verifier, else ""."""
 
+    texts: list[str]
     rewards: Float[np.ndarray, "b"]
     errors: list[str]
 
@@ -32,24 +33,25 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """The answers of a rollout as text (without the end), on their way through the verifier."""
+    """The answers of a rollout on their way through the verifier; of several processes, each verifies its share."""
 
-    texts: list[str]
     lengths: Int[np.ndarray, "b"]  # tokens, the end included
     truncated: Bool[np.ndarray, "b"]
-    asked: list[int]  # the answers that the verifier gets
+    texts: list[str]  # of this process's share, without the end
+    asked: list[int]  # those that the verifier gets
     verdicts: "concurrent.futures.Future[list[Verdict]]"
 
     def finish(self) -> Verified:
-        """Wait for the verifier.
+        """Wait for the verifier, of every process.
 
         Raises:
           ValueError: the task's verifier cannot run in a worker process.
         """
-        rewards, errors = np.zeros(len(self.texts), np.float32), [""] * len(self.texts)
+        own: list[tuple[str, float, str]] = [(text, 0.0, "") for text in self.texts]
         for i, verdict in zip(self.asked, self.verdicts.result(), strict=True):
-            rewards[i], errors[i] = verdict.reward, verdict.error
-        return Verified(rewards, errors)
+            own[i] = (self.texts[i], verdict.reward, verdict.error)
+        texts, rewards, errors = zip(*processes.gather(own), strict=True)
+        return Verified(list(texts), np.asarray(rewards, np.float32), list(errors))
 
 
 def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Answered:
@@ -58,18 +60,20 @@ def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: 
     An answer that was cut off by its bound gets 0 (unless `task.verify_truncated`), and so does one with U+FFFD in its
     text, which is an id that the tokenizer does not know or bytes that are no UTF-8: the verifier sees neither.
     """
-    tokens, mask, truncated = jax.device_get((trajectory.tokens, trajectory.loss_mask, trajectory.truncated))
-    texts = [task.tokenizer.decode(row[m].tolist()) for row, m in zip(tokens, mask, strict=True)]
-    asked = [i for i, text in enumerate(texts) if UNKNOWN not in text and (task.verify_truncated or not truncated[i])]
+    arrays = (trajectory.tokens, trajectory.loss_mask, trajectory.truncated)
+    tokens, mask, truncated = processes.fetch(arrays)
+    own = processes.share(len(tokens))
+    texts = [task.tokenizer.decode(tokens[i][mask[i]].tolist()) for i in own]
     fields = list(zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True))
-    questions = []
-    for i in asked:
-        prompt, gold, row = fields[i // group_size]
-        questions.append((prompt, texts[i], gold, row))
-    return Answered(texts, mask.sum(1), truncated, asked, verifier_pool.submit(task, questions))
+    asked, questions = [], []
+    for place, (i, text) in enumerate(zip(own, texts, strict=True)):
+        if UNKNOWN not in text and (task.verify_truncated or not truncated[i]):
+            prompt, gold, row = fields[i // group_size]
+            asked.append(place)
+            questions.append((prompt, text, gold, row))
+    return Answered(mask.sum(1), truncated, texts, asked, verifier_pool.submit(task, questions))
 
 
-def verify(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> tuple[Answered, Verified]:
+def verify(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Verified:
     """`begin` and `finish` at once."""
-    answered = begin(trajectory, task, prompts, group_size)
-    return answered, answered.finish()
+    return begin(trajectory, task, prompts, group_size).finish()

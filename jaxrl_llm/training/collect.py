@@ -1,6 +1,7 @@
 """From prompts to a verified rollout: sampling, rewards, shaping and DAPO's dynamic sampling."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -72,13 +73,13 @@ class Rollout:
         Raises:
           ValueError: the task's verifier cannot run in a worker process.
         """
-        drawn = [(draw.answered, draw.verified()) for draw in self.draws]
+        drawn = [(draw.answered, draw.verified) for draw in self.draws]
         rewards = self.rewards
         if rewards is None:  # one draw, every group of it kept
             (answered, verified), *_ = drawn
             rewards = jnp.asarray(_shaped(verified.rewards, answered.lengths, self.max_length, self.shaping))
         groups = len(self.draws[0].prompts)
-        metrics = _describe(drawn, len(drawn[0][0].texts) // groups)
+        metrics = _describe(drawn, len(drawn[0][0].lengths) // groups)
         metrics |= {
             "rollout/groups_generated": float(groups * len(drawn)),
             "rollout/groups_kept": float(self.kept),
@@ -94,6 +95,7 @@ class _Draw:
     prompts: list[str]
     answered: Answered
 
+    @functools.cached_property
     def verified(self) -> Verified:
         return self.answered.finish()
 
@@ -123,13 +125,12 @@ def begin(
         batch = batch if draw == 0 else next(stream)
         uids = batch["draw"].astype(np.uint32)
         out = engine.generate(params, batch["tokens"], batch["lengths"], uids, key)
-        answered = verification.begin(out, task, batch, g)
-        draws.append(_Draw(batch["prompt"], answered))
+        draws.append(_Draw(batch["prompt"], verification.begin(out, task, batch, g)))
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
-        rewards = answered.finish().rewards
-        shaped = _shaped(rewards, answered.lengths, engine.max_new_tokens, shaping)
+        rewards = draws[-1].verified.rewards
+        shaped = _shaped(rewards, draws[-1].answered.lengths, engine.max_new_tokens, shaping)
         out = out.replace(rewards=jnp.asarray(shaped))
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
@@ -198,8 +199,8 @@ def _readable(draws: list[_Draw], drawn: list[tuple[Answered, Verified]], sample
     """The first `samples` answers, and behind them the first few others that the verifier failed on."""
     rows, failed = [], []
     for draw, (answered, verified) in zip(draws, drawn, strict=True):
-        group_size = len(answered.texts) // len(draw.prompts)
-        for i, text in enumerate(answered.texts):
+        group_size = len(verified.texts) // len(draw.prompts)
+        for i, text in enumerate(verified.texts):
             row = {
                 "prompt": draw.prompts[i // group_size],
                 "answer": text,

@@ -102,6 +102,7 @@ class Learner:
         scores = jax.lax.fori_loop(0, layout.used, body, into)
         return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), scores)
 
+    @functools.partial(jax.jit, static_argnums=0, static_argnames=("logprobs", "values", "record", "by_router"))
     def blank_scores(
         self,
         tokens: Tokens,
@@ -117,7 +118,7 @@ class Learner:
           record: what is recorded of the routing: none, experts or logits (both); nothing in a dense model.
           by_router: with a record, also the experts chosen by the router.
         """
-        config, mesh = self.model.config, self.model.mesh
+        config = self.model.config
         rows, time = tokens.shape
         routed = record != "none" and config.num_moe_layers > 0
         scores = Scored(
@@ -126,7 +127,7 @@ class Learner:
             recorded=blank(config, rows, time, record == "logits") if routed else None,
             by_router=blank(config, rows, time, False) if routed and by_router else None,
         )
-        return scores if mesh is None else jax.device_put(scores, sharding.replicated(mesh))
+        return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), scores)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("state",))
     def update(

@@ -1,10 +1,11 @@
 """Supervised training to a chosen pass rate, cached, so that several runs share exactly the same start."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import scoring, sharding, tasks
+from jaxrl_llm import processes, scoring, sharding, tasks
 from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
 from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
@@ -84,17 +85,28 @@ def warm_start(
         | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
         | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
     )
+    with _held(folder):
+        there = folder.exists()
+        if processes.everywhere(there):
+            log(f"warm start: from {folder}")
+            return load_tree(folder, model.shapes())
+        if not processes.everywhere(not there):
+            raise ValueError(f"{folder} is there for some processes only; set warm_start.cache_dir to a folder of all")
+        params = _train(model, task, config, untrained(), data_dir, evaluate, log)
+        save_tree(folder, params)
+    return params
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """No other run reads or writes the folder meanwhile; of several processes, the first holds the lock for all."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"{folder.parent} cannot be written ({error}); set warm_start.cache_dir") from error
-    with filelock.FileLock(f"{folder}.lock"):
-        if folder.exists():
-            log(f"warm start: from {folder}")
-            return load_tree(folder, model.shapes())
-        params = _train(model, task, config, untrained(), data_dir, evaluate, log)
-        save_tree(folder, params)
-    return params
+    with filelock.FileLock(f"{folder}.lock") if jax.process_index() == 0 else contextlib.nullcontext():
+        processes.wait_for_all("warm_start")
+        yield
 
 
 def _train(
