@@ -4,12 +4,14 @@
 #   EXTRAS  what is installed beside the package               (EXTRAS=dev,gpu)
 #   TESTS   which tests run                                    (TESTS=tests/objectives)
 #   WORKERS how many processes run them                        (WORKERS=4)
+#   SLOW    which of the slow tests run                        (SLOW="slow and not long")
 PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= dev,colab
 RUNS   ?= runs/demo
 TESTS  ?= tests
 WORKERS ?= 2
+SLOW   ?= slow
 
 SHELL  := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,6 +21,8 @@ PY     := $(VENV)/bin/python
 VERSION     := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints-$(VERSION).txt)
 comma       := ,
+# Files are whole, since their tests share what they compile, and in the order of tests/conftest.py.
+SPREAD      := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP       := $(VENV)/.installed-$(VERSION)-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: help install demo test test-slow lint format clean
@@ -53,10 +57,10 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 
 test: lint
-	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(TESTS)
+	$(PY) -m pytest -m "not slow" $(SPREAD) $(TESTS)
 
 test-slow: $(STAMP)
-	$(PY) -m pytest -m slow -n $(WORKERS) --dist loadfile $(TESTS)
+	$(PY) -m pytest -m "$(SLOW)" $(SPREAD) $(TESTS)
 
 demo: $(STAMP)
 	$(PY) -m jaxrl_llm.main --config configs/demo.py:grpo --workdir $(RUNS)/grpo

@@ -11,6 +11,7 @@ _FLAGS = "--xla_force_host_platform_device_count=4"
 _FLAGS += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("MPLBACKEND", "agg")
+_TESTS = Path(__file__).parent
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _CACHE = Path(os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_HOME / "jaxrl_llm" / "xla")))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = (
@@ -46,6 +47,33 @@ hypothesis.settings.load_profile("jaxrl_llm")
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_programs():
     make_room()
+
+
+# The files that take longest come first: a worker that starts one of them last leaves the others without work.
+_LONGEST = [
+    "training/test_lora_everywhere",
+    "training/test_replay_everywhere",
+    "training/test_step",
+    "training/test_routing_replay",
+    "test_trainer",
+    "test_sweep",
+    "test_lora_run",
+    "test_commands",
+    "models/test_experts",
+    "models/test_families",
+    "test_report",
+    "rollout/test_engine",
+    "objectives/test_recipes",
+    "models/test_transformer",
+    "objectives/test_extremes",
+]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    place = {_TESTS / f"{name}.py": number for number, name in enumerate(_LONGEST)}
+    assert all(path.exists() for path in place), "correct _LONGEST"
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_sessionstart():

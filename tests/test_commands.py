@@ -158,9 +158,9 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
 
 
 def test_seeds(run, characters):
-    said = [run(generate, "--workdir", characters[0], "--prompt=312=", f"--seed={seed}")[1] for seed in range(6)]
+    said = [run(generate, "--workdir", characters[0], "--prompt=312=", f"--seed={seed}")[1] for seed in range(4)]
     assert len(set(said)) > 1
-    assert said[3] == run(generate, "--workdir", characters[0], "--prompt=312=", "--seed=3")[1]
+    assert said[2] == run(generate, "--workdir", characters[0], "--prompt=312=", "--seed=2")[1]
 
 
 def test_a_checkpoint_is_evaluated_as_its_dir_is(run, chats, tmp_path):

@@ -128,13 +128,26 @@ def test_bad_fields(folder, changes, message):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("ppo", {"critic.kind": "head"}),
-        ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
-        ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "mesh.shape": (1, 2, 2, 1)}),
-        ("grpo", {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "mesh.shape": (2, 1, 1, 2)}),
-        ("dapo", {"dynamic_sampling.max_draws": 2, "updates.length_buckets": 2, "model.param_dtype": "bfloat16"}),
+        pytest.param("ppo", {"critic.kind": "head"}, id="value head"),
+        pytest.param("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}, id="separate critic"),
+        pytest.param(
+            "gspo",
+            {"replay.mode": "R3", "updates.layout": "packed", "mesh.shape": (1, 2, 2, 1)},
+            id="R3 packed, fsdp and expert",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "grpo",
+            {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "mesh.shape": (2, 1, 1, 2)},
+            id="R2 logits, data and tensor",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "dapo",
+            {"dynamic_sampling.max_draws": 2, "updates.length_buckets": 2, "model.param_dtype": "bfloat16"},
+            id="DAPO, bfloat16",
+        ),
     ],
-    ids=["value head", "separate critic", "R3 packed, fsdp and expert", "R2 logits, data and tensor", "DAPO, bfloat16"],
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""

@@ -34,13 +34,13 @@ def _loop(queries, keys, values, visible):
 @pytest.mark.parametrize("kv", [1, 2, 4])
 def test_equals_the_loop(kv):
     problem = _problem(kv)
-    np.testing.assert_allclose(attend(*problem), _loop(*problem), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(attend)(*problem), _loop(*problem), rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_scores_are_float32():
     """Against float64 arithmetic on the same rounded inputs; what remains is the rounding of weights and output."""
     problem = _problem(2, jnp.bfloat16)
-    out = attend(*problem)
+    out = jax.jit(attend)(*problem)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float64), _loop(*problem), atol=4 * 2**-8)
 
@@ -48,7 +48,8 @@ def test_bfloat16_scores_are_float32():
 def test_a_row_that_sees_nothing_is_finite_and_its_gradient_too():
     queries, keys, values, visible = _problem(2)
     visible = visible.at[0, 3].set(False)
-    out, grads = jax.value_and_grad(lambda q, k: jnp.sum(attend(q, k, values, visible)), argnums=(0, 1))(queries, keys)
+    total = jax.value_and_grad(lambda q, k: jnp.sum(attend(q, k, values, visible)), argnums=(0, 1))
+    out, grads = jax.jit(total)(queries, keys)
     assert np.isfinite(out)
     assert all(np.all(np.isfinite(g)) for g in grads)
 
@@ -56,7 +57,8 @@ def test_a_row_that_sees_nothing_is_finite_and_its_gradient_too():
 def test_what_is_not_seen_has_no_gradient():
     queries, keys, values, visible = _problem(4)
     visible = visible.at[:, :, 5].set(False)
-    grads = jax.grad(lambda k, v: jnp.sum(jnp.square(attend(queries, k, v, visible))), argnums=(0, 1))(keys, values)
+    total = jax.grad(lambda k, v: jnp.sum(jnp.square(attend(queries, k, v, visible))), argnums=(0, 1))
+    grads = jax.jit(total)(keys, values)
     for grad in grads:
         assert not np.any(grad[:, :, 5])
         assert np.all(np.abs(grad[:, :, 0]).max(axis=-1) > 0)
@@ -82,7 +84,9 @@ def test_chunks_of_queries_change_nothing():
     visible = jnp.tril(segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None]
     weight = shape(2, 130, 4, 8) * (segments != 0)[:, :, None, None]
     both = [
-        jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x, visible) * weight), argnums=(0, 1, 2))(queries, keys, values)
+        jax.jit(jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x, visible) * weight), argnums=(0, 1, 2)))(
+            queries, keys, values
+        )
         for f in (attend, attend_causal)
     ]
     chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-5)

@@ -86,7 +86,7 @@ def test_splash_in_bfloat16(problem):
 
 @pytest.mark.usefixtures("interpreted")
 def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
-    sizes = {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 6e4}
+    sizes = {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 6e4, "num_hidden_layers": 1}
     model = tiny(**sizes)
     params = model.init(jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))

@@ -61,7 +61,9 @@ def test_the_correction_multiplies_the_policy_term_alone(name):
     router = {"router_logprobs": jnp.zeros((1, 1, 2, 1)), "old_router_logprobs": jnp.zeros((1, 1, 2, 1))}
     arrays = batch([[1.5, 1.5]], logprobs=zeros - 0.3, old_logprobs=zeros - 0.3, **extra, **router)
     arrays["sampler_logprobs"] = arrays["old_logprobs"] - jnp.log(1.5)
-    plain, weighted = (make(name, kl_coef=0.1, entropy_coef=0.1, correction=c).terms(**arrays) for c in (None, "tis"))
+    plain, weighted = jax.jit(
+        lambda arrays: [make(name, kl_coef=0.1, entropy_coef=0.1, correction=c).terms(**arrays) for c in (None, "tis")]
+    )(arrays)
     np.testing.assert_allclose(weighted["policy"][0], 1.5 * plain["policy"][0], rtol=1e-5)
     for term in ("kl", "entropy"):
         np.testing.assert_array_equal(weighted[term][0], plain[term][0])
@@ -70,7 +72,22 @@ def test_the_correction_multiplies_the_policy_term_alone(name):
 def test_a_correction_is_detached():
     arrays = batch([[1.5, 1.2]])
     f = jax.grad(lambda x: make("grpo", correction="tis")(**{**arrays, "old_logprobs": x, "sampler_logprobs": x})[0])
-    assert not np.asarray(f(arrays["old_logprobs"])).any()
+    assert not np.asarray(jax.jit(f)(arrays["old_logprobs"])).any()
+
+
+@jax.jit
+def value_and_slope(value, old, target):
+    """The value term of PPO for one token, and its slope."""
+
+    def term(v):
+        arrays = {"values": v, "old_values": jnp.full((1, 1), old), "returns": jnp.full((1, 1), target)}
+        zeros = jnp.zeros((1, 1))
+        total, count = make("ppo").terms(
+            logprobs=zeros, old_logprobs=zeros, advantages=zeros, mask=jnp.ones((1, 1), bool), **arrays
+        )["value"]
+        return total / count
+
+    return jax.value_and_grad(term)(jnp.full((1, 1), value))
 
 
 @pytest.mark.parametrize(
@@ -83,15 +100,7 @@ def test_a_correction_is_detached():
     ],
 )
 def test_value_loss(value, old, target, loss, gradient):
-    def term(v):
-        arrays = {"values": v, "old_values": jnp.full((1, 1), old), "returns": jnp.full((1, 1), target)}
-        zeros = jnp.zeros((1, 1))
-        total, count = make("ppo").terms(
-            logprobs=zeros, old_logprobs=zeros, advantages=zeros, mask=jnp.ones((1, 1), bool), **arrays
-        )["value"]
-        return total / count
-
-    got, slope = jax.value_and_grad(term)(jnp.full((1, 1), value))
+    got, slope = value_and_slope(value, old, target)
     np.testing.assert_allclose([got, slope[0, 0]], [loss, gradient], rtol=1e-6, atol=1e-7)
 
 

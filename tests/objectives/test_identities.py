@@ -42,7 +42,13 @@ def with_parts(name, aggregation, surrogate=None):
     return dataclasses.replace(objective, aggregation=aggregation, surrogate=surrogate or objective.surrogate)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS.values(), ids=AGGREGATIONS.keys())
+SLOW = ("sequence_mean_token_sum", "constant")  # a recipe and its gradient compile anew for each aggregation
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    [pytest.param(x, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, x in AGGREGATIONS.items()],
+)
 def test_at_ratio_one_all_have_the_gradient_of_reinforce(aggregation):
     """Identity 1, with a router that has not moved either; dual clip included."""
     batch = random_batch()

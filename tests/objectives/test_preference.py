@@ -56,6 +56,11 @@ def value_and_gradient(objective, learnt, rest, num_sequences=None):
     return jax.value_and_grad(lambda x: objective(**x, **rest, num_sequences=num_sequences)[0])(learnt)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def metrics_of(objective, batch):
+    return objective(**batch)[1]
+
+
 def evaluated(objective, batch, num_sequences=None):
     """(loss, gradients by the arrays that are learnt) in float64."""
     with jax.enable_x64(True):
@@ -85,7 +90,7 @@ def test_golden_value(name, expected):
 
 def test_metrics_of_the_golden_batch():
     batch = {**GOLDEN, "entropy": np.full((4, 3), 0.5)}
-    got = finalize(preference.make("dpo")(**batch)[1])
+    got = finalize(metrics_of(preference.make("dpo"), batch))
     expected = {
         "pairs/accuracy": 0.5,
         "pairs/margin": 0.05,  # 0.1 (1.5 - 0.5) / 2
@@ -98,7 +103,7 @@ def test_metrics_of_the_golden_batch():
         "loss/pairs": 0.66970835,
     }
     assert got == pytest.approx(expected, rel=1e-6, abs=1e-7)
-    got = finalize(preference.make("reward_model", center_rewards_coefficient=0.01)(**batch)[1])
+    got = finalize(metrics_of(preference.make("reward_model", center_rewards_coefficient=0.01), batch))
     assert "pairs/logprob_chosen" not in got
     assert got["loss/centring"] == pytest.approx(0.01 * (9 + 2.25) / 2)
     assert (got["pairs/reward_chosen"], got["pairs/reward_rejected"]) == pytest.approx((1.25, 1.0))
@@ -106,7 +111,7 @@ def test_metrics_of_the_golden_batch():
 
 def test_a_tie_counts_one_half():
     batch = {**GOLDEN, "scores": np.zeros((4, 3))}
-    assert finalize(preference.make("reward_model")(**batch)[1])["pairs/accuracy"] == 0.5
+    assert finalize(metrics_of(preference.make("reward_model"), batch))["pairs/accuracy"] == 0.5
 
 
 def test_every_recipe_has_a_loop():
@@ -231,7 +236,7 @@ def test_supervised_training_is_reinforce_of_given_answers():
     batch = random_pairs(6)
     advantages = objective.advantage(jnp.ones(8), group_size=1)
     given = {"old_logprobs": batch["logprobs"], "advantages": advantages, "mask": batch["mask"]}
-    loss = objective(logprobs=batch["logprobs"], **given)[0]
+    loss = jax.jit(lambda x: objective(logprobs=x, **given)[0])(batch["logprobs"])
     np.testing.assert_allclose(loss, -batch["logprobs"][batch["mask"]].mean(), rtol=1e-6)
 
 

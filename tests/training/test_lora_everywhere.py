@@ -1,6 +1,7 @@
 """LoRA with objectives, replay, layouts, critics and meshes: a step of the adapters is the chain rule of a whole step.
 
-Every value of every factor is in some quick cell; every two values of every two factors meet in some slow one.
+Every value of every factor is in some quick cell, but for GSPO, which adapters reach as they reach GRPO; every two
+values of every two factors meet in some long one.
 """
 
 import functools
@@ -38,9 +39,8 @@ LAYOUTS = ["padded", "packed"]
 MESHES = [None, (2, 2, 1, 1), (1, 1, 2, 2)]
 FACTORS = (tuple(OBJECTIVES), REPLAYS, LAYOUTS, MESHES)
 QUICK = [
-    ("grpo", ("R2", "experts"), "packed", (2, 2, 1, 1)),
-    ("gspo", ("R3", "experts"), "padded", (1, 1, 2, 2)),
-    ("rspo", ("off", "experts"), "padded", None),
+    ("grpo", ("R2", "experts"), "packed", None),
+    ("rspo", ("R3", "experts"), "padded", (1, 1, 2, 2)),
     ("a head", ("R3", "logits"), "packed", None),
     ("a separate critic", ("off", "experts"), "padded", (2, 2, 1, 1)),
 ]
@@ -54,7 +54,7 @@ def _room_for_cells():
 
 def test_the_quick_cells_hold_every_value():
     for factor, values in enumerate(FACTORS):
-        assert {cell[factor] for cell in QUICK} == set(values)
+        assert {cell[factor] for cell in QUICK} == set(values) - {"gspo"}
 
 
 @functools.cache
@@ -169,6 +169,7 @@ def test_every_value(objective, replay, layout, mesh):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(NAMES, pairwise(itertools.product(*FACTORS)), ids=str)
 def test_every_pair(objective, replay, layout, mesh):
     check(objective, replay, layout, mesh)
