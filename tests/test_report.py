@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -22,6 +23,13 @@ from jaxrl_llm.reporting.tables import arm_table
 
 sys.path.append(str(Path(__file__).parent / "reference"))
 from synthetic_runs import ARMS, write_rows, write_run, write_sweep
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _coarse_pictures():
+    """What is drawn is looked at in the figures themselves; writing them in full takes most of the time."""
+    with matplotlib.rc_context({"savefig.dpi": 30}):
+        yield
 
 
 @pytest.fixture(scope="module")
