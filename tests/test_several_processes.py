@@ -11,7 +11,7 @@ import pytest
 from jaxrl_llm.run_log import read_rows
 from tests.reference import several, tiny_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS = 6
 _LOST = 15  # seconds in which a process has noticed that another is gone

@@ -28,10 +28,16 @@ def check(run, counts, d, f, dtype=jnp.float32, tolerance=1e-5):
     """Values and both gradients, with three rows of no group behind the groups: their results and gradients are 0."""
     m = sum(counts) + 3
     rows, weights, cotangent = arrays(dtype, (m, d), (len(counts), d, f), (m, f))
-    want, pull = jax.vjp(functools.partial(by_loop, counts=counts), rows, weights)
-    got, back = jax.vjp(functools.partial(run, counts=jnp.asarray(counts, jnp.int32)), rows, weights)
     cotangent = cotangent.astype(jnp.float32)
-    for a, b in zip((got, *back(cotangent)), (want, *pull(cotangent)), strict=True):
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def forward_and_back(f, rows, weights):
+        out, pull = jax.vjp(f, rows, weights)
+        return out, *pull(cotangent)
+
+    want = forward_and_back(functools.partial(by_loop, counts=counts), rows, weights)
+    got = forward_and_back(functools.partial(run, counts=jnp.asarray(counts, jnp.int32)), rows, weights)
+    for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype
         a, b = (np.asarray(x, np.float32) for x in (a, b))
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
