@@ -96,7 +96,8 @@ def test_a_dir_answers_as_its_engine_does(run, request, which, prompt):
 def test_an_export_is_whole_and_is_the_same_policy(run, chats, tmp_path):
     workdir, made, state = chats
     source, folder = made.settings.pretrained, tmp_path / "export"
-    assert run(export, "--workdir", workdir, "--to", folder) == (0, f"step 1 of {workdir} was written to {folder}\n", "")
+    said = f"step 1 of {workdir} was written to {folder}\n"
+    assert run(export, "--workdir", workdir, "--to", folder) == (0, said, "")
     before, after = read_published(source), read_published(folder)
     assert after.files == before.files
     kept = ("max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")
