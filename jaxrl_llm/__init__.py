@@ -9,7 +9,7 @@ _ROOMS = ("models", "objectives", "tasks")
 
 
 def __getattr__(name: str) -> Any:
-    """`import jaxrl_llm; jaxrl_llm.objectives` imports the room when it is first asked for."""
+    """`import jaxrl_llm; jaxrl_llm.objectives` imports the subpackage on first access."""
     if name in _ROOMS:
         return importlib.import_module(f"jaxrl_llm.{name}")
     raise AttributeError(f"module 'jaxrl_llm' has no attribute {name!r}; it offers {', '.join(_ROOMS)}")

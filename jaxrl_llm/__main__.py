@@ -24,7 +24,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as under `python -m`: modules of the user are found
+        sys.path.insert(0, os.getcwd())  # as under `python -m`, so that the user's modules are importable
     listed = "\n".join(f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())
     parser = Parser(
         prog="jaxrl-llm",

@@ -48,7 +48,8 @@ def _check_batch(s: Settings) -> None:
 
 
 def _check_shared_prompts(s: Settings) -> None:
-    """One row of training holds a group, whose prompt has one routing and no values of its own."""
+    """With shared prompts a training row holds a group; its prompt is computed once, so it has one routing and no
+    values per answer."""
     updates, group = s.updates, s.rollout.group_size
     if updates.layout != "shared":
         return

@@ -1,4 +1,4 @@
-"""The letters and the named array types of the whole package.
+"""The axis letters and the named array types of the whole package.
 
 b  row (an answer, or a packed row)     l  layer (for routing: MoE layers only)
 t  time (position in the row)           k  expert slot of a token (top-k)

@@ -138,7 +138,8 @@ class ProcessesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A whole run. `task` and `objective` are made; `model` is complete, `pretrained` its checkpoint's path or ""."""
+    """A whole run. `task` and `objective` are objects, `model` has every field set, `pretrained` is its checkpoint's
+    path or ""."""
 
     seed: int
     steps: int

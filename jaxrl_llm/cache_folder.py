@@ -1,4 +1,4 @@
-"""Where the package keeps what it can make again: data, warm starts and compiled programs."""
+"""Where the package keeps what it can regenerate: data, warm starts and compiled programs."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Checkpoints with Orbax: bounded in number, complete or absent, and verified leaf by leaf on restore.
+"""Checkpoints with Orbax: bounded in number, written whole or not at all, and verified leaf by leaf on restore.
 
 A step's checkpoint is the state (any pytree of arrays), a digest of every leaf and the caller's JSON (iterator state,
-config hash). Orbax notices missing, extra and misshapen leaves; it does not notice flipped bits or a cast dtype, hence
-the digests.
+config hash). Orbax notices missing, extra and misshapen leaves but neither flipped bits nor a cast dtype, hence the
+digests.
 """
 
 import functools
@@ -27,9 +27,9 @@ __all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_
 def digests(tree: Any) -> dict[str, str]:
     """A digest of every leaf, the same on every mesh and for every number of processes.
 
-    sum over elements of h(bits, flat index) mod 2^32, for two functions h: the order of summation is free, so that an
-    array is digested where its shards lie. h is a bijection of the bits, so that one changed element is always seen,
-    and several with probability 1 - 2^-64.
+    sum over elements of h(bits, flat index) mod 2^32, for two functions h: the order of summation is free, so that
+    every shard is digested on its device. h is a bijection of the bits, so that one changed element is always seen, and
+    several with probability 1 - 2^-64.
     """
     named = [(path, jnp.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     leaves = [leaf for _, leaf in named]
@@ -87,8 +87,8 @@ class Checkpoints:
     """The checkpoints of one DIR.
 
     Args:
-      workdir: the run's DIR; checkpoints lie in workdir/checkpoints.
-      keep: how many of the newest stay.
+      workdir: the run's DIR; checkpoints are in workdir/checkpoints.
+      keep: how many of the newest are kept.
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
@@ -104,7 +104,7 @@ class Checkpoints:
         """Write asynchronously; `close` (or the next save) waits. Saving a step that exists is a no-op.
 
         Raises:
-          OSError: this or an earlier checkpoint could not be written; those before it stay.
+          OSError: this or an earlier checkpoint could not be written; earlier ones stay intact.
         """
         if step in self._manager.all_steps():
             return
@@ -120,11 +120,11 @@ class Checkpoints:
 
         Args:
           like: a pytree of arrays (or jax.ShapeDtypeStruct with shardings) of the state's structure.
-          note: told of every checkpoint that was passed over, and why.
+          note: called with a line for every checkpoint that was passed over, and why.
 
         Raises:
           FileNotFoundError: there is no checkpoint, or none of `step`.
-          ValueError: none that was asked for is intact and of this model and optimizer.
+          ValueError: no candidate is intact and fits this model and optimizer.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         if not steps:
@@ -154,7 +154,7 @@ class Checkpoints:
         restored, error = None, None
         try:
             restored = self._manager.restore(step, args=items)
-        except Exception as own:  # Orbax and its readers raise whatever they meet
+        except Exception as own:  # Orbax raises exceptions of any type
             error = own
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
@@ -188,7 +188,7 @@ class Checkpoints:
     def _writing(self, write: Callable[[], Any]) -> None:
         try:
             write()
-        except Exception as error:  # of the thread that writes: no room, no permission, a lost disk
+        except Exception as error:  # from the writing thread: no room, no permission, a lost disk
             kept = steps_of(self.folder.parent)
             left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
             raise OSError(
@@ -207,7 +207,7 @@ def _line(error: BaseException) -> str:
 
 
 def save_tree(folder: str | Path, tree: Any) -> None:
-    """One pytree in a folder of its own, complete or absent; an existing one stays."""
+    """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
     if not Path(folder).exists():
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(folder).absolute(), tree)

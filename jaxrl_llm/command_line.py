@@ -1,4 +1,4 @@
-"""What all commands share: one line for every mistake, one table of exit codes, a --help that lists the fields.
+"""What all commands share: one-line errors, exit codes, and a --help that lists the fields.
 
 0    done
 1    failed: what was started could not end (a loss that is not finite, a full disk, a damaged checkpoint)

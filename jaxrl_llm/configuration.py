@@ -2,7 +2,7 @@
 
 A config is a Python file with `get_config(variant) -> ConfigDict`. It is named by its path, or by a bare name when it
 is one of the package's own (`grpo`, the same as `configs/grpo.py`), in a checkout and in an installed package. A file
-may `from configs import base`, wherever it lies, and import what lies beside it.
+may `from configs import base`, wherever it is, and import modules beside it.
 """
 
 import ast
@@ -23,7 +23,7 @@ from jaxrl_llm.field_names import EXAMPLES, unknown_field
 __all__ = ["CONFIGS", "Source", "find", "flat", "load", "load_module", "one_line", "own_configs"]
 
 _PACKAGE = Path(__file__).parent
-# A wheel holds the configs inside the package; in a checkout they lie beside it.
+# A wheel has the configs inside the package; in a checkout they are beside it.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
 
@@ -41,7 +41,7 @@ def own_configs() -> list[str]:
 
 
 def find(name: str) -> Source:
-    """The source that NAME[:variant] means: a file, or else one of the package's own configs.
+    """The source that NAME[:variant] stands for: a file, or one of the package's own configs.
 
     Raises:
         FileNotFoundError: there is neither.
@@ -100,7 +100,7 @@ def load_module(path: Path) -> ModuleType:
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    name = f"file:{path}"  # the same for the same file: what it registers may be registered again
+    name = f"file:{path}"  # one name per file, so that the same file may register its tasks and objectives again
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -134,7 +134,7 @@ def _offer_configs() -> None:
 
 @contextlib.contextmanager
 def one_line(path: Path) -> Iterator[None]:
-    """Whatever a file raises becomes a ValueError that names the file and the line."""
+    """Turn whatever a file raises into a ValueError that names the file and the line."""
     try:
         yield
     except SyntaxError as error:
@@ -161,7 +161,7 @@ def _set(config: ConfigDict, path: str, text: str) -> None:
 
 
 def _value(path: str, text: str, kind: type) -> Any:
-    """The text as a value of a field's type; an option that no config has yet may be any literal or word."""
+    """The text as a value of a field's type; an option that is not in the config yet may be any literal or word."""
     if kind is str:
         return text
     if text == "None":

@@ -1,7 +1,7 @@
 """python -m jaxrl_llm.evaluation --workdir DIR | --checkpoint PATH [--config NAME]: pass@1, pass@k and samples.
 
-A DIR is evaluated on the held-out prompts of its own config, at its newest intact checkpoint (or --step), and gets
-nothing written into it but evaluation.jsonl. With --config, a DIR or a published checkpoint is put to the task of that
+A DIR is evaluated on the held-out prompts of its own config, at its newest intact checkpoint (or --step), and nothing
+but evaluation.jsonl is written into it. With --config, a DIR or a published checkpoint is evaluated on the task of that
 config, which may be one that the config's file registers.
 """
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="fields of --config are set with --config.block.field=value,\nfor example --config.task.data_dir=PATH",
     )
     policies.add_arguments(parser)
-    parser.add_argument("--config", help="NAME[:variant] or file whose task is put; default: that of the DIR")
+    parser.add_argument("--config", help="NAME[:variant] or file of the task; default: the task of the DIR")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="prompts of which split")
     parser.add_argument("--prompts", type=int, default=128, help="how many prompts")
     parser.add_argument("--samples", type=int, default=16, help="answers a prompt")
@@ -79,7 +79,7 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
     if not ks or min(ks) < 1:
         raise ValueError(f"--k={given.k} needs a value between 1 and --samples={given.samples}")
     if given.config is None and given.checkpoint is not None:
-        raise ValueError(f"--checkpoint={given.checkpoint} brings no task; name a config with it: --config=NAME")
+        raise ValueError(f"--checkpoint={given.checkpoint} has no task; name a config that has one: --config=NAME")
     if given.config is None and fields:
         raise ValueError(f"--config.{fields[0][0]} is a field of no config; name the config too: --config=NAME")
     return ks

@@ -1,8 +1,8 @@
 """python -m jaxrl_llm.export --workdir DIR --to FOLDER: the policy of a DIR in the Hugging Face layout, complete.
 
-The folder holds the weights, config.json with what the first checkpoint said beside the architecture (positions, end
-ids), generation_config.json and the tokenizer's files: copies of the first checkpoint's, or written from the tokenizer
-where there are none to copy (a GGUF file, a tokenizer of characters or bytes). It is what `config.model.pretrained` and
+The folder holds the weights, config.json with the other fields of the first checkpoint's (positions, end ids),
+generation_config.json and the tokenizer's files: copies of the first checkpoint's, or written from the tokenizer where
+there are none to copy (a GGUF file, a tokenizer of characters or bytes). It is what `config.model.pretrained` and
 transformers read.
 """
 
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
     assert policy.run is not None
-    print(f"step {policy.step} of {given.workdir} lies in {given.to}")
+    print(f"step {policy.step} of {given.workdir} was written to {given.to}")
     if policy.run.settings.critic.kind == "head":
         print("the value head is no part of the policy and was left out")
     return 0
 
 
 def export(policy: Policy, folder: Path) -> None:
-    """Write a policy with all that belongs to it.
+    """Write a policy with its configuration and its tokenizer.
 
     Raises:
         FileExistsError: the folder holds a checkpoint already.
@@ -62,12 +62,12 @@ def export(policy: Policy, folder: Path) -> None:
 
 
 def _has_tokenizer(published: Published, path: str, tokenizer: tasks.Tokenizer) -> bool:
-    """Whether the checkpoint's own files are those of the tokenizer that the policy was trained with."""
+    """Whether the checkpoint's tokenizer files belong to the tokenizer that the policy was trained with."""
     return "tokenizer.json" in published.files and tasks.load_tokenizer(path).fingerprint == tokenizer.fingerprint
 
 
 def _with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:
-    """The tokenizer's files in the place of any others; generation settings that are not about ids stay."""
+    """The tokenizer's files instead of any others; generation settings other than ids are kept."""
     files = {name: x for name, x in published.files.items() if not name.startswith(_OF_THE_TOKENIZER)}
     written = tokenizer_files(tokenizer)
     settings = json.loads(files.get("generation_config.json", b"{}")) | json.loads(written["generation_config.json"])

@@ -65,7 +65,7 @@ class Talker:
         self._params = self._streamer.prepare(policy.params)
 
     def answer(self, prompt: str) -> Iterator[str]:
-        """The answer to a prompt, put as the run's config says."""
+        """The answer to a prompt, which is rendered as in the run's config."""
         return self._stream(self.prompting.text(self.tokenizer, prompt))
 
     def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[str]:

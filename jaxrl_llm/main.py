@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, or go on with, the run of a DIR; returns the exit code (see command_line.py)."""
+    """Start or resume the run of a DIR; returns the exit code (see command_line.py)."""
     try:
         return start_up.leave(_run(sys.argv[1:] if arguments is None else list(arguments)))
     except KeyboardInterrupt as stop:

@@ -1,4 +1,4 @@
-"""Masked reductions. The mask enters as `where=`: an excluded element is never multiplied, so it may be inf or NaN."""
+"""Masked reductions. The mask enters as `where=`, so an excluded element may be inf or NaN."""
 
 import jax
 import jax.numpy as jnp

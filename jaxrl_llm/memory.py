@@ -2,9 +2,10 @@
 
     needed = what stays + the larger of the temporaries of a rollout and of an update
 
-What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Temporaries are those that grow with
-the model and the batch: weights in the rollout's dtype, the cache and the logits of the slots; gradients, activations,
-the logits of a chunk of tokens. What the compiler adds or saves is not known here; `python -m jaxrl_llm.plan` is exact.
+What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
+with the model and the batch are counted: weights in the rollout's dtype, the cache and the logits of the slots;
+gradients, activations, the logits of a chunk of tokens. What the compiler adds or saves is not included; `python -m
+jaxrl_llm.plan` is exact.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class Memory:
 
     @property
     def phase(self) -> str:
-        """The one with the larger temporaries."""
+        """The phase with the larger temporaries."""
         return max(("rollout", "update"), key=lambda name: sum(getattr(self, name).values()))
 
     @property
@@ -100,7 +101,7 @@ def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
-    if "ref_logprobs" in s.objective.needs and not s.lora.rank:  # adapters have their base for one
+    if "ref_logprobs" in s.objective.needs and not s.lora.rank:  # with adapters, the base itself is the reference
         stays["reference"] = parameters
     shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     return Memory(
@@ -112,7 +113,7 @@ def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes that one device of the mesh may hold; devices that are cores of this machine share its memory."""
+    """Bytes that one device of the mesh may hold; CPU devices share the machine's memory."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
         here = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
@@ -122,7 +123,7 @@ def of_device(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[str, int]:
-    """Weights cut into layers and cast; every slot's cache, its prompt's included; one step's logits."""
+    """Weights cut into layers and cast; the cache of every slot, prompt included; one step's logits."""
     config, width = s.model, s.task.prompt_length
     size = jnp.dtype(s.rollout.dtype).itemsize
     slots = min(s.rollout.slots, s.rows) or s.rows
@@ -186,7 +187,7 @@ def _local(tree: Any, where: Any) -> int:
 
 
 def _over(size: int, parts: int) -> int:
-    """A dimension's share on one device; one that does not divide stays whole."""
+    """The size of a dimension on one device; a dimension that does not divide is not split."""
     return size // parts if size % parts == 0 else size
 
 

@@ -89,7 +89,7 @@ class Moments(flax.struct.PyTreeNode):
 
 
 class EffectiveSize(Moments):
-    """(sum w)^2 / (n sum w^2) of weights w = 1 + x: the fraction of the samples that still counts, 1 if alike."""
+    """(sum w)^2 / (n sum w^2) of weights w = 1 + x: the effective fraction of the samples, 1 for equal weights."""
 
     def values(self) -> dict[str, Any]:
         n = np.asarray(self.count, np.float64)

@@ -1,4 +1,4 @@
-"""The lines that open and close a run on the terminal: what is trained, on what, how, where; and what comes next."""
+"""The lines at the start and the end of a run on the terminal: model, device, objective, DIR, and the next commands."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ _INDENT = f"\n{'':<11}"
 
 
 def parameter_counts(model: Model) -> tuple[int, int]:
-    """(all parameters, those that act on one token: of every layer's experts the top k)."""
+    """(all parameters, active parameters: of every layer's experts only the top k)."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     config, total, idle = model.config, 0, 0.0
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):

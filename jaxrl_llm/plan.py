@@ -1,6 +1,6 @@
 """python -m jaxrl_llm.plan --config NAME --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]
 
-Compiles the programs of a run for chips that are not there, and says what each needs of a chip: memory, FLOPs, bytes,
+Compiles the programs of a run for chips that need not be present, and reports what each needs: memory, FLOPs, bytes,
 collectives, the time at the chip's peaks and what bounds it.
 """
 
@@ -91,7 +91,7 @@ def as_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def as_json(plan: Plan) -> str:
-    """The figures with what made them: topology, mesh, versions."""
+    """The figures with topology, mesh and versions."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin") if _has(name)}
     head = {"topology": plan.topology, "mesh": plan.mesh, "versions": versions, "chip": dataclasses.asdict(plan.chip)}
     return json.dumps(head | {"parts": as_rows(plan)}, indent=1) + "\n"

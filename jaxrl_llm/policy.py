@@ -1,4 +1,4 @@
-"""The policy of a run's DIR or of a published checkpoint: what is talked to, evaluated and exported."""
+"""The policy of a run's DIR or of a published checkpoint, for generation, evaluation and export."""
 
 import argparse
 import dataclasses
@@ -39,7 +39,7 @@ def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None 
     """The policy of a folder in the Hugging Face layout, or of a GGUF file.
 
     Args:
-        tokenizer: where the tokenizer lies, if not in the checkpoint.
+        tokenizer: the tokenizer's folder, if it is not in the checkpoint.
         dtype: float32 or bfloat16, of parameters and computation; default: as stored.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a run was made of: its config and where that came from, the commit, the versions, the device and the cores."""
+"""Provenance of a run: its config and the file it came from, the commit, the versions, the device and the cores."""
 
 import dataclasses
 import importlib.metadata

@@ -2,8 +2,8 @@
 
     python -m jaxrl_llm.report DIR
 
-prints the table and writes DIR/report.md, DIR/report.html (one file, figures inlined) and DIR/figures/*.png. It
-only reads logs: a sweep that is half finished gives a page too, which says what is missing.
+prints the table and writes DIR/report.md, DIR/report.html (one file, figures inlined) and DIR/figures/*.png. It only
+reads logs, so the page of a sweep that is still running says what is missing.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from jaxrl_llm.reporting.tables import arm_table, config_table, resolved, routin
 
 __all__ = ["main", "write_report"]
 
-_SAMPLES = 4  # held-out prompts shown a run, and failures
+_SAMPLES = 4  # held-out prompts shown per run, and failures
 
 
 def write_report(folder: str | Path, width: int | None = None) -> str:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:
-    """What a reader who reads one paragraph should know: what is missing, and the first outcome of every condition."""
+    """The summary: which runs are missing, and the first outcome of every condition."""
     page.heading("Summary")
     done = sum(run.finished for run in study.runs)
     line = f"{done} of {len(study.runs)} runs finished."
@@ -93,7 +93,7 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         missing += study.unfinished
     page.text(line)
     if missing:
-        page.text("Missing from what follows, or only in part there:")
+        page.text("Missing or incomplete runs:")
         page.bullets(missing)
         printed += [line, *(f"  {one}" for one in missing), ""]
     for condition in study.conditions:
@@ -168,7 +168,7 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
             page.heading(plot.heading, level=3)
             page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
     if absent:
-        page.text(f"Left out, because there is nothing to see: {'; '.join(dict.fromkeys(absent))}.")
+        page.text(f"Left out, because they would be empty: {'; '.join(dict.fromkeys(absent))}.")
 
 
 def _across(page: Page, study: Study) -> None:
@@ -180,12 +180,12 @@ def _across(page: Page, study: Study) -> None:
     for number, outcome in enumerate(OUTCOMES):
         if any(run.rows and outcome.measure(run) == outcome.measure(run) for run in study.runs):  # not NaN
             figure = outcome_by_condition(study, outcome.measure, outcome.name)
-            caption = f"{outcome.name}: a dot a seed, a line through the means."
+            caption = f"{outcome.name}: one dot per seed, a line through the means."
             page.picture(figure, f"conditions_{number}", outcome.name, caption)
 
 
 def _samples(page: Page, study: Study) -> None:
-    """One run an arm: the same held-out prompts before and after, then the worst answers of the last rollout."""
+    """One run per arm: the same held-out prompts before and after, then the worst answers of the last rollout."""
     shown = [run for run in study.runs if run.samples]
     first = {run.arm: run for run in reversed(shown)}
     if first:

@@ -1,4 +1,4 @@
-"""Whose run a DIR holds, what a new start would erase, and the run of a DIR as it was recorded.
+"""Which run a DIR holds, what a new start would erase, and how the recorded run is loaded again.
 
 a DIR without a step            may be overwritten by any config
 a DIR of another config         is refused; the message has the fields that differ
@@ -45,14 +45,15 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
 
 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:
-    """Remove what a run that starts at step 0 must not find; call it with the DIR's log open, hence locked."""
+    """Remove the files of an earlier run before a start at step 0; call it while the DIR's log is open, which locks
+    it."""
     workdir = Path(workdir)
     if jax.process_index() == 0:
         if restart:
             shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
             (workdir / "evaluation.jsonl").unlink(missing_ok=True)
         if not steps_of(workdir):
-            shutil.rmtree(workdir / "reference", ignore_errors=True)  # another config has another start
+            shutil.rmtree(workdir / "reference", ignore_errors=True)  # the start depends on the config
     processes.wait_for_all("run_dir.begin")
 
 
@@ -87,7 +88,7 @@ def restored(workdir: str | Path, step: int | None = None, note: Callable[[str],
     that it started from, or from its warm start.
 
     Args:
-        note: told of every damaged checkpoint that was passed over.
+        note: called with a line for every damaged checkpoint that was passed over.
 
     Raises:
         FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
@@ -117,10 +118,10 @@ def _has_steps(workdir: Path) -> bool:
 
 
 def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
-    """What a start from step 0 would erase of a DIR that had checkpoints and has none; empty: nothing of worth.
+    """What a start from step 0 would erase in a DIR whose checkpoints are gone; empty if nothing of value.
 
-    A run that was killed before its first checkpoint was whole has rows too, but fewer than two checkpoints' worth: the
-    second one is not begun before the first is complete.
+    A run that was killed before its first checkpoint was complete has rows too, but not those of two checkpoint
+    intervals: the second checkpoint starts after the first is complete.
     """
     if steps_of(workdir):
         return ""

@@ -1,4 +1,4 @@
-"""What a run leaves in its DIR while it runs; what a person sees of it meanwhile is the screen's (screen.py).
+"""The files that a run writes into its DIR. The display on the terminal is in screen.py.
 
     config.json     the configuration, its hash, commit, versions, device and core count
     metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
@@ -8,8 +8,8 @@
     wandb/          the same for Weights & Biases, if it is on
     result.json     written once, when the run is complete: its presence is what "finished" means
 
-A run that died between two checkpoints has written rows that the resumed run will write again. `RunLog.cut` takes them
-out of every log, so that no step ever stands there twice.
+A run that died between two checkpoints has written rows that the resumed run will write again. `RunLog.cut` removes
+them from every log, so that no step appears twice.
 """
 
 import fcntl
@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
-    """Write all of it or nothing: a reader never meets a half-written file."""
+    """Write the whole file or nothing, so that no reader sees a half-written one."""
     _replace(Path(path), (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -96,8 +96,8 @@ class RunLog:
     Args:
         workdir: the run's DIR, made when missing.
         total_steps: steps of the whole run, for the progress line.
-        stream: where progress goes (see `Screen`); standard output by default.
-        write: False on every host but the first: all methods are then silent.
+        stream: where progress is shown (see `Screen`); standard output by default.
+        write: False on every host but the first: all methods then do nothing.
         wandb: a project of Weights & Biases that gets the run too; "" for none.
 
     Raises:
@@ -163,7 +163,7 @@ class RunLog:
                 writer.config(plain(config))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """One row of metrics.jsonl, the same to every writer and to the screen."""
+        """Write one row to metrics.jsonl, to every writer and to the screen."""
         if not self._write:
             return
         row = {"step": int(step)} | plain(values)
@@ -173,11 +173,11 @@ class RunLog:
         self.screen.step(row)
 
     def note(self, text: str) -> None:
-        """A line for the person who watches, in no file."""
+        """Show a line on the screen; it goes to no file."""
         self.screen.note(text)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of samples.jsonl: prompt, answer, reward and what else a person wants to read."""
+        """Rows of samples.jsonl: prompt, answer, reward and whatever else is worth reading."""
         if self._write and rows:
             plain_rows = [plain(row) for row in rows]
             _append(self._samples, [{"step": int(step)} | row for row in plain_rows])

@@ -39,7 +39,7 @@ def first_tokens(segment_ids: SegmentIds) -> Bool[Array, "b t"]:
 
 
 def align(after: PerToken, segment_ids: SegmentIds) -> PerToken:
-    """What the state after token t - 1 says of token t; 0 where a segment begins and on padding."""
+    """Shift a score of the state after token t - 1 to token t; 0 where a segment begins and on padding."""
     return jnp.where(first_tokens(segment_ids), 0, previous(after))
 
 

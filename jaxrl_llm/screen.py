@@ -1,8 +1,8 @@
-"""What a person sees of a run: a live progress display on a terminal, one plain line a step anywhere else.
+"""The display of a run: live progress on a terminal, one plain line per step anywhere else.
 
-A terminal gets two lines that stay at its lower end and never wrap: the bar with the time, and the newest numbers.
-Evaluations, notes and what opens and closes a run scroll by above. While a program is being compiled its name stands
-in place of the numbers, and steps that compiled do not enter the estimate of the time that is left.
+A terminal shows two lines at its lower end that never wrap: the bar with the time, and the newest numbers. Evaluations,
+notes and the lines at the start and the end of a run scroll by above. While a program is being compiled its name is
+shown in place of the numbers, and steps that compiled do not count in the estimate of the remaining time.
 """
 
 import functools
@@ -22,7 +22,7 @@ from rich.text import Text
 
 __all__ = ["PHASES", "Screen"]
 
-# The programs of a run by the name of the function that is compiled, and what a person calls them.
+# The programs of a run: name of the compiled function -> name on the screen.
 PHASES = {
     "_generate": "rollout",
     "score": "scoring",
@@ -30,7 +30,7 @@ PHASES = {
     "_describe": "routing diagnostics",
     "init_fn": "model",
 }
-_SHORT = 0.2  # seconds of compilation in a step that do not spoil its time
+_SHORT = 0.2  # seconds of compilation that a step may have and still count for the estimate
 
 
 class Screen:
@@ -38,8 +38,8 @@ class Screen:
 
     Args:
         total_steps: of the whole run.
-        stream: where it goes, standard output by default; a terminal gets the live display.
-        write: False on every host but the first, which says nothing.
+        stream: standard output by default; a terminal gets the live display.
+        write: False on every host but the first: nothing is shown.
     """
 
     def __init__(self, total_steps: int, *, stream: io.TextIOBase | None = None, write: bool = True):
@@ -58,7 +58,7 @@ class Screen:
         return self._write and self._stream.isatty()
 
     def note(self, text: str) -> None:
-        """Lines for the person who watches, in no file."""
+        """Show lines above the display."""
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
         elif self._write:
@@ -84,7 +84,7 @@ class Screen:
         self._live.refresh()
 
     def compiled(self, event: str, seconds: float, name: str) -> None:
-        """One of JAX's events about a program: it was lowered and is compiled next, or it has been compiled."""
+        """Called on JAX's events about a program: it was lowered and is compiled next, or it has been compiled."""
         if event.endswith("jaxpr_to_mlir_module_duration"):
             self._compiling = PHASES.get(name, self._compiling)
             if self._compiling and self._live is None and self._console is not None:
@@ -95,7 +95,7 @@ class Screen:
             self._clock.compiled += seconds
 
     def end(self, text: str) -> None:
-        """Lines that stand below the last state of the display."""
+        """Show lines below the last state of the display."""
         self.close()
         self.note(text)
 
@@ -119,7 +119,7 @@ class Screen:
 
 
 class _Clock:
-    """Time since the first step, and the time that is left by the steps that compiled nothing."""
+    """Time since the first step, and the remaining time, estimated from steps that compiled nothing."""
 
     def __init__(self, total_steps: int):
         self.compiled = 0.0  # seconds of compilation, counted up from outside
@@ -141,7 +141,7 @@ class _Clock:
         return _clock(time.monotonic() - self._began)
 
     def text(self) -> str:
-        """00:12<01:03: since the start, and left; the latter only once a step without compilation was seen."""
+        """00:12<01:03: elapsed and remaining time; the latter only after a step without compilation."""
         if self._last is None or not self._steps:
             return ""
         left = self._seconds / self._steps * max(self._total - self._last[0], 0)
@@ -170,7 +170,7 @@ _OPEN: "weakref.WeakSet[Screen]" = weakref.WeakSet()
 
 @functools.cache
 def _listen() -> None:
-    """Tell the open screens what JAX compiles; once a process, since listeners cannot be taken back."""
+    """Tell the open screens what JAX compiles; once per process, since listeners cannot be removed."""
 
     def heard(event: str, duration_secs: float, **known: Any) -> None:
         if event.startswith("/jax/core/compile/"):

@@ -1,7 +1,7 @@
-"""ConfigDict -> frozen dataclasses. Below this file there is no ConfigDict, and a `Settings` is always valid.
+"""ConfigDict -> frozen dataclasses. No lower floor sees a ConfigDict, and a `Settings` is always valid.
 
-`validate` names the field, the value and the remedy. Ranges are checked by the dataclass that owns the field, and what
-two blocks must agree on by agreement.py.
+`validate` names the field, the value and the remedy. Ranges are checked by the dataclass that has the field,
+consistency of two blocks by agreement.py.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def validate(config: ConfigDict) -> Settings:
 
 
 def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSettings:
-    """The task of a config, put to a policy with this tokenizer, whatever model the config trains.
+    """The task of a config for a policy with this tokenizer, whatever model the config trains.
 
     Raises:
       ValueError: as `validate`, of the blocks task and rollout.
@@ -110,27 +110,28 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints,
     timeouts).
 
-    The number of steps stays in when a learning-rate schedule depends on it, evaluation when a warm start stops by it.
-    Fields of the objective that are left to the recipe stay out: which there are depends on the recipes registered.
+    The number of steps stays in when a learning-rate schedule depends on it, evaluation when it decides where a warm
+    start stops. Fields of the objective that are None stay out, because which fields exist depends on the recipes
+    registered.
     """
     free = {"checkpoint", "log", "processes"}
     free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in config.items() if key not in free}
     kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
-    if path := config["model"]["pretrained"]:  # what the checkpoint is counts, not where it lies
+    if path := config["model"]["pretrained"]:  # the content of the checkpoint counts, not its path
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
     return kept
 
 
 def config_hash(config: ConfigDict) -> str:
-    """The hash of `identity_fields`: a DIR belongs to one."""
+    """The hash of `identity_fields`; a DIR belongs to one hash."""
     kept = identity_fields(config.to_dict())
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _same_keys(block: str, given: set[str], known: set[str]) -> None:
-    """Raises ValueError for a key that a block (or the config, "") lacks or has too much."""
+    """Raises ValueError for a missing or unknown key of a block (or of the config, "")."""
     for key in sorted(given - known):
         fields = {f"{name}.{f.name}" for name, cls in _BLOCKS.items() for f in dataclasses.fields(cls)}
         own = {f"{block}.{name}" if block else name for name in known}
@@ -146,7 +147,8 @@ def _block(name: str, cls: Callable[..., T], values: Any) -> T:
 
 
 def _typed(where: str, value: Any, kind: Any) -> Any:
-    """The value as the field's type: an int may stand for a float and a list for a tuple, nothing else is converted."""
+    """The value as the field's type: an int is accepted for a float and a list for a tuple; nothing else is
+    converted."""
     expected: type = get_origin(kind) or kind
     if expected is float and type(value) is int:
         value = float(value)
@@ -164,10 +166,10 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
 
 
 def _task(config: b.TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: b.RolloutConfig) -> tasks.Task:
-    """The task as it is put to the model of this tokenizer, with the run's own bound on prompts, if there is one.
+    """The task with the tokenizer of the model, and with the run's bound on prompts if it sets one.
 
-    A data set drops longer prompts; of a task that draws its prompts, the bound can only be lowered, and a longer
-    prompt raises when it is drawn.
+    A data set drops longer prompts. For a task that draws its prompts the bound can only be lowered, and drawing a
+    longer prompt raises.
     """
     prompting = tasks.Prompting(config.template, config.chat, config.system, config.chat_options)
     task = tasks.make(config.name, tokenizer=tokenizer, prompting=prompting, **config.options)
@@ -185,7 +187,7 @@ def _task(config: b.TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: b.Ro
 
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objective]:
-    """The recipe with the hyper-parameters that are set; a set one that the recipe lacks raises."""
+    """The recipe with the hyper-parameters that are set; one that the recipe does not have raises."""
     chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
     try:
         if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):

@@ -1,7 +1,7 @@
 """Logical axes -> one mesh. The only file that spells a mesh axis.
 
-Every parameter names its axes where it is declared (`models/`), every batch array has rows; the table below says where
-they live. The mesh has four axes:
+Every parameter names its axes where it is declared (`models/`), and every batch array has rows; the table below maps
+them to the mesh, which has four axes:
 
 data    copies of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
 fsdp    slices of the parameters, rows of the batch
@@ -50,10 +50,12 @@ _RULES: dict[str, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor) over the first devices; one may be -1 (what remains).
+    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor) over the first devices; one may be -1 (all remaining
+    devices).
 
     Raises:
-      ValueError: more devices are needed than are visible, -1 does not come out even, or several processes would leave
+      ValueError: more devices are needed than are visible, -1 gives no whole number, or with several processes the mesh
+      would leave
         devices of some of them without work.
     """
     devices = list(jax.devices() if devices is None else devices)
@@ -80,13 +82,14 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
 
 
 def platform(mesh: Mesh | None) -> str:
-    """cpu, gpu or tpu: of the mesh, which may be one to compile for only, or without a mesh of this machine."""
+    """cpu, gpu or tpu: that of the mesh (which may be of devices to compile for only), without a mesh this
+    machine's."""
     name = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
 
 
 def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """Where an array of these logical axes lives.
+    """The partition of an array with these logical axes.
 
     A mesh axis cuts the first dimension that names it. A dimension that its mesh axes do not divide is cut by the first
     of them that do, or stays whole.
@@ -125,7 +128,7 @@ def row_shards(mesh: Mesh | None) -> int:
 
 
 def put_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Arrays from the host, rows first, onto the mesh; whole where the devices do not divide the rows."""
+    """Move host arrays, rows first, onto the mesh; replicated where the devices do not divide the rows."""
     if mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
 

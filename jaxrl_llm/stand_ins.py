@@ -1,7 +1,7 @@
-"""Stand-ins for what a run would download: a random tiny checkpoint with a tokenizer of its own, and a GSM8K of sums.
+"""Stand-ins for what a run would download: a tiny random checkpoint with its tokenizer, and a GSM8K made of sums.
 
-They lie in the user's cache folder, are written at the first request under a lock and used again by the next ones;
-equal requests give equal files. The `:smoke` variants of the configs of published models run on them.
+They are written into the user's cache folder at the first request, under a lock, and reused by later ones; equal
+requests give equal files. The `:smoke` variants of the configs of published models run on them.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _drawn(model: Any) -> Any:
-    """Parameters of the scale of `Model.init`, by numpy, which compiles nothing."""
+    """Parameters at the scale of `Model.init`, drawn by numpy, which compiles nothing."""
     import jax
     import jax.numpy as jnp
     import numpy as np

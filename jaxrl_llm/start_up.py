@@ -24,7 +24,7 @@ __all__ = ["add_arguments", "is_first", "join", "leave", "start_jax"]
 def start_jax() -> None:
     """Turn the compilation cache on, and keep freed memory.
 
-    The cache lies in the user's cache folder unless JAX_COMPILATION_CACHE_DIR says otherwise.
+    The cache is in the user's cache folder unless JAX_COMPILATION_CACHE_DIR is set.
     """
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
@@ -42,8 +42,8 @@ def _keep_freed_memory() -> None:
     """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
 
     That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. Programs run in the
-    calling thread, for only the main arena holds arrays of any size. What a compilation frees goes back to the system:
-    it lies in pieces that no step can use.
+    calling thread, because only the main arena keeps large arrays. Memory freed by a compilation is returned to the
+    system: it is in pieces too small for a step.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "mallopt"):
@@ -61,16 +61,16 @@ def _keep_freed_memory() -> None:
 
 
 def _make_room(libc: Any) -> None:
-    """A free block below all else, for what is small and stays.
+    """Reserve a free block at the start of the heap for small, long-lived allocations.
 
-    A step's temporaries then lie at the end of the heap, which grows a little when they no longer fit. In a gap, a byte
-    that something else took of it would cost their whole size once more.
+    A step's temporaries then stay at the end of the heap, which can grow a little. In a gap between other allocations,
+    a single byte taken from it would make the next step allocate their full size again.
     """
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     room = libc.malloc(_ROOM)
-    libc.malloc(_ROOM // 64)  # stays, so that the room is not the end of the heap
-    libc.free(room)  # neither was touched, so neither is memory yet
+    libc.malloc(_ROOM // 64)  # never freed, so that the block above is not at the end of the heap
+    libc.free(room)  # neither was touched, so no memory is in use yet
 
 
 _ROOM = 2**28  # bytes: less than the temporaries that matter, more than the rest
@@ -78,7 +78,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def _repair(cache: Path) -> None:
-    """Remove entries without their time of access, of a killed writer: one of them would stop all later writes."""
+    """Remove entries that a killed writer left without their access time: one of them would stop all later writes."""
     cache.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(cache / ".lockfile"):
         for entry in cache.glob("*-cache"):

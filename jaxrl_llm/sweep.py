@@ -1,4 +1,4 @@
-"""Run a sweep: print what it costs, run what is not finished, say what failed.
+"""Run a sweep: print its cost, run what is not finished, report what failed.
 
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run's DIR must show to be the planned run, whole."""
+    """What a run's DIR must contain to count as the planned run, finished."""
 
     config_hash: str
     steps: int

@@ -162,7 +162,7 @@ def exported_params(run: Run, state: TrainState) -> Any:
 
 
 def base_digest(run: Run) -> str | None:
-    """Tells the frozen base under the adapters from any other; None without adapters."""
+    """A digest of the frozen base under the adapters; None without adapters."""
     return None if run.base is None else digest(run.base)
 
 
@@ -258,12 +258,12 @@ class _Late:
         values = M.finalize(M.merge([scored, *updates])) | {
             key: value
             for key, value in each[0].items()
-            if key.startswith("check/")  # of the first update alone
+            if key.startswith("check/")  # only the first update's
         }
         name = "routing/flips_old_current_by_layer"
         if name in values:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
-            # The first update has the very parameters of the scoring pass: what differs there is rounding.
+            # The first update has the same parameters as the scoring pass, so any difference is rounding.
             values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
         log.metrics(self.step, {**values, **self.host})
         # Adapters are merged in the dtype of the weights: in bfloat16 that is what is sampled from.
@@ -342,9 +342,10 @@ def _evaluate(run: Run, state: TrainState, log: RunLog, step: int) -> dict[str, 
 
 
 def _reference(run: Run, state: TrainState, log: RunLog) -> Any:
-    """pi_ref = the policy before the first update, kept in the DIR so that a resume has the very same one.
+    """pi_ref = the policy before the first update, kept in the DIR so that a resume uses the same one.
 
-    Of adapters it is their start, which changes nothing of the base: no file, and the program that scores the policy.
+    With adapters it is the base, that is adapters that change nothing: no file is needed, and the program that scores
+    the policy serves it too.
     """
     if "ref_logprobs" not in run.settings.objective.needs:
         return None

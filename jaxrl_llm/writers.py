@@ -1,4 +1,4 @@
-"""Where a run's metrics and samples go besides its .jsonl files: TensorBoard and, where asked for, Weights & Biases.
+"""Where a run's metrics and samples go besides its .jsonl files: TensorBoard and, if set, Weights & Biases.
 
 Both get scalars under the keys of metrics.jsonl, lists by layer as one scalar a layer (`name/0`, `name/1`, ...), the
 samples as text and the configuration. Lists of lists stay in metrics.jsonl alone.
@@ -32,7 +32,7 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 class TensorBoard:
-    """An event file in the DIR, opened when there is something to write, so that none is empty."""
+    """An event file in the DIR, opened at the first write so that none is empty."""
 
     def __init__(self, workdir: Path):
         self._workdir = workdir
@@ -132,7 +132,7 @@ class WeightsAndBiases:
         self._run.log({"samples": self._table(columns=columns, data=cells)}, step=step)
 
     def cut(self, step: int) -> None:
-        """Nothing: rows that were sent stay there, and those of the same step are not taken a second time."""
+        """Does nothing: rows that were sent stay there, and Weights & Biases ignores a step that it has already."""
 
     def close(self) -> None:
         self._run.finish()

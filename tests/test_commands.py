@@ -96,7 +96,8 @@ def test_a_dir_answers_as_its_engine_does(run, request, which, prompt):
 def test_an_export_is_whole_and_is_the_same_policy(run, chats, tmp_path):
     workdir, made, state = chats
     source, folder = made.settings.pretrained, tmp_path / "export"
-    assert run(export, "--workdir", workdir, "--to", folder) == (0, f"step 1 of {workdir} lies in {folder}\n", "")
+    said = f"step 1 of {workdir} was written to {folder}\n"
+    assert run(export, "--workdir", workdir, "--to", folder) == (0, said, "")
     before, after = read_published(source), read_published(folder)
     assert after.files == before.files
     kept = ("max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")
@@ -203,7 +204,7 @@ MISTAKES = {
     "generate --workdir=DIR --prompt=1= --dtype=bfloat16": "--dtype=bfloat16 belongs to a --checkpoint",
     "generate --checkpoint=DIR --prompt=1": "is the DIR of a run; give it as --workdir=",
     "generate --checkpoint=nowhere --prompt=1": "nowhere holds no tokenizer.json; name a folder",
-    "evaluate --checkpoint=x": "--checkpoint=x brings no task; name a config with it: --config=NAME",
+    "evaluate --checkpoint=x": "--checkpoint=x has no task; name a config that has one: --config=NAME",
     "evaluate --checkpoint=x --step=1 --config=grpo": "--step=1 belongs to a DIR",
     "evaluate --workdir=DIR --config.task.name=sort": "--config.task.name is a field of no config",
     "evaluate --workdir=DIR --config=countdown": "--config=countdown names no file",

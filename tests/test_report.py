@@ -145,7 +145,7 @@ def test_half_a_sweep_says_what_is_missing(tmp_path):
 def test_a_sweep_in_which_nothing_ran_yet_has_a_page(tmp_path):
     write_sweep(tmp_path, seeds=1, absent=[(arm, 0) for arm in ARMS])
     assert "0 of 4 runs finished" in write_report(tmp_path)
-    assert "Left out, because there is nothing to see" in (tmp_path / "report.md").read_text()
+    assert "Left out, because they would be empty" in (tmp_path / "report.md").read_text()
 
 
 def test_panels_without_metrics_are_left_out_and_named(tmp_path):

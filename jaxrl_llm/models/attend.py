@@ -86,7 +86,7 @@ def attend_cached(
     visible: Bool[Array, "b t s"],
     platform: str = "cpu",
 ) -> Float[Array, "b t h d"]:
-    """The same over a cache: keys are transposed, and a stretch of columns that no row sees costs nothing.
+    """The same over a cache: keys are transposed, and a stretch of columns that no row sees is skipped.
 
     A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On
     a GPU every stretch is computed, since the device would wait for the host at each condition.

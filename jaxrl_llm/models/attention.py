@@ -42,8 +42,8 @@ def _normalise_fwd(x: Array, scale: Array, eps: float) -> tuple[Array, Any]:
 
 
 def _normalise_bwd(eps: float, residuals: Any, cotangent: Array) -> tuple[Array, Array]:
-    """With y = x / rms and g = scale dy: dx = (g - y mean(g y)) / rms, dscale = sum dy y. Written by hand: the derived
-    one reads and writes the states about twice as often."""
+    """With y = x / rms and g = scale dy: dx = (g - y mean(g y)) / rms, dscale = sum dy y. Written by hand, because the
+    one that autodiff derives reads and writes the states about twice as often."""
     x, inverse, scale = residuals
     y, dy = x.astype(jnp.float32) * inverse, cotangent.astype(jnp.float32)
     g = dy * _on_last_axis(scale, x.ndim)

@@ -17,8 +17,8 @@ _QK_NORM = ("none", "head", "full")
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Names follow the published configurations of Qwen3 and Qwen3-MoE, and so do the defaults of what sets families
-    apart (`qk_norm`, `attention_bias`, `rope_scaling`); `num_experts=0` is a dense model."""
+    """Names follow the published configurations of Qwen3 and Qwen3-MoE, as do the defaults of the fields that differ
+    between families (`qk_norm`, `attention_bias`, `rope_scaling`); `num_experts=0` is a dense model."""
 
     vocab_size: int
     num_hidden_layers: int = 4
@@ -114,7 +114,7 @@ class ModelConfig:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets, the output head included and the embedding table not."""
+        """Parameters that act on one token: with the output head, without the embedding table."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
         expert = 3 * self.hidden_size * self.moe_intermediate_size
         moe = self.num_experts_per_tok * expert + self.hidden_size * self.num_experts

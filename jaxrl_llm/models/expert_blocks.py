@@ -1,13 +1,13 @@
 """SwiGLU experts on a CPU: blocks of rows of one expert, with a hand-written backward.
 
 The (token, expert) pairs are sorted by expert. A loop over the experts slices each expert's weights once; an inner loop
-of dynamic length walks that expert's rows in blocks of a fixed size. A group's last block runs on into the rows of the
-next group, which that group overwrites afterwards, so there is no padded layout and no row is computed for nothing but
-the tail of a block. All work beside the matmuls is a gather: dispatch reads x by the sorted order, combine reads the
-results by its inverse, and the backward pass does the same the other way round.
+of dynamic length walks that expert's rows in blocks of a fixed size. The last block of a group extends into the rows of
+the next group, which overwrites them afterwards, so nothing is padded and only the tails of blocks are wasted work.
+Everything besides the matmuls is a gather: dispatch reads x by the sorted order, combine reads the results by its
+inverse, and the backward pass does the same the other way round.
 
-The block follows the mean load: a decode step walks blocks of 8 or 16 rows, and experts without a row are not even
-sliced. One batched matmul over [expert, slot] is a tenth faster there for even loads and loses for real, skewed ones.
+The block size follows the mean load: a decode step uses blocks of 8 or 16 rows, and experts without a row are skipped.
+One batched matmul over [expert, slot] is a tenth faster there for even loads and slower for real, skewed ones.
 XLA:CPU's `ragged_dot` multiplies every row by every expert; see experiments/performance/README.md for the figures.
 """
 
@@ -74,7 +74,9 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
         start, count = groups.starts[e], groups.counts[e]
 
         def walk(weights, inner):
-            body = lambda i, inner: step(weights, start + i * block, count - i * block, inner)  # noqa: E731
+            def body(i, inner):
+                return step(weights, start + i * block, count - i * block, inner)
+
             return lax.fori_loop(0, (count + block - 1) // block, body, inner)
 
         return per_expert(e, carry, walk)

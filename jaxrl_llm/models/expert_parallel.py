@@ -1,10 +1,10 @@
-"""Experts that stay where they are: tokens move to the devices of their experts, and their results back.
+"""Expert parallelism: tokens are sent to the devices that hold their experts, and the results are sent back.
 
 Inside shard_map over the mesh axis of the experts every device holds its own tokens and E / p of the E experts (p
 devices). The (token, expert) pairs are sorted by expert, so those for one device are consecutive. In a round every
 device sends at most `capacity` pairs to every other, an all-to-all of p x capacity rows; it computes what it received
-with the experts it holds and sends the results back. Rounds go on until all pairs are done: no token is dropped
-whatever the load, and the buffers stay near the mean load. Usually one round is enough.
+with the experts it holds and sends the results back. Rounds repeat until all pairs are done: no token is dropped
+whatever the load, and the buffers stay near the mean load. One round is usually enough.
 
 The backward is written by hand: it goes through the same rounds, sends states and cotangents together and recomputes
 the experts' inner activations, so that a layer keeps nothing but its arguments.
@@ -26,9 +26,9 @@ from jaxrl_llm.models.expert_blocks import group_by_expert
 
 __all__ = ["SLACK", "Axes", "Local", "move_tokens"]
 
-SLACK = 1.5  # rows of a buffer over those that an even load needs; more load than that takes another round
+SLACK = 1.5  # size of a buffer relative to an even load; a higher load takes another round
 
-# (x, experts, gates, weights) -> y on one device; pairs of an expert past its last are nobody's
+# (x, experts, gates, weights) -> y on one device; an expert index past the last marks an empty row
 Local = Callable[[Array, Array, Array, Sequence[Array]], Array]
 
 
@@ -113,13 +113,13 @@ class _Pairs:
         def turn(carry: Any) -> Any:
             return carry[0] + 1, one_round(*carry)
 
-        with jax.named_scope("usually_once"):  # how often a plan counts it
+        with jax.named_scope("usually_once"):  # how many rounds a plan assumes
             start = jnp.zeros((), jnp.int32), start
             return lax.while_loop(lambda carry: carry[0] < self.rounds, turn, start)[1]
 
     def to_experts(self, r: Array, *arrays: tuple[Array, int | None]) -> list[Array]:
         """What this device receives in round r, [devices x capacity, ...], of arrays (of tokens, None) or (of pairs,
-        what stands in empty rows)."""
+        the filler of empty rows)."""
         place = r * self.capacity + jnp.arange(self.capacity)
         used = (place[None] < self.sizes[:, None]).ravel()
         pair = self.order[jnp.minimum(self.starts[:, None] + place[None], self.order.size - 1)].ravel()

@@ -56,7 +56,7 @@ def apply_experts(
 
     Args:
       x: token states; the result has this dtype, sums are float32.
-      experts: valid expert indices; a row that must not count carries gates 0.
+      experts: valid expert indices; a row that must not count has gates 0.
       gates: float32 weights of the k experts of each token.
       w_gate, w_up, w_down: SwiGLU weights of all experts.
       implementation: auto, dense, grouped or blocks.
@@ -79,7 +79,7 @@ def apply_experts(
 
 
 def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh) -> Array:
-    """Each device's rows; rows that the devices do not divide are filled up with ones of gate 0."""
+    """`local` on each device's rows; their number is padded to a multiple of the devices by rows of gate 0."""
     axes = (("expert", None, "mlp"), ("expert", None, "mlp"), ("expert", "mlp", None))
     specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
     expert_axis, _, width_axis = (axis if axis and mesh.shape[axis] > 1 else None for axis in specs[0])
@@ -114,7 +114,7 @@ def _blocks(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
 
 
 def _grouped(x: Array, experts: Array, gates: Array, weights: Any, platform: str) -> Array:
-    """A pair whose expert is not among the weights gives 0; at most one pair a (token, expert) needs room."""
+    """A pair whose expert is not among the weights gives 0; no token takes more rows than there are experts here."""
     w_gate, w_up, w_down = weights
     (n, k), num_experts = experts.shape, w_gate.shape[0]
     groups = group_by_expert(experts, num_experts)

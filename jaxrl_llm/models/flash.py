@@ -25,7 +25,7 @@ def choose_attention(config: ModelConfig, platform: str) -> str:
     """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size.
 
     Raises:
-      ValueError: flash was asked for where there is none.
+      ValueError: flash is set where there is no kernel for it.
     """
     implementation, head_dim, dtype = config.attention_implementation, config.head_dim, config.dtype
     fits = {
@@ -49,7 +49,7 @@ def flash_attention(
     segment_ids: SegmentIds,
     mesh: Mesh | None = None,
 ) -> Float[Array, "b t h d"]:
-    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; what padding (segment 0) gets is of no account."""
+    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning."""
     time = queries.shape[1]
     multiple, kernel = (2, _cudnn) if sharding.platform(mesh) == "gpu" else (_BLOCK, _splash)
 
@@ -61,7 +61,7 @@ def flash_attention(
 
 
 def _cudnn(queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None) -> Array:
-    """An even number of tokens: the kernel's backward refuses others where there is a mask."""
+    """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one."""
     del mesh  # the kernel knows how to be partitioned
     causal = jnp.tril(jnp.ones((1, *[queries.shape[1]] * 2), bool))
     visible = (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
@@ -72,7 +72,8 @@ def _cudnn(queries: Array, keys: Array, values: Array, segment_ids: Array, mesh:
 def _splash(
     queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None, interpret: bool = False
 ) -> Array:
-    """A multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any platform.
+    """Padded to a multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any
+    platform.
 
     The backward sums over mesh axes that split neither rows nor heads, since shard_map cannot see that they agree.
     """

@@ -82,7 +82,7 @@ class GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Read the metadata of a GGUF file; tensors are read when they are asked for.
+    """Read the metadata of a GGUF file; each tensor is read on access.
 
     Raises:
       ImportError: the package `gguf` is missing.
@@ -91,7 +91,7 @@ def open_gguf(path: Path) -> GGUFFile:
     return _open(path, path.stat().st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=1)  # its tables of tokens take the reader seconds
+@functools.lru_cache(maxsize=1)  # decoding its token tables takes the reader seconds
 def _open(path: Path, modified: int) -> GGUFFile:
     del modified
     try:
@@ -149,7 +149,7 @@ def _named(name: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
         full = f"model.layers.{match[1]}.{_EXPERTS[match[2]]}"
         one = [GGUFTensor(part, tensor.kind, tensor.shape[1:]) for part in tensor.data]
         return {full.format(expert=e): part for e, part in enumerate(one)}
-    return {name: tensor}  # the check of names says that it is left over
+    return {name: tensor}  # the check of names reports it as left over
 
 
 def _decimal(value: Any) -> Any:

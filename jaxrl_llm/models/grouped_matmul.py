@@ -1,4 +1,5 @@
-"""Rows sorted by group times each group's matrix, by the kernel that computes no other product on its platform.
+"""Rows sorted by group times each group's matrix, by a kernel that computes only these products where the platform has
+one.
 
 TPU      megablox (jax.experimental.pallas): in both gradients, where `jax.lax.ragged_dot` of jax 0.10 multiplies every
          row by every group for the gradient of the matrices
@@ -20,7 +21,7 @@ from jaxrl_llm.models.triton_matmul import grouped_matmul_gpu
 
 __all__ = ["grouped_matmul"]
 
-_LANES, _LARGEST = 128, 1024  # of a TPU's tiles: what their sides are multiples of, and at most
+_LANES, _LARGEST = 128, 1024  # the sides of a TPU's tiles are multiples of the first and at most the second
 _LARGEST_ROWS = 512
 
 
@@ -35,7 +36,7 @@ def grouped_matmul(
       platform: cpu, gpu or tpu.
     """
     used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
-    rows = jnp.where(used, rows, 0)  # a kernel leaves what lies past the last group undefined, in both directions
+    rows = jnp.where(used, rows, 0)  # kernels leave rows past the last group undefined, forward and backward
     if platform == "tpu":
         out: Any = _by_tiles(rows, weights, counts, False)
     elif platform == "gpu":
@@ -47,7 +48,7 @@ def grouped_matmul(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Array:
-    """Megablox; interpret: on any platform. As jax.experimental's own gradient, but of the operands' precision."""
+    """Megablox; interpret: on any platform. As jax.experimental's own gradient, but in the operands' precision."""
     padded = _whole_tiles(rows, len(counts))
     tiles = _tiles(padded.shape[0], len(counts), *weights.shape[1:])
     out = gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)

@@ -1,17 +1,17 @@
 """Keys and values of the tokens fed so far, head-major so that a decode step reads them in order.
 
-Keys lie transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is five times
-faster for q k^T than a transposed operand that has to be repacked at every step.
+Keys are stored transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is
+five times faster for q k^T than a transposed operand that has to be repacked at every step.
 
-Rows are left-aligned and contiguous: the token at position p of a row sits in column p, whatever the other rows do
+Rows are left-aligned and contiguous: the token at position p of a row is in column p, whatever the other rows do
 (behind a prefix: in column p minus the prompt's length). A query sees the columns up to its own, so columns left over
 from padding or from an earlier answer are never read.
 
 A long cache is cut into stretches of columns, arrays of their own, so that attention can leave out those that no row
 has reached: a slice of one array would be copied before it is multiplied.
 
-Where the answers of a group keep their places, their prompt is a prefix: columns in front of the cache that are held
-and read once a group.
+Where the answers of a group stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored
+and read once per group.
 """
 
 import itertools
@@ -34,7 +34,7 @@ Values = tuple[Float[Array, "_ kv _ head"], ...]
 
 
 class Prefix(flax.struct.PyTreeNode):
-    """Prompts in front of a cache: prompt i is that of its b / p consecutive rows."""
+    """Prompts before a cache: prompt i belongs to rows i b / p to (i + 1) b / p - 1."""
 
     keys: tuple[Keys, ...]
     values: tuple[Values, ...]
@@ -74,7 +74,7 @@ class LayerCache(NamedTuple):
 
 
 def by_layer(cache: KVCache, positions: Integer[Array, "b t"]) -> tuple[list[LayerCache], Bool[Array, "b t s"]]:
-    """Every layer for tokens at these positions, and the columns that each token sees, the prefix's in front."""
+    """Every layer for tokens at these positions, and the columns that each token sees, those of the prefix first."""
     prefix, visible = cache.prefix, []
     if prefix is not None:
         lengths = jnp.repeat(prefix.lengths, len(positions) // len(prefix.lengths))[:, None]

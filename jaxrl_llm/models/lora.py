@@ -1,7 +1,7 @@
 """LoRA (Hu et al., arXiv 2106.09685): W + (alpha / r) A B with W frozen, A [m r] drawn and B [r n] zero at first.
 
 Adapters are a tree of their own: the part of the parameters' tree that holds the target matrices, with {"a", "b"} in
-the place of each, stacked over layers and experts as they are. `attach` puts them beside the frozen weights for
+place of each, stacked over layers and experts in the same way. `attach` puts them beside the frozen weights for
 training, `merge` adds them to the weights for the rollout and for export, so that decoding costs nothing extra.
 """
 
@@ -82,7 +82,7 @@ def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
 
 
 def adapter_axes(config: LoRAConfig, model: Model) -> dict[str, Any]:
-    """The logical axes of every adapter: those of its weight, with the rank in the place of the other side."""
+    """The logical axes of every adapter: those of its weight, with the rank in place of one side."""
     _checked(config, model)
 
     def pair(path: tuple[str, ...], axes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -100,8 +100,8 @@ def attach(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Attached:
-    """`attach` as a value: equal ones share what is compiled for them. What stands beside the adapters and is no part
-    of the base (a value head) comes along as it is."""
+    """`attach` as a value: equal ones share what is compiled for them. Leaves that are not adapters (a value head) are
+    passed through."""
 
     scale: float
 

@@ -1,4 +1,4 @@
-"""A weight with a low-rank change beside it, W + A B, in the place of a weight."""
+"""A weight with a low-rank change beside it, W + A B, used in place of a plain weight."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def project(x: Float[Array, "*batch m"], weight: Any) -> Float[Array, "*batch n"
 
 
 def whole(weight: Any) -> Float[Array, "*shape"]:
-    """W, or W + A B in the type of W; what takes whole matrices (experts, the router) uses it."""
+    """W, or W + A B in the type of W: for experts and the router, which take whole matrices."""
     if not isinstance(weight, LowRank):
         return weight
     return (weight.weight + weight.a @ weight.b).astype(weight.weight.dtype)

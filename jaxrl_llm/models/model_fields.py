@@ -1,4 +1,5 @@
-"""The fields of a run's model block, completed by the checkpoint that it starts from: they must not contradict it."""
+"""The fields of a run's model block, completed from the checkpoint that it starts from, which they must not
+contradict."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""The two kinds of feed-forward layer: SwiGLU, and a mixture of SwiGLU experts with a router of its own."""
+"""The two kinds of feed-forward layer: SwiGLU, and a mixture of SwiGLU experts with its router."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +48,7 @@ class MoE(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], replay: Routing | None, mesh: jax.sharding.Mesh | None
     ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
-        """Returns the output, the experts used and the router's fresh logits."""
+        """Returns the output, the experts used and the current router's logits."""
         b, t, d = x.shape
         logits = jnp.matmul(
             x.astype(jnp.float32), whole(self.router[...]).astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
@@ -80,14 +82,17 @@ def load_balance_loss(
     that it does not depend on how the batch is cut. Source: Switch Transformer, arXiv 2101.03961, eq. 4;
     sequence-wise as in DeepSeek-V3, arXiv 2412.19437, eq. 17.
     """
-    num_experts, num_chosen = logits.shape[-1], experts.shape[-1]
+    num_experts, experts_per_token = logits.shape[-1], experts.shape[-1]
     length = jnp.maximum(segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences), 1)
+
+    @functools.partial(jax.vmap, in_axes=-1, out_axes=-1)
+    def mean_per_sequence(x: Array) -> Array:
+        return segment_sum(x, mask, sequence_ids, num_sequences) / length
 
     def of_layer(layer_logits: Array, layer_experts: Array) -> Array:
         probs = jax.nn.softmax(layer_logits, axis=-1)
-        chosen = jnp.sum(jax.nn.one_hot(layer_experts, num_experts), axis=-2) / num_chosen
-        per_expert = jax.vmap(lambda x: segment_sum(x, mask, sequence_ids, num_sequences), in_axes=-1, out_axes=-1)
-        share, prob = per_expert(chosen) / length[:, None], per_expert(probs) / length[:, None]
+        used = jnp.sum(jax.nn.one_hot(layer_experts, num_experts), axis=-2) / experts_per_token
+        share, prob = mean_per_sequence(used), mean_per_sequence(probs)
         return num_experts * jnp.sum(share * prob)
 
     count = jnp.sum(segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences) > 0)

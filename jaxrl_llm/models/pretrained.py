@@ -1,7 +1,7 @@
 """Published checkpoints (safetensors folders, GGUF files) <-> the parameters of `Model`.
 
-Each device's part of an array is read on its own, in strips of a few rows: on its way to the device no process holds
-more of the checkpoint than that part.
+Each device's part of an array is read on its own, in strips of a few rows: no process ever holds more of the checkpoint
+on the host than that part.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ from jaxrl_llm.models.transformer import Model
 
 __all__ = ["load_params", "load_pretrained", "save_pretrained"]
 
-_READERS = 4  # threads; most of their time goes into copying, outside the interpreter's lock
+_READERS = 4  # threads; they mostly copy memory, with the interpreter's lock released
 
 
 def load_pretrained(
@@ -38,7 +38,7 @@ def load_pretrained(
       path: a folder with config.json and model.safetensors, or shards and model.safetensors.index.json; or a GGUF file.
       dtype: float32 or bfloat16, of parameters and computation; default: that of config.json, for a GGUF file bfloat16
         if its tensors are, otherwise float32.
-      mesh: parameters are born on it; every process reads what its own devices hold.
+      mesh: parameters are placed on it; every process reads only what its own devices hold.
 
     Raises:
       FileNotFoundError: no such folder, or a file of it is missing.
@@ -72,9 +72,9 @@ def save_pretrained(
     Args:
       params: of `Model(config)`, stacked; every array addressable by this process.
       path: a folder without a checkpoint; made if need be.
-      published: of `read_published`: what config.json held beside the architecture (positions, end ids) stays, and
+      published: of `read_published`: fields of config.json beyond the architecture (positions, end ids) are kept, and
         generation_config.json and the tokenizer's files are written as they were.
-      shard_bytes: files stay below this size where a single tensor allows it; more than one file gets an index.
+      shard_bytes: largest size of a file, exceeded only by a single larger tensor; several files get an index.
 
     Raises:
       FileExistsError: the folder holds a checkpoint already.
@@ -103,7 +103,7 @@ def save_pretrained(
         weight_map = {array.names[place]: f for f, s in zip(names, shards, strict=True) for _, array, place in s}
         size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
-    _write_json(folder / "config.json", written)  # last: without it the folder does not load
+    _write_json(folder / "config.json", written)  # last, because a folder without it does not load
 
 
 def _load(tensors: Mapping[str, StoredTensor], model: Model) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _load(tensors: Mapping[str, StoredTensor], model: Model) -> dict[str, Any]:
 
 
 def _on_devices(array: Stacked, tensors: Mapping[str, StoredTensor], sharding: Any, pool: Any) -> jax.Array:
-    """The array in its place: parts are read once each, and handed to the devices before the next is read."""
+    """The array on its devices: each part is read once and handed over before the next is read."""
     devices: dict[Any, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(array.shape).items():
         devices.setdefault(tuple(s.indices(n) for s, n in zip(index, array.shape, strict=True)), []).append(device)

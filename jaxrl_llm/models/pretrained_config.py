@@ -1,4 +1,4 @@
-"""config.json of a published checkpoint <-> ModelConfig, in the old and the new spelling: what sets families apart."""
+"""config.json of a published checkpoint <-> ModelConfig, in the old and the new spelling, and how families differ."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ def from_published(published: Mapping[str, Any], dtype: str | None = None) -> Mo
 
 
 def to_published(config: ModelConfig, published: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The config.json of a ModelConfig, in both spellings; what `published` holds beside the architecture stays."""
+    """The config.json of a ModelConfig, in both spellings; fields of `published` beyond the architecture are kept."""
     kind = family_of(config)
     values = dataclasses.asdict(config)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}

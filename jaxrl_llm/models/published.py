@@ -1,4 +1,4 @@
-"""What a published checkpoint holds beside its weights, and what tells one checkpoint from another."""
+"""What a published checkpoint holds besides its weights, and a fingerprint that tells checkpoints apart."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ class Published:
 
 
 def read_published(path: str | os.PathLike[str]) -> Published:
-    """What a folder in the Hugging Face layout, or the metadata of a GGUF file, say beside the weights.
+    """What a folder in the Hugging Face layout, or the metadata of a GGUF file, holds besides the weights.
 
     A GGUF file has no tokenizer files; its generation_config.json is made of the ids in its metadata.
 
@@ -72,11 +72,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str,
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """A digest (BLAKE2b, 128 bits) of a checkpoint's config.json and weights, not of where it lies.
+    """A digest (BLAKE2b, 128 bits) of a checkpoint's config.json and weights, not of its path.
 
     Weights of up to 256 MiB are digested whole. Of larger safetensors files it takes the header, which holds every
     tensor's name, type and shape, and 4 KiB at both ends of every tensor; of a larger GGUF file its size and 4 KiB at
-    every MiB. Seconds for any checkpoint, and other weights than before do not go unnoticed.
+    every MiB. It takes seconds for any checkpoint, and changed weights are noticed.
     """
     path = _checked(path)
     digest = hashlib.blake2b(digest_size=16)

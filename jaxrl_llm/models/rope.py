@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864), half-split, with the frequencies of Llama 3 if asked for."""
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), half-split, optionally with the frequencies of Llama 3."""
 
 import math
 

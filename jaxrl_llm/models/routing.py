@@ -1,4 +1,4 @@
-"""Which experts a token used: the record that a forward returns and that a replay gives back to it."""
+"""Which experts every token used: a forward returns the record, and a later forward can replay it."""
 
 import flax.struct
 import jax
@@ -12,8 +12,8 @@ __all__ = ["Routing", "is_recorded", "no_record", "routing_dtype", "select_exper
 class Routing(flax.struct.PyTreeNode):
     """The routing of every MoE layer, [l b t k] and [l b t e] (dense layers have no row); inside a layer without l.
 
-    experts: indices used when the token at t was FED; the dtype's maximum means "no record, route freshly".
-    logits:  the router's own (fresh) logits when returned by a forward; when given to a forward they are replayed in
+    experts: indices used when the token at t was FED; the dtype's maximum means "no record: the router chooses".
+    logits:  the router's logits when returned by a forward; when given to a forward they are replayed in
       place of the current ones, so that indices and gate weights are both frozen.
     """
 

@@ -100,6 +100,6 @@ def existing(path: Path) -> Path:
 
 
 def some(names: Iterable[str]) -> str:
-    """A few of them, sorted."""
+    """The first few names, sorted, for a message."""
     first, rest = sorted(names)[:3], len(set(names)) - 3
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "") if first else "none"

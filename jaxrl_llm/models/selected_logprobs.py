@@ -2,8 +2,8 @@
 
 The logits of a chunk of tokens exist only while that chunk is worked on: the forward keeps one number a token (the log
 of the partition sum) and the entropy, the backward recomputes the chunk's logits. Memory is chunk x vocabulary however
-many tokens there are. Where all logits together are smaller than a fixed bound, one chunk holds everything and the
-probabilities are kept for the backward, which is what a plain softmax would do.
+many tokens there are. If all logits together are smaller than a fixed bound, there is one chunk and its probabilities
+are kept for the backward, as a plain softmax does.
 """
 
 import functools
@@ -36,11 +36,11 @@ def selected_logprobs(
 
     Args:
       hidden: final states; head: output matrix. Products accumulate in float32 and all that follows is float32.
-      targets: the tokens whose log-probs are asked for.
+      targets: the tokens whose log-probs are returned.
       temperature: > 0.
       chunk: tokens whose logits exist at one time, on each device.
-      mesh: the mesh of the enclosing jit. Every device walks its own tokens against the whole head, which is gathered
-        once; left to the partitioner, it is gathered for every chunk.
+      mesh: the mesh of the enclosing jit. Every device scores its own tokens with the full head, which is gathered
+      once; XLA's partitioner would gather it for every chunk.
 
     Returns:
       (log-probs, entropies), float32 [n]. The gradient of an entropy that is not used costs nothing.

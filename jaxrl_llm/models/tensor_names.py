@@ -34,7 +34,7 @@ _MIXTRAL_EXPERTS = {("mlp", "router"): "block_sparse_moe.gate.weight"} | {
     ("mlp", ours): f"block_sparse_moe.experts.{{expert}}.{theirs}.weight"
     for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
 }
-_ROWS = 64  # of a matrix that is transposed: a strip that stays in the cache while it is written
+_ROWS = 64  # rows of a matrix transposed at a time: a strip that fits the processor's cache
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class Stacked:
         return self.own[::-1] if self.transposed else self.own
 
     def read(self, tensors: Mapping[str, StoredTensor], index: tuple[slice, ...], pool: Executor) -> np.ndarray:
-        """The part of the array that `index` selects, read in strips: beside the result, little is held."""
+        """The part of the array that `index` selects, read in strips: little more than the result is in memory."""
         lead = self.names.ndim
         names = self.names[(*index[:lead], ...)]
         bounds = [s.indices(n)[:2] for s, n in zip(index[lead:], self.own, strict=True)]
@@ -82,7 +82,7 @@ class Stacked:
         return out
 
     def _copy(self, tensor: StoredTensor, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
-        into = _bits(out.T if self.transposed else out)  # as the tensor lies in the file
+        into = _bits(out.T if self.transposed else out)  # in the layout of the file
         (first, last), *columns = bounds[::-1] if self.transposed else bounds
         for start in range(first, last, _ROWS) if columns else [first]:
             stop = min(start + _ROWS, last) if columns else last
@@ -119,7 +119,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that a CPU device takes over as it is (jax aliases what starts at a multiple of 64 bytes)."""
+    """Memory that a CPU device uses without a copy (jax aliases arrays aligned to 64 bytes)."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64

@@ -1,8 +1,8 @@
 """The transformer: blocks, stacked and scanned, as a pure function of a params pytree.
 
-Modules are Flax NNX where they are defined and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
-optimizer, checkpoint and sharding only ever see that dict and `Model.apply`. Consecutive layers of one kind run in one
-scan; `Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would be a copy.
+Flax NNX is used to define the modules and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
+optimizer, checkpoint and sharding only see that dict and `Model.apply`. Consecutive layers of one kind run in one scan;
+`Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would be a copy.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ __all__ = ["Model", "ModelOutput", "positions_of"]
 
 _ROW = ("rows", None, None)
 _Seen = tuple[Any, Array, Array]  # of the tokens: rotation, visible columns, segment ids
-_UNROLLED = 8  # layers; beyond, compile time counts
+_UNROLLED = 8  # layers; for more, compile time matters
 
 
 class ModelOutput(flax.struct.PyTreeNode):
@@ -96,7 +96,8 @@ def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
 
 
 def positions_of(segment_ids: SegmentIds, shared_prompt: bool = False) -> Integer[Array, "b t"]:
-    """Position of each token inside its segment (segments are contiguous), behind the prompt where that is shared."""
+    """Position of each token inside its segment (segments are contiguous); answers to a shared prompt go on from its
+    end."""
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
     starts = jnp.concatenate(
         [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
@@ -137,7 +138,7 @@ class Model:
         return axes
 
     def shapes(self) -> dict[str, Any]:
-        """Shape, dtype and sharding of every parameter, without making one."""
+        """Shape, dtype and sharding of every parameter, without creating any."""
         shapes = jax.eval_shape(self.init, jax.random.key(0))
         if self.mesh is None:
             where = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
@@ -146,7 +147,7 @@ class Model:
         return jax.tree.map(lambda s, to: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=to), shapes, where)
 
     def init_sharded(self, key: Key) -> dict[str, Any]:
-        """Parameters born on the mesh: no device ever holds a whole copy."""
+        """Parameters created on the mesh, so that no device ever holds a full copy."""
         if self.mesh is None:
             return jax.jit(self.init)(key)
         return jax.jit(self.init, out_shardings=jax.tree.map(lambda s: s.sharding, self.shapes()))(key)
@@ -193,12 +194,12 @@ class Model:
           tokens: [b t].
           segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
           positions: [b t]; default from segment_ids. With a cache they give the t columns written.
-          routing: experts (and perhaps logits) to replay, one row per MoE layer; tokens without a record route freshly.
-          cache: keys and values so far; the returned one holds these tokens too.
+          routing: experts (and perhaps logits) to replay, one row per MoE layer; for tokens without a record the router
+          chooses. cache: keys and values so far; the returned one holds these tokens too.
           prefill: return a cache of these tokens; there is none yet.
-          router_logits: also return the router's fresh logits.
-          shared_prompt: segment 1 of a row is a prompt, and each other segment continues it: sees it and goes on with
-            its positions. Without a cache, and with plain attention.
+          router_logits: also return the current router's logits.
+          shared_prompt: segment 1 of a row is a prompt, and each other segment is an answer, which sees the prompt and
+          continues its positions. Without a cache, and with plain attention.
 
         Raises:
           ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt and flash attention.
@@ -261,7 +262,8 @@ class Model:
         return block
 
     def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
-        """Every layer from its stack, one scan a run of equal layers; returns x and the routing parts of each run."""
+        """All layers from their stacks, one scan for each run of equal layers; returns x and the routing parts of each
+        run."""
         routes = []
         for kind, places in self._runs_of_layers():
             block = self._block(kind, seen)
@@ -284,7 +286,7 @@ class Model:
     def _one_by_one(
         self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
     ) -> tuple[Array, list[Any], list[Any]]:
-        """Every layer by itself, equal ones traced once; returns x, each layer's keys and values, routing parts."""
+        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, routing parts."""
         caches, routes = [], []
         blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
         for kind, places in self._runs_of_layers():

@@ -77,7 +77,7 @@ def group_advantages(
       baseline: b_i. "mean": of the group; "leave_one_out": of the other answers, = G / (G - 1) times the centred
         reward; "none": 0.
       eps: added to sigma.
-      where: groups that enter the deviation of the batch, all if None: those that only fill a place stay out.
+      where: groups that enter the deviation of the batch, all if None: groups that are only padding stay out.
 
     Returns:
       [b]. A group whose rewards are all alike, and a group of one, gives exactly 0 (unless there is no baseline).
@@ -216,7 +216,7 @@ class Advantage(Part):
 
     @property
     def compares_groups(self) -> bool:
-        """Whether an answer is compared with the others of its group, which a group of one does not have."""
+        """Whether an answer is compared with the others of its group, so that a group needs at least two."""
         return False
 
     def __call__(self, rewards: PerAnswer, **arrays: Any) -> Any:

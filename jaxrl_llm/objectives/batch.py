@@ -1,4 +1,4 @@
-"""The arrays an objective speaks about, checked once, and the sequences inside them."""
+"""The arrays that an objective reads, checked once, and the sequences inside them."""
 
 import dataclasses
 import functools
@@ -90,7 +90,7 @@ class Batch:
         return cls(mask=mask, sequence_ids=ids, num_sequences=count, **given)
 
     def detached(self) -> "Batch":
-        """The same batch with nothing left to differentiate (for metrics)."""
+        """The same batch with all gradients stopped (for metrics)."""
         names = [name for name in _DIFFERENTIATED if getattr(self, name) is not None]
         return dataclasses.replace(self, **{name: jax.lax.stop_gradient(getattr(self, name)) for name in names})
 

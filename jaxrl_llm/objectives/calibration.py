@@ -1,4 +1,4 @@
-"""How far the probabilities that a reward model gives to pairs can be believed. Host side, float64."""
+"""Calibration of the probabilities that a reward model gives to pairs. Host side, float64."""
 
 import dataclasses
 
@@ -31,9 +31,9 @@ class Calibration:
 def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibration:
     """Calibration of p = sigma(margin), the probability that the chosen answer of a pair is the better one.
 
-    accuracy = mean of [margin > 0] (a tie counts 1/2), brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. Which answer
-    of a pair comes first says nothing, so a pair is right with confidence max(p, 1 - p) or wrong with it, and the curve
-    runs from 1/2 to 1.
+    accuracy = mean of [margin > 0] (a tie counts 1/2), brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. The order of
+    a pair carries no information, so a pair is right or wrong with confidence max(p, 1 - p), and the curve runs from
+    1/2 to 1.
 
     Args:
       margins: [p], reward(chosen) - reward(rejected) of held-out pairs.

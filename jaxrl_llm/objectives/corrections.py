@@ -53,7 +53,7 @@ class Truncated(Correction):
 
 @dataclasses.dataclass(frozen=True)
 class IcePop(Correction):
-    """k = pi_old / mu if floor <= k <= cap, else 0: a token the two engines disagree on says nothing.
+    """k = pi_old / mu if floor <= k <= cap, else 0: tokens on which the two engines disagree are dropped.
 
     Source: IcePop, Ling team, "Every step evolves", arXiv 2510.18855.
     """

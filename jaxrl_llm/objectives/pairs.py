@@ -57,7 +57,7 @@ def occupied(
 
 
 def last_tokens(batch: Batch) -> Mask:
-    """Where the last unmasked token of each sequence stands, [b t]."""
+    """True at the last unmasked token of each sequence, [b t]."""
     place = jnp.arange(batch.mask.size).reshape(batch.mask.shape)
     marked = jnp.where(batch.mask, place, -1)
     if batch.sequence_ids is None:
@@ -83,7 +83,7 @@ class Score:
         return False
 
     def centring(self, scores: Float[Array, "p 2"]) -> PerPair:
-        """A loss of every pair that says where 0 lies; the loss of differences does not."""
+        """A loss of every pair that fixes the zero of the rewards, which the loss of differences leaves free."""
         return jnp.zeros(scores.shape[0], scores.dtype)
 
 
@@ -179,12 +179,12 @@ class Logistic(PairLoss):
 
 @dataclasses.dataclass(frozen=True)
 class Square(PairLoss):
-    """(D - 1 / (2 beta))^2: the difference of scores has a target and no reason to grow beyond it.
+    """(D - 1 / (2 beta))^2: the difference of scores has a target beyond which it does not grow.
 
     Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
     """
 
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         if margins is not None:
-            raise ValueError("margins have no place in a squared loss, whose target is 1 / (2 beta); leave them out")
+            raise ValueError("margins do not apply to a squared loss, whose target is 1 / (2 beta); leave them out")
         return (difference - 1 / (2 * self.beta)) ** 2

@@ -43,12 +43,12 @@ class Part:
     whole_minibatch: ClassVar[bool] = False
 
     def check(self, objective: Any) -> None:
-        """Raises ValueError, naming the remedy, if the part does not go together with the others of `objective`."""
+        """Raises ValueError, naming the remedy, if the part does not fit the other parts of `objective`."""
 
     def formula(self) -> str:
         """The part as mathematics, for the line that a run opens with; definitions of its letters follow behind "; ".
 
-        A class that does not write it is shown by its name and fields.
+        A class that does not define it is shown by its name and fields.
         """
         fields = (f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(fields)})"

@@ -46,10 +46,10 @@ class PairObjective:
     A value: hashable, compares by content, usable as a static argument of jit.
 
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
-    of which one answer has no unmasked token is left out of total and count, and `pairs/incomplete` tells of it.
+    of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
 
     Raises:
-      ValueError: an aggregation that makes no score of an answer.
+      ValueError: an aggregation that does not define the score of one answer.
     """
 
     score: Score

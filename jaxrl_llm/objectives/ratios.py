@@ -1,4 +1,4 @@
-"""Ratios: how much likelier the current policy makes what the old one did. Each returns log ratios [b t].
+"""Ratios of the current policy's probabilities to the old policy's. Each returns log ratios [b t].
 
 Every ratio starts from the masked, clamped token log-ratio `batch.log_ratio`, so that exp of it is finite.
 """
@@ -70,8 +70,8 @@ class TokenRatio(Ratio):
 class SamplerRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
 
-    Equals the token ratio where the sampler computes what the trainer does; elsewhere their mismatch is inside it, so a
-    sampler correction beside it would count that twice.
+    Equals the token ratio where sampler and trainer compute the same; elsewhere it includes their mismatch, so a
+    sampler correction would count it twice.
 
     Source: DPPO, arXiv 2602.04879 eq. 11.
     """

@@ -1,4 +1,4 @@
-"""The registry of recipes: which there are, their hyper-parameters, and the objectives made of them."""
+"""The registry of recipes: their names, their hyper-parameters, and the objectives built from them."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ __all__ = ["Recipe", "fields", "hyperparameters", "make", "names", "recipe", "re
 
 
 class Recipe(NamedTuple):
-    """The parts of an objective with their defaults; `recipe(name)._replace(...)` makes a relative of a known one."""
+    """The parts of an objective with their defaults; `recipe(name)._replace(...)` makes a variant of a known one."""
 
     advantage: Advantage
     ratio: Ratio
@@ -61,7 +61,7 @@ def fields() -> dict[str, Declaration]:
 
 
 def register(name: str, recipe: Recipe) -> Recipe:
-    """Makes `recipe` known under `name`: to `make`, to `config.objective.name`, and its fields to the command line.
+    """Register `recipe` under `name` for `make` and `config.objective.name`, and its fields for the command line.
 
     Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
 
@@ -90,7 +90,7 @@ def register(name: str, recipe: Recipe) -> Recipe:
 
 
 def _definition(recipe: Recipe) -> list[Any]:
-    """Where a recipe's parts were written and their values: equal for a file that is loaded twice."""
+    """The source locations and values of a recipe's parts: equal for a file that is loaded twice."""
     return [
         part and (type(part).__module__, type(part).__qualname__, [d.default for d in declarations(part).values()])
         for part in recipe

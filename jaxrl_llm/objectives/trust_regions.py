@@ -42,7 +42,7 @@ class StalenessClip(Clip):
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken, PerToken]:
         size = jnp.abs(jax.lax.stop_gradient(log_ratio))
-        q = jnp.nanquantile(jnp.where(batch.mask, size, jnp.nan), self.tail)  # NaN, above which nothing is, if empty
+        q = jnp.nanquantile(jnp.where(batch.mask, size, jnp.nan), self.tail)  # NaN if empty: nothing is above it
         beyond = (size > q) & (q > 0)
         c = jnp.where(beyond, 1 / (1 + (size / jnp.where(q > 0, q, 1)) ** 2), 1)
         return c * self.clip_low, c * self.clip_high
@@ -55,7 +55,7 @@ class StalenessClip(Clip):
 
 @dataclasses.dataclass(frozen=True)
 class DivergenceMask(Surrogate):
-    """M r A: a token leaves the gradient, instead of a ratio being clipped, where its policies have come too far apart.
+    """M r A: a token is masked, instead of its ratio being clipped, where the two policies have moved too far apart.
 
     M_t = 0 where A > 0, p > q and D(q, p) > divergence_high, and where A < 0, p < q and D(q, p) > divergence_low;
     else 1. p = pi_theta(y_t) and q = p / r are the probabilities of the sampled token alone, so D is a
@@ -66,7 +66,7 @@ class DivergenceMask(Surrogate):
     A rare token may multiply its probability many times over; one of probability 0.9 may not even fall to 0.7.
 
     Source: DPPO, arXiv 2602.04879 (binary approximations), read in the code of verl and TRL, not in the paper's text;
-    both bound r besides (by 20 and 10) and differentiate sg(r) log pi: the same gradient. Default thresholds: verl's.
+    both also bound r (by 20 and 10) and differentiate sg(r) log pi: the same gradient. Default thresholds: verl's.
     """
 
     divergence: str = hyperparameter("tv", "tv | kl: DPPO's divergence of the two probabilities of a sampled token")

@@ -1,1 +1,1 @@
-"""What a compiled program will need on a device that is not there: read from its HLO, against the chip's figures."""
+"""What a compiled program needs on a device that need not be present, from its HLO and the chip's figures."""

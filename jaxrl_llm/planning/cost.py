@@ -1,8 +1,8 @@
 """FLOPs, bytes and collectives of a compiled program, every loop body as often as it runs.
 
-FLOPs are those of matrix products (dot, convolution, and kernels that state theirs): what the peaks of chips count.
-Bytes are what a fused instruction reads and writes of the main memory; a slice counts as the slice. A collective's
-bytes are what one device sends in the bandwidth-optimal algorithm over n devices:
+FLOPs are those of matrix products (dot, convolution, and kernels that state theirs), as in the peaks of chips.
+Bytes are what a fused instruction reads from and writes to the main memory; of a slice only the slice counts. A
+collective's bytes are what one device sends in the bandwidth-optimal algorithm over n devices:
 
 all-gather (n - 1) in    reduce-scatter in (n - 1) / n    all-reduce 2 in (n - 1) / n    all-to-all in (n - 1) / n
 
@@ -63,7 +63,7 @@ class Cost:
 def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Cost]:
     """(everything outside loops of a run-time bound, one turn of the outermost such loops).
 
-    Micro-batches and decode steps are such loops. One inside another (the refilling of slots) counts for nothing.
+    Micro-batches and decode steps are such loops. A loop inside one of them (the refilling of slots) is not counted.
 
     Args:
       devices: of the program.

@@ -1,4 +1,4 @@
-"""What XLA's GPU compiler must know of an H100 SXM to compile for one that is not there.
+"""What XLA's GPU compiler must know of an H100 SXM to compile without one.
 
 Figures: openxla/xla, xla/backends/gpu/target_config/specs/h100_sxm.txtpb, an `xla.gpu.GpuTargetConfigProto` as text.
 """

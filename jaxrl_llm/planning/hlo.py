@@ -1,6 +1,6 @@
 """Compiled HLO, read from its text into instructions: shapes, operands, and what they call.
 
-`cost_analysis` counts the body of a loop once and knows nothing of GPUs; the text of the optimised module says all that
+`cost_analysis` counts the body of a loop once and knows nothing of GPUs; the text of the optimised module has all that
 is needed on every platform. Format: openxla.org/xla/operation_semantics and what `compiled.as_text()` prints.
 """
 
@@ -22,7 +22,7 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One array; fast: it lies in a memory on the chip (space 1), so that moving it costs the main memory nothing."""
+    """One array; fast: it is in on-chip memory (space 1), so that moving it takes no bandwidth of the main memory."""
 
     dtype: str
     dims: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""FLOPs of kernels, which HLO shows as calls into code of its own."""
+"""FLOPs of kernels, which HLO shows as custom calls."""
 
 import math
 import re

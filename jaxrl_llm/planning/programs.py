@@ -1,6 +1,6 @@
 """The programs of a run, compiled for devices that need not be there: rollout, score and update.
 
-They are the very functions that training calls, lowered for abstract arrays with the shardings that a run gives them.
+They are the functions that training calls, lowered for abstract arrays with the shardings of a run.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ PROGRAMS = ("rollout", "score", "update")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a step of the run spends time on, of one device. tokens: of all devices; passes: forwards that it is worth.
+    """A part of a step's work, on one device. tokens: of all devices; passes: its cost in forward passes.
 
-    A backward is worth two forwards, so an update is 3 passes and everything else is 1.
+    A backward costs two forwards, so an update is 3 passes and everything else is 1.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Program:
 
     @property
     def memory(self) -> int:
-        """Bytes in use while it runs; outputs that take over an argument's place are counted once."""
+        """Bytes in use while it runs; outputs that reuse an argument's memory are counted once."""
         return self.arguments + self.outputs + self.temporaries + self.code
 
 
 def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[Program]:
     """The programs of the run on these devices, one after the other; `only`: these names alone.
 
-    A rollout has two parts, the prompts (prefill) and one token of every slot (decode); score and update speak of one
-    minibatch.
+    A rollout has two parts, the prompts (prefill) and one token of every slot (decode); score and update are those of
+    one minibatch.
     """
     run = trainer.build(s, devices)
     mesh: Any = run.model.mesh
@@ -137,7 +137,7 @@ def _abstract_state(run: trainer.Run) -> TrainState:
 
 
 def _abstract_trajectory(run: trainer.Run, state: TrainState, mesh: Any) -> Trajectory:
-    """Rows on the devices of their rows, as the rollout leaves them; rewards come from the host."""
+    """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
     s = run.settings
     out = run.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
     out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
@@ -147,7 +147,7 @@ def _abstract_trajectory(run: trainer.Run, state: TrainState, mesh: Any) -> Traj
 def _abstract_batch(
     run: trainer.Run, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
 ) -> TrainBatch:
-    """What scoring makes of a rollout. The scores are whole on every device, all else lies by rows."""
+    """The scored batch of a rollout: scores are replicated, everything else is sharded by rows."""
     needs = run.learner.objective.needs
     reference = state.params if "ref_logprobs" in needs else None
     shapes = jax.eval_shape(lambda *args: run.scorer(*args).batch, state, reference, trajectory, [layout])

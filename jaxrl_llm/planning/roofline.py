@@ -10,7 +10,7 @@ __all__ = ["Roofline", "roofline"]
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds at the peaks if computing, reading memory and sending overlap completely: time is the longest of them.
+    """Seconds at the peaks if compute, memory and network overlap completely: the time is the largest of the three.
 
     excess: FLOPs of all devices over 2 x passes x active parameters x tokens, the FLOPs that the model needs without
     attention's products; mfu: those model FLOPs over what the chips could do in that time (PaLM, arXiv 2204.02311,

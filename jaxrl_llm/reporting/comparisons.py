@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number a run, compared pair by pair."""
+    """One number per run, compared pair by pair."""
 
     name: str
     measure: Callable[[Run], float]
@@ -153,7 +153,7 @@ def difference_table(study: Study, condition: str) -> tuple[list[str], list[list
 
 
 def batch_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
-    """The same differences apart, one column for each commit that the arms' runs were made at; empty when there is one.
+    """The same differences by commit, one column for each commit of the arms' runs; empty if there is only one.
 
     A cell has the difference, its interval and the seeds in parentheses.
     """
@@ -172,7 +172,7 @@ def batch_table(study: Study, condition: str) -> tuple[list[str], list[list[str]
 
 
 def sentence(c: Comparison, baseline: str) -> str:
-    """A comparison in words, with what a null could have detected and whether its batches agree."""
+    """A comparison in words, with the detectable difference of a null result and whether its batches agree."""
     d, outcome = c.difference, c.outcome
     against = f"{outcome.name}: {c.arm} against {baseline}"
     if d.identical:
@@ -208,7 +208,7 @@ def grouped(comparisons: Sequence[Comparison], baseline: str) -> str:
 
 
 def identical_arms(study: Study, condition: str) -> list[tuple[str, str]]:
-    """Pairs of arms whose runs logged the very same rewards, seed by seed."""
+    """Pairs of arms whose runs logged identical rewards, seed by seed."""
 
     def logged(arm: str) -> list[tuple[object, ...]]:
         return [

@@ -18,7 +18,7 @@ __all__ = ["Curve", "aligned", "curves", "mean"]
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel: a metric key, its title, the scale of its axis; a second key may stand beside it, dashed."""
+    """One panel: a metric key, its title, the scale of its axis; optionally a second key, drawn dashed."""
 
     key: str
     title: str
@@ -80,7 +80,7 @@ def _draw(
     middle = mean(values)
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
-        spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers stand side by side
+        spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
         low, high = _least(values)[at], _most(values)[at]
         ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
     few = len(steps) <= 12
@@ -95,7 +95,7 @@ def _draw(
 
 
 def _apart(look: dict[str, Any], curve: Curve, key: str) -> dict[str, Any]:
-    """In a panel of two metrics the dashes tell the metrics apart: the key beside is dashed, with hollow marks."""
+    """In a panel of two metrics, dashes distinguish the metrics: the second key is dashed, with hollow marks."""
     if curve.beside is None:
         return look
     beside = {"linestyle": "--", "markerfacecolor": "white"} if key == curve.beside else {"linestyle": "-"}

@@ -17,12 +17,13 @@ __all__ = ["PLOTS", "Plot"]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: file stem, heading, what to see in it, why it or parts of it are left out, its drawing."""
+    """A figure of the page: file stem, heading, its caption, why it or parts of it are left out, and the function that
+    draws it."""
 
     stem: str
     heading: str
     caption: str
-    left_out: Callable[[Study, str], Sequence[str]]  # the parts without anything to see, each with its reason
+    left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
     parts: int  # of the figure: it is drawn when fewer are left out
     draw: Callable[[Study, str], Figure]
 

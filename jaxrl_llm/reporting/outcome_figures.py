@@ -1,4 +1,4 @@
-"""Figures of what runs came to: when they collapsed, how arms differ, how an outcome moves with the condition."""
+"""Figures of the outcomes of runs: time to collapse, differences of arms, and an outcome by condition."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A page that is written once and comes out as Markdown and as one self-contained HTML file (templates/)."""
+"""A page that is rendered both as Markdown and as one self-contained HTML file (templates/)."""
 
 import base64
 import re

@@ -71,7 +71,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was stopped by a loss or gradient that is not finite; a sweep keeps its last words."""
+        """Whether the run was stopped by a loss or gradient that is not finite; a sweep keeps its error message."""
         return not self.finished and "not finite" in (self.failure or {}).get("last_line", "")
 
     @property
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def batch(self) -> str:
-        """The commit that it ran at, in short; runs of one study at two commits are a replication of each other."""
+        """The short commit that it ran at; runs of one study at two commits replicate each other."""
         return str(self.record.get("commit") or "unknown")[:7]
 
     @property

@@ -1,4 +1,4 @@
-"""Answers worth reading: what a run did to the same prompt, and where it still fails."""
+"""Answers worth reading: the same prompt before and after training, and remaining failures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

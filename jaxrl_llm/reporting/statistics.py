@@ -1,7 +1,7 @@
 """Paired differences with intervals, what they could have detected, correction for many arms, and survival.
 
 Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so that the
-difference within a pair is free of what the seed did to both. Several runs of one seed (branches of one trajectory) are
+effect of the seed cancels in the difference within a pair. Several runs of one seed (branches of one trajectory) are
 averaged first, because they are not independent: everything rests on the number of seeds.
 """
 

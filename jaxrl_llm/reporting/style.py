@@ -1,4 +1,4 @@
-"""How every figure looks: colours and dashes that tell arms apart, direct labels, quiet axes."""
+"""The style of all figures: colours and dashes that tell arms apart, direct labels, plain axes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,8 @@ _BASELINE = "#6b6b6b"
 _GAP = 0.085  # between two labels, as a share of the height of the axes
 # Okabe and Ito's palette (2008), yellow left out: it vanishes on white.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Arms lie upon one another from the solid baseline to the shortest dashes: of curves that coincide each shows through.
+# Arms are drawn from the solid baseline to the shortest dashes, so that each of several coinciding curves shows
+# through.
 _DASHES = ("solid", (0, (7, 2)), (0, (4, 2)), (0, (2.5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)), (0, (4, 2, 1, 2)))
 _MARKERS = "os^DvPX"
 

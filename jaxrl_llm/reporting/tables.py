@@ -1,4 +1,4 @@
-"""The tables of a report that describe: what each arm did, and what its configuration was."""
+"""The descriptive tables of a report: what each arm did, and its configuration."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -107,9 +107,9 @@ def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the hyper-parameters that its objective really had: its recipe's default for None.
+    """The configuration with the resolved hyper-parameters of its objective: the recipe's default for None.
 
-    What the recipe does not have is left out; the objective of a recipe that is not known here keeps what was set.
+    Fields that the recipe does not have are left out; for an unknown recipe the fields that were set are kept.
     """
     raw = dict(config.get("objective") or {})
     given = {key: value for key, value in raw.items() if value is not None}
@@ -140,7 +140,7 @@ def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], 
 
 
 def _median(run: Run, key: str) -> float:
-    values = run.series(key)[1]  # the first rollout compiles: a mean would tell of that
+    values = run.series(key)[1]  # the first rollout compiles, which would distort a mean
     return float(np.median(values)) if len(values) else float("nan")
 
 

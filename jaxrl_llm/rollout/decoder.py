@@ -1,8 +1,8 @@
 """One step of decoding: run the model on the token that every slot sampled last, draw the next one, record both.
 
-A slot holds one answer at a time. The two loops over this step are `together.py`, where every answer has a slot of its
-own, and `slots.py`, where answers wait for one. An answer's place among the slots and the time of its start do not
-enter its randomness.
+A slot holds one answer at a time. The two loops over this step are `together.py`, where every answer has its own slot,
+and `slots.py`, where answers wait for one. The randomness of an answer depends neither on its slot nor on when it
+starts.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Decoder:
         return slots.answer < len(self.limits)
 
     def no_answers(self) -> Answers:
-        """Room for every answer, nothing sampled yet."""
+        """Empty arrays for all answers."""
         b, n, config = len(self.limits), self.max_new_tokens, self.model.config
         experts = logits = None
         if self.record_routing and config.num_moe_layers:
@@ -90,7 +90,7 @@ class Decoder:
         return Answers(ints, floats, experts, logits, jnp.zeros(b, jnp.int32))
 
     def prefill(self, first: Array, count: int) -> tuple[Prompts, Routing | None]:
-        """Run `count` prompts from `first` on, and what is recorded of their routing."""
+        """Run `count` prompts from `first` on; returns them and their recorded routing."""
         tokens = jax.lax.dynamic_slice_in_dim(self.prompts, first, count)
         lengths = jax.lax.dynamic_slice_in_dim(self.lengths, first, count)
         segment_ids = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
@@ -154,7 +154,7 @@ class Decoder:
         return answers, jnp.where(ended, free, answer), tokens
 
     def pin(self, slots: Slots) -> Slots:
-        """Slots, like all rows, live on the data axes of the mesh; answers are everywhere."""
+        """Slots, like all rows, are sharded over the data axes of the mesh; answers are replicated."""
         return sharding.constrain_rows(slots, self.model.mesh)
 
 
@@ -162,7 +162,7 @@ def in_dtype(model: Model, dtype: str) -> Model:
     """The model that computes, and caches, in `dtype`."""
     if model.config.dtype == dtype:
         return model
-    # What was asked of attention was asked for the other dtype.
+    # The configured attention was chosen for the other dtype.
     return dataclasses.replace(
         model, config=dataclasses.replace(model.config, dtype=dtype, attention_implementation="auto")
     )

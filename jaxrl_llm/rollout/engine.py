@@ -1,4 +1,4 @@
-"""The rollout engine: what is sampled from what, and how answers leave.
+"""The rollout engine: samples groups of answers to prompts and returns them as a `Trajectory`.
 
 `decoder.py` has one step of decoding; `together.py` and `slots.py` have the loops over it.
 """

@@ -26,7 +26,7 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> floa
 class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
-    An answer is right when its reward is at least `task.solved`; the mean reward stands beside. Sampling uses
+    An answer is right when its reward is at least `task.solved`; the mean reward is reported too. Sampling uses
     temperature 1, whatever the training rollout uses, and computes in the model's own dtype.
     """
 
@@ -38,7 +38,7 @@ class Evaluator:
     slots: int = 0  # answers decoded at once, which bounds memory; 0 = all
 
     def __call__(self, params: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """({"eval/...": value}, one row a prompt that a person can read)."""
+        """({"eval/...": value}, one readable row per prompt)."""
         rewards, texts = self._answered(params)
         sampled, greedy = rewards[:, :-1], rewards[:, -1]
         right = (sampled >= self.task.solved).sum(1)

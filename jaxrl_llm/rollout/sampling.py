@@ -1,4 +1,4 @@
-"""How a token is drawn from its logits, and the log-prob of the distribution that it was really drawn from."""
+"""How a token is drawn from its logits, and its log-prob under the distribution that it was drawn from."""
 
 import dataclasses
 

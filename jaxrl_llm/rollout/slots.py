@@ -37,7 +37,7 @@ class Refilled:
 
     @property
     def batch(self) -> int:
-        """Slots refilled at once: few enough that free slots wait little, many enough to share the cost."""
+        """Slots refilled at once: a trade-off between the time that slots are free and the cost of a refill."""
         return self.count if self.count == len(self.decoder.limits) else max(1, self.count // 8)
 
     @property
@@ -92,7 +92,8 @@ class Refilled:
         return (state.prompts.first + self.chunk) * self.decoder.group
 
     def _prefill(self, state: State) -> State:
-        """Prefill the prompts of the next answers; the last chunk reaches back to be a whole one."""
+        """Prefill the prompts of the next answers; the last chunk overlaps the one before it, so that all have one
+        size."""
         first = jnp.minimum(state.queue // self.decoder.group, len(self.decoder.lengths) - self.chunk)
         prompts, routing = self.decoder.prefill(first, self.chunk)
 

@@ -1,7 +1,7 @@
-"""One answer at a time, given out token by token as it is sampled: what a person reads on a terminal.
+"""One answer at a time, streamed token by token as it is sampled, for a terminal.
 
 The prompt is prefilled at one of a few widths (powers of two), then one compiled step feeds the last token and draws
-the next one over a donated cache. The answer is the very one that `Engine` gives to a group of one.
+the next one over a donated cache. The answer is the same that `Engine` gives to a group of one.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Streamer:
           ValueError: the prompt is empty.
         """
         if not prompt:
-            raise ValueError("the prompt has no token, and the first one needs something to follow; give some text")
+            raise ValueError("the prompt has no token, and the answer needs something to continue; give some text")
         width = max(_NARROWEST, 1 << (len(prompt) - 1).bit_length())
         row = np.zeros((1, width), np.int32)
         row[0, : len(prompt)] = prompt
@@ -102,7 +102,7 @@ class Streamer:
 
 
 def as_text(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of an answer in pieces, each given out as soon as its characters are whole.
+    """The text of an answer in pieces, each yielded as soon as its characters are complete.
 
     A character whose bytes have not all come is held back; if they never come, U+FFFD ends the text, as in `decode`.
     """

@@ -1,6 +1,6 @@
-"""Decoding with a slot for every answer: all start at once, none waits, and the answers of a group share their prompt.
+"""Decoding with a slot for every answer: all start at once, and the answers of a group share their prompt.
 
-The keys and values of a prompt are held and read once a group, in front of the answers' own (`kv_cache.Prefix`).
+The keys and values of a prompt are stored and read once per group, before those of the answers (`kv_cache.Prefix`).
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind: answers with the sampler's log-probs, masks and routing, aligned with their tokens."""
+"""The result of a rollout: answers with the sampler's log-probs, masks and routing, aligned with their tokens."""
 
 import flax.struct
 

@@ -55,7 +55,7 @@ class Answered:
 
 
 def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Answered:
-    """Decode the answers and hand them to the verifier; an isolated one runs on while the devices do other work.
+    """Decode the answers and hand them to the verifier; an isolated one runs while the devices do other work.
 
     An answer that was cut off by its bound gets 0 (unless `task.verify_truncated`), and so does one with U+FFFD in its
     text, which is an id that the tokenizer does not know or bytes that are no UTF-8: the verifier sees neither.

@@ -1,4 +1,4 @@
-"""Run a sweep's runs as processes of this machine, within a budget of cores."""
+"""Run a sweep's runs as processes on this machine, within a budget of cores."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from jaxrl_llm.sweeping.plan import PlannedRun
 
 __all__ = ["core_slots", "run_locally"]
 
-_GRACE = 120.0  # seconds that a run has to save itself after an interrupt, before it is killed
+_GRACE = 120.0  # seconds that a run has to save its state after an interrupt, before it is killed
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

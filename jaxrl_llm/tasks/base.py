@@ -16,7 +16,7 @@ from jaxrl_llm.tasks.tokenizer import Tokenizer
 __all__ = ["Draw", "Example", "Row", "Source", "Task", "Verify", "make", "names", "register"]
 
 Row = Mapping[str, Any]
-Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and what else the verifier wants to know
+Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
 Verify = Callable[[str, str, str, Row], float]
 
 
@@ -25,7 +25,7 @@ class Example(TypedDict):
 
     uid: int
     prompt: str
-    answer: str  # a right one: supervised training imitates it, a verifier gets it as `gold`
+    answer: str  # a right answer: the target of supervised training, `gold` for a verifier
     row: Row  # the other fields of the data, plain JSON
 
 
@@ -34,8 +34,8 @@ class Source:
     """A data set with splits of its own.
 
     Args:
-        read: the draws of the splits "train" and "test", in the order in which they are kept.
-        fingerprint: changes whenever `read` gives something else; cheap, since every start of a run asks for it.
+        read: the draws of the splits "train" and "test", in the order in which they are stored.
+        fingerprint: changes whenever `read` gives something else; must be cheap, since every start of a run calls it.
     """
 
     read: Callable[[], Mapping[str, Iterable[Draw]]]
@@ -59,11 +59,10 @@ class Task:
         options: what `make` was called with, defaults filled in; becomes part of the name of the data on disk.
         train_size: examples of the train split; with a `source` at most, 0 = all.
         test_size: examples of the test split; likewise. No drawn prompt is in both splits.
-        prompting: what stands around a prompt.
-        drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are,
-            instead of being a mistake.
-        solved: an answer with at least this reward is right: that is what exact match and pass@k count.
-        verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
+        prompting: the text around a prompt.
+        drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are;
+        otherwise they raise. solved: an answer with at least this reward is right: that is what exact match and pass@k
+        count. verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
         isolated: verify runs in a worker process, which is killed after `time_limit`; it must be a function of a
             module, not one inside another function. For anything that may hang or runs code it does not control.
         time_limit: seconds of one isolated verification.
@@ -104,7 +103,7 @@ class Task:
             )
 
     def ids_of_prompt(self, prompt: str) -> list[int]:
-        """What the model reads: the prompt with what stands around it."""
+        """What the model reads: the prompt with the text around it."""
         return self.tokenizer.encode(self.prompting.text(self.tokenizer, prompt))
 
     def ids_of_answer(self, answer: str) -> list[int]:
@@ -146,7 +145,7 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
     Args:
         name: one of `names()`.
         tokenizer: of the model that will answer; default: the task's own, of characters or bytes.
-        prompting: what stands around every prompt; default: nothing.
+        prompting: the text around every prompt; default: none.
         options: the task's own options, and `train_size`, `test_size`, which every task has.
 
     Raises:
@@ -173,10 +172,10 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
 
 
 def _posed(task: Task, tokenizer: Tokenizer | None, prompting: Prompting | None) -> Task:
-    """The task with another tokenizer or something around its prompts.
+    """The task with another tokenizer or with text around its prompts.
 
-    A drawn prompt's bound counts its characters, each at most one token of a byte-level tokenizer, and grows by what
-    stands around it. A data set's bound is on the whole, since longer prompts are dropped.
+    A drawn prompt's bound counts its characters, each at most one token of a byte-level tokenizer, and grows by the
+    text around it. A data set's bound is on the whole text, since longer prompts are dropped.
     """
     if tokenizer is None and prompting is None:
         return task

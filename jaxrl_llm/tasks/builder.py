@@ -90,7 +90,7 @@ def _write(task: Task, name: str, data_dir: Path) -> None:
 
 
 def write_quietly(builder: Callable[..., tfds.core.DatasetBuilder], config: Any, data_dir: Path) -> None:
-    """Write a data set; TFDS reports on both streams and in the log, and a second of work is not worth six lines."""
+    """Write a data set without the six lines that TFDS prints and logs about it."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:

@@ -24,9 +24,9 @@ def render(
     Args:
         template: Jinja source, as a checkpoint publishes it. It is untrusted and runs in Jinja's immutable sandbox.
         messages: {"role": ..., "content": ...} each.
-        add_generation_prompt: end with what precedes an answer, so that the model answers.
+        add_generation_prompt: end with the header of an answer, so that the model answers.
         special_tokens: bos_token, eos_token and the like, which templates name.
-        options: what else the template asks for, such as `enable_thinking`.
+        options: other variables of the template, such as `enable_thinking`.
 
     Raises:
         ValueError: the template refuses the messages or has an error.
@@ -57,7 +57,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant wrote; here its body is rendered as it stands."""
+        """`{% generation %}` marks what an assistant wrote; here its body is rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 

@@ -60,14 +60,14 @@ _Row = TypeVar("_Row")
 
 @runtime_checkable
 class _Stream(Protocol[_Batch]):
-    """An endless iterator of batches; every one here is a `grain.DatasetIterator`, which Orbax saves as it is."""
+    """An endless iterator of batches; every one here is a `grain.DatasetIterator`, which Orbax can save."""
 
     def __iter__(self) -> Iterator[_Batch]: ...
 
     def __next__(self) -> _Batch: ...
 
     def get_state(self) -> dict[str, Any]:
-        """What `set_state` needs to go on with the very next batch; plain JSON."""
+        """What `set_state` needs to continue with the next batch; plain JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
@@ -153,7 +153,7 @@ def _numbered(draw: int, example: Example) -> tuple[int, Example]:
 
 
 class Decoded(Sequence[_Row]):
-    """A TFDS data source as rows of ours: `read` turns one of its records, where text is bytes, into a row."""
+    """A TFDS data source as rows in our form: `read` turns one of its records, where text is bytes, into a row."""
 
     def __init__(self, source: Any, read: Callable[[Any], _Row]):
         self._source, self._read = source, read

@@ -15,7 +15,7 @@ def evaluate(text: str, numbers: list[str]) -> int | None:
         sum := product (('+' | '-') product)*     product := atom ('*' atom)*     atom := number | '(' sum ')'
 
     There is no division, no sign and no space. Numbers are compared as text before anything is computed, so neither
-    leading zeros nor a number of a thousand digits get through.
+    leading zeros nor a number of a thousand digits is accepted.
     """
     tokens = _TOKEN.findall(text)
     if len(text) > _LONGEST or "".join(tokens) != text:

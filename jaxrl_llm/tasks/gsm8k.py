@@ -35,7 +35,7 @@ def gsm8k(
         verifier: numeric, exact, math, "package.module:function" or "file.py:function".
         prompt_length: most tokens of a prompt; questions beyond it are dropped and counted.
         answer_length: most tokens of an answer, the end included.
-        time_limit: seconds in which math or a function of one's own must have scored an answer.
+        time_limit: seconds that math or your own function may take for an answer.
     """
     verify, isolated = named_verifier(verifier)
 
@@ -68,12 +68,12 @@ def _convert(row: dict) -> Draw:
     solution, marked, gold = row["answer"].rpartition("####")
     if not marked:
         raise ValueError("its answer has no ####")
-    worked = re.sub(r"<<[^>]*>>", "", solution).strip()  # marks of a calculator that is not there
+    worked = re.sub(r"<<[^>]*>>", "", solution).strip()  # annotations for a calculator, which does not exist here
     return row["question"], gold.strip().replace(",", ""), {"solution": worked}
 
 
 def _download(file: Path) -> None:
-    """Fetch a file once; it appears whole or not at all."""
+    """Download a file once; it is written whole or not at all."""
     if file.exists():
         return
     try:

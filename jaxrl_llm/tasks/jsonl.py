@@ -1,4 +1,4 @@
-"""Questions and answers from anyone's JSON Lines file."""
+"""Questions and answers from a JSON Lines file."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def jsonl(
         verifier: exact, numeric, math, "package.module:function" or "file.py:function".
         prompt_length: most tokens of a prompt; rows beyond it are dropped and counted.
         answer_length: most tokens of an answer, the end included.
-        time_limit: seconds in which math or a function of one's own must have scored an answer.
+        time_limit: seconds that math or your own function may take for an answer.
     """
     if not path:
         raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")

@@ -50,7 +50,7 @@ class PairEncoder:
         tokenizer: of the model.
         prompt_length: most tokens of a prompt.
         answer_length: most tokens of an answer, EOS included.
-        prompting: what stands around every prompt.
+        prompting: the text around every prompt.
     """
 
     tokenizer: Tokenizer

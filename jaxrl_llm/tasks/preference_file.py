@@ -1,4 +1,4 @@
-"""Preference pairs from anyone's JSONL: chosen and rejected as strings or chat messages, with or without a prompt."""
+"""Preference pairs from a JSONL file: chosen and rejected as strings or chat messages, with or without a prompt."""
 
 import collections
 import dataclasses

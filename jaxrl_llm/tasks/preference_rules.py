@@ -50,7 +50,7 @@ def _swap(rng: np.random.Generator, text: str, alphabet: str) -> str:
 CORRUPTIONS: dict[str, Callable[[np.random.Generator, str, str], str]] = {
     "replace": _replace,  # one character becomes another of the task's answers
     "drop": _drop,  # one character is missing
-    "repeat": _repeat,  # one character stands twice
+    "repeat": _repeat,  # one character is repeated
     "swap": _swap,  # two neighbours change places
 }
 
@@ -85,7 +85,7 @@ class PairRules:
 
 @dataclasses.dataclass(frozen=True)
 class _Judge:
-    """What the task says of one prompt's answers."""
+    """The task's verdict on the answers to one prompt."""
 
     task: Task
     example: Example

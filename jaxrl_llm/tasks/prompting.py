@@ -1,4 +1,4 @@
-"""How the prompts of a task are put to a model: as they are, inside a text, or as a chat."""
+"""How the prompts of a task are presented to a model: plain, inside a template, or as a chat."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ _PLACE = "{prompt}"
 
 @dataclasses.dataclass(frozen=True)
 class Prompting:
-    """What stands around every prompt.
+    """The text around every prompt.
 
     Args:
-        template: text with `{prompt}` once, e.g. worked examples before it; other braces stand for themselves.
-        chat: the model's own chat template goes around that, which ends where the model's answer begins.
+        template: text with `{prompt}` once, e.g. worked examples before it; other braces are literal.
+        chat: wrap that in the model's chat template, up to where the model's answer begins.
         system: the system message of the chat; empty: none, or what the chat template writes by default.
-        chat_options: what else the chat template asks for, such as {"enable_thinking": False}.
+        chat_options: other variables of the chat template, such as {"enable_thinking": False}.
 
     Raises:
         ValueError: `{prompt}` is not there once, or a field of the chat is set without a chat.
@@ -33,7 +33,7 @@ class Prompting:
 
     def __post_init__(self) -> None:
         if self.template.count(_PLACE) != 1:
-            raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, where the prompt stands")
+            raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, in place of the prompt")
         for field in ("system", "chat_options"):
             if getattr(self, field) and not self.chat:
                 raise ValueError(
@@ -44,7 +44,7 @@ class Prompting:
         """The text that the model continues with its answer.
 
         Raises:
-            ValueError: a chat is asked of a tokenizer without a chat template.
+            ValueError: chat=True with a tokenizer that has no chat template.
         """
         asked = self.template.replace(_PLACE, prompt)
         if not self.chat:

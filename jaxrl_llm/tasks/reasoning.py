@@ -41,7 +41,7 @@ def reasoning_gym(
         entry = _dataset(dataset, written)[index]
         return entry["question"], str(entry["answer"] or ""), {"index": index}
 
-    _dataset(dataset, written)  # so that a mistake is one at the start
+    _dataset(dataset, written)  # so that a mistake shows at the start
     return Task(
         name="reasoning_gym",
         prompt_length=prompt_length,
@@ -84,4 +84,4 @@ def _dataset(name: str, settings: str) -> Any:
     try:
         return library.create_dataset(name, seed=0, size=_INDICES, **json.loads(settings))
     except (TypeError, AssertionError, ValueError) as error:
-        raise ValueError(f"reasoning_gym.settings={settings} do not suit {name!r} ({error}); correct them") from error
+        raise ValueError(f"reasoning_gym.settings={settings} do not fit {name!r} ({error}); correct them") from error

@@ -1,4 +1,4 @@
-"""The examples of a task: drawn deterministically without a common prompt in train and test, or a data set's own."""
+"""The examples of a task: drawn deterministically, with no prompt in both train and test, or those of a data set."""
 
 import dataclasses
 import hashlib
@@ -16,8 +16,8 @@ _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever t
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
 _FINGERPRINTED = 256  # draws that enter the name of the data
 _SEED = 0
-_SPELLED = str.maketrans({"+": "plus", "-": "minus", "*": "times"})  # signs have no place in a folder's name
-_LONGEST_NAME = 120  # characters of the words in a folder's name; the digest holds the rest
+_SPELLED = str.maketrans({"+": "plus", "-": "minus", "*": "times"})  # signs are spelled out in a folder's name
+_LONGEST_NAME = 120  # most characters of words in a folder's name; the digest covers the rest
 
 
 @dataclasses.dataclass
@@ -42,11 +42,11 @@ def generate(task: Task) -> dict[str, Split]:
     """The train and the test split, the same on every machine.
 
     Of drawn prompts, a hash decides the split, so that a prompt of the test split is in no train split of the same
-    task, at any size, and no prompt appears twice. The splits of a data set stay as they are.
+    task, at any size, and no prompt appears twice. The splits of a data set are kept.
 
     Raises:
-        ValueError: the task has too few different prompts, none that is short enough, or draws an example that it
-          could not be trained on.
+        ValueError: the task has too few different prompts or none that is short enough, or it draws an example that
+          does not fit or is not right by its own rule.
     """
     splits = _drawn(task) if task.source is None else _given(task, task.source.read())
     for name, split in splits.items():
@@ -67,10 +67,11 @@ def is_test(prompt: str) -> bool:
 
 
 def data_name(task: Task) -> str:
-    """The folder of the task's data: its options and sizes in words, and a digest of what it holds.
+    """The name of the folder of the task's data: options and sizes in words, and a digest of the content.
 
     The digest changes with the task's code, with numpy's generators, with the file that a data set is read from, with
-    what turns prompts into ids, and where long prompts are dropped with their bound: stale data is never read.
+    the tokenizer and the text around prompts, and with the bound where long prompts are dropped: stale data is never
+    read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())

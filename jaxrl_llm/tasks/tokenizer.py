@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Two tokenizers of one fingerprint give equal ids to every text."""
+        """Tokenizers with equal fingerprints give equal ids to every text."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -121,8 +121,8 @@ class CharTokenizer:
         """The text before the first EOS.
 
         An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD rather than
-        nothing: a model that samples one inside an answer must not be taken for right. Padding after the text is
-        therefore for the caller to cut off.
+        nothing: a model that samples one inside an answer must not count as right. The caller therefore cuts off
+        padding after the text.
 
         Raises:
             ValueError: an id is negative.
@@ -136,7 +136,7 @@ class CharTokenizer:
 class ByteTokenizer:
     """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
 
-    The tokenizer of a text task when the model brings none: any text can be encoded, nothing has to be trained.
+    The tokenizer of a text task when the model has none: it encodes any text and needs no training.
     """
 
     @property

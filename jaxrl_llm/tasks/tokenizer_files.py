@@ -15,7 +15,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json, generation_config.json with every end id, and a chat template if any.
 
     Raises:
-        ValueError: a tokenizer of one's own, which has no such form.
+        ValueError: a user's own tokenizer class, which has no such form.
         ImportError: tokenizers is not installed.
     """
     special = {"eos_token": _END, "pad_token": _PAD}

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of one's own, for a model that is trained from nothing and for runs without a download."""
+"""Train a byte-level BPE tokenizer, for a model trained from scratch and for runs without a download."""
 
 import json
 from collections.abc import Iterable

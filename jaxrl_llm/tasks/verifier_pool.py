@@ -1,7 +1,7 @@
 """Rewards of answers: in this process for a task's own quick rule, in worker processes with a time limit for others.
 
 Workers start when first needed, as fresh interpreters that import no JAX, and stay until the program ends. One that
-exceeds its limit is killed and replaced; nobody waits for it.
+exceeds its limit is killed and replaced, and the others do not wait for it.
 """
 
 import atexit
@@ -112,7 +112,7 @@ class _Worker:
         self.process.wait()
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died, which its connection will tell
+        with contextlib.suppress(BrokenPipeError):  # it has died; the closed connection shows it
             self.connection.send_bytes(pickle.dumps(message))
 
 
@@ -178,14 +178,14 @@ def _in_workers(name: str, pickled: bytes, time_limit: float, questions: list[Qu
     finally:
         with _lock:
             for worker in workers:
-                if worker.question is None:  # also one that still loads: the next call finds it ready
+                if worker.question is None:  # also one that is still loading: it is ready for the next call
                     _idle.append(worker)
                 else:
                     worker.end()
 
 
 def _take(verifier: tuple[float, bytes]) -> list[_Worker]:
-    """The idle workers that have this verifier; those of another one end."""
+    """The idle workers that have loaded this verifier; the others end."""
     with _lock:
         fitting = [worker for worker in _idle if worker.verifier == verifier and worker.process.poll() is None]
         for worker in _idle:
@@ -196,6 +196,6 @@ def _take(verifier: tuple[float, bytes]) -> list[_Worker]:
 
 
 def _cores() -> int:
-    """The cores that this process may use, within reason."""
+    """How many workers: the cores that this process may use, within bounds."""
     known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(known, _MOST_WORKERS)

@@ -1,6 +1,6 @@
 """A process that runs a task's verifier on one answer after the other, started by `verifier_pool`.
 
-It is told what to do over a pipe, ("load", pickled verify) once and then ("verify", arguments), and ends with the pipe.
+It reads its orders from a pipe, ("load", pickled verify) once and then ("verify", arguments), and ends when it closes.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from typing import Any
 __all__ = ["main"]
 
 _MEMORY = 8 * 2**30  # bytes of address space: an expression that explodes raises MemoryError here, not in training
-_GRACE = 2.0  # seconds after which a worker ends itself, in case that its parent is gone
+_GRACE = 2.0  # seconds after which a worker ends itself in case its parent is gone
 
 
 def main(descriptor: int, time_limit: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then closes the pipe
-    with contextlib.suppress(ValueError, OSError):  # a lower limit of the machine's own stays
+    with contextlib.suppress(ValueError, OSError):  # a lower limit of the system is kept
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     os.dup2(2, 1)  # what a verifier prints does not mix with the run's output
     connection = Connection(descriptor)

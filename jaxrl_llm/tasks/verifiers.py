@@ -1,4 +1,4 @@
-"""Verifiers of text by name: `exact`, `numeric`, `math`, or a function of one's own.
+"""Verifiers of text by name: `exact`, `numeric`, `math`, or a user's function.
 
 Each takes (prompt, answer, gold, row) and returns a reward; it is an object that a worker process can unpickle.
 """
@@ -23,7 +23,7 @@ _READ = 4096  # characters of an answer that `numeric` reads, counted from its e
 
 
 def verifier(spec: str) -> tuple[Callable[[str, str, str, Mapping[str, Any]], float], bool]:
-    """(verify, isolated) for a name or the place of a function.
+    """(verify, isolated) for a name or the location of a function.
 
     Args:
         spec: "exact", "numeric", "math", "package.module:function" or "file.py:function".
@@ -50,7 +50,7 @@ def verifier(spec: str) -> tuple[Callable[[str, str, str, Mapping[str, Any]], fl
 
 
 def exact(prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
-    """1 if the answer is the right one, spaces around it aside."""
+    """1 if the answer is the right one, apart from spaces around it."""
     return float(answer.strip() == gold.strip())
 
 
@@ -83,7 +83,7 @@ def number(text: str) -> Fraction | None:
 
     It is the last number of the content of the last `\\boxed{}`; else the first number after the last `####`; else
     the last number of the text. Thousands may be grouped by commas; `3/4`, `1 3/4`, `\\frac{3}{4}`, decimals and
-    powers of ten are read exactly; currency signs, units and `%` stand aside (50 % is 50).
+    powers of ten are read exactly; currency signs, units and `%` are ignored (50 % is 50).
     """
     text = text[-_READ:].translate(_SPELLINGS)
     for grouping in ("{,}", r"\,", r"\!"):

@@ -44,7 +44,7 @@ def differ(a: Routing, b: Routing) -> tuple[Float[Array, "l b t"], Bool[Array, "
 def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) -> dict[str, M.Metric]:
     """Share of activated experts that differ, in all and by layer.
 
-    Where `current` carries the router's logits, the experts chosen by the router count, not those replayed to it.
+    Where `current` has the router's logits, the experts chosen by the router are compared, not the replayed ones.
     """
     share, both = differ(old, by_router(current))
     both = both & (segment_ids != 0)[None]

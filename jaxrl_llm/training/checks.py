@@ -1,4 +1,4 @@
-"""The run-time checks that every step passes, or the run stops with its number."""
+"""The run-time checks of every step; a run that fails one stops and names the step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["check_updates"]
 
-# Two compiled programs of one shape agree to rounding; a near-tie of the router may flip a token now and then.
+# Two compiled programs of one shape agree up to rounding; a near-tie of the router may occasionally flip a token.
 _MEAN = {"float32": 1e-4, "bfloat16": 2e-2}
 _SHARE = {"float32": 1e-3, "bfloat16": 0.5}  # of tokens that differ by more than 1e-2
 
@@ -21,11 +21,11 @@ def check_updates(
     truncated: bool,
     answers: int,
 ) -> None:
-    """Finite losses and gradients; no route lost under replay; current/old = 1 at the first update; old/sampler = 1
+    """Finite losses and gradients; no missing record under replay; current/old = 1 at the first update; old/sampler = 1
     where both are float32.
 
-    Never the maximum: one flipped near-tie may exceed any bound. It moves every later token of its answer, so the share
-    of tokens may reach that of one of the `answers` of a rollout.
+    The maximum is not checked, because one flipped near-tie may exceed any bound. A flip moves every later token of its
+    answer, so the share of tokens may reach that of one answer out of `answers`.
 
     Raises:
       FloatingPointError, ValueError: with the step and what to look at.

@@ -18,7 +18,7 @@ from jaxrl_llm.rollout.verification import Answered, Verified
 
 __all__ = ["Collected", "DynamicSampling", "RewardShaping", "Rollout", "begin"]
 
-_FAILED_SAMPLES = 4  # answers a step that a verifier failed on, saved beside the samples
+_FAILED_SAMPLES = 4  # answers per step on which the verifier failed, saved with the samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RewardShaping:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-    """trajectory.rewards are shaped; metrics cover ALL generated answers; samples are rows to be read by a person."""
+    """trajectory.rewards are shaped; metrics cover ALL generated answers; samples are readable rows."""
 
     trajectory: Trajectory
     metrics: dict[str, float]
@@ -54,9 +54,9 @@ class Collected:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A rollout whose answers may still be with the verifier.
+    """A rollout whose answers may still be at the verifier.
 
-    trajectory: without rewards, otherwise as the updates see it, so that the policies can score it meanwhile.
+    trajectory: as the updates see it but without rewards, so that the policies can score it meanwhile.
     """
 
     trajectory: Trajectory
@@ -110,12 +110,12 @@ def begin(
     shaping: RewardShaping,
     samples: int = 0,
 ) -> Rollout:
-    """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be at work.
+    """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be running.
 
     With dynamic sampling, groups with max reward > min reward (before shaping) are kept in draw order and drawn again
     until the batch is full or the bound is hit; surplus groups are dropped and counted; at the bound the remaining
-    places hold groups without a loss. Every draw is the same compiled rollout, and which groups stay depends on their
-    rewards, so that this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
+    places hold groups without a loss. Every draw is the same compiled rollout. Which groups are kept depends on their
+    rewards, so this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     g = engine.group_size
     batch = next(stream)
@@ -135,7 +135,7 @@ def begin(
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)
-        if best is None:  # places that no kept group takes hold the first draw's other groups, each once
+        if best is None:  # the remaining places are filled with the first draw's other groups, each once
             best, source = out.replace(loss_mask=jnp.zeros_like(out.loss_mask)), np.argsort(~mixed, kind="stable")
             best = _place(best, best, _rows(source, g), np.ones(len(rewards), bool))
         source[kept : kept + len(useful)], place[kept : kept + len(useful)] = useful, True
@@ -196,7 +196,7 @@ def _describe(drawn: list[tuple[Answered, Verified]], group_size: int) -> dict[s
 
 
 def _readable(draws: list[_Draw], drawn: list[tuple[Answered, Verified]], samples: int) -> list[dict[str, Any]]:
-    """The first `samples` answers, and behind them the first few others that the verifier failed on."""
+    """The first `samples` answers, followed by the first few others on which the verifier failed."""
     rows, failed = [], []
     for draw, (answered, verified) in zip(draws, drawn, strict=True):
         group_size = len(verified.texts) // len(draw.prompts)

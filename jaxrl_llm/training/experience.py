@@ -27,7 +27,7 @@ __all__ = ["Experience", "PolicyScores", "Scorer"]
 
 @dataclasses.dataclass(frozen=True)
 class PolicyScores:
-    """What the policies say of a rollout, whatever its rewards. old: log-probs, values and experts of pi_old and the
+    """The scores of a rollout, which do not depend on its rewards. old: log-probs, values and experts of pi_old and the
     critic; ref: log-probs of pi_ref, or None."""
 
     old: Scored
@@ -36,7 +36,7 @@ class PolicyScores:
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-    """batch: what the updates learn from. metrics: of the gaps between sampler, old policy and reference."""
+    """batch: what the updates train on. metrics: the gaps between sampler, old policy and reference."""
 
     batch: TrainBatch
     metrics: dict[str, M.Metric]
@@ -46,8 +46,8 @@ class Experience:
 class Scorer:
     """Scores rollouts for a learner.
 
-    first_forward: the single update of a rollout takes its own forward as pi_old (N = 1), so nothing is scored for it
-      and the update itself compares with the sampler.
+    first_forward: with one update per rollout (N = 1) its own forward is pi_old, so there is no scoring pass and the
+      update itself compares with the sampler.
     """
 
     learner: Learner
@@ -103,7 +103,7 @@ class Scorer:
         return PolicyScores(old, ref)
 
     def experience(self, trajectory: Trajectory, scores: PolicyScores) -> Experience:
-        """What the updates learn from: the rollout, its scores, and advantages from its rewards."""
+        """What the updates train on: the rollout, its scores, and advantages from its rewards."""
         t, old, ref = trajectory, scores.old, scores.ref
         advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref)
         batch = TrainBatch(
@@ -135,7 +135,7 @@ class Scorer:
         )
 
     def _old_scores(self, t: Trajectory, values: bool) -> Scored:
-        """Arrays for the pass of the old policy; under a replay only the logits show what its router chose."""
+        """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
         logits = self.replay.records_logits or "router_logprobs" in self.learner.objective.needs
         return self.learner.blank_scores(
             t.tokens,
@@ -178,7 +178,8 @@ def _advantages(
 def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None) -> dict[str, M.Metric]:
     """Sampler against old policy for the run-time checks, what a replay lacks, and the load of the experts.
 
-    by_router: what the old policy's router chose, where scoring replayed the rollout and its record hides it.
+    by_router: the experts chosen by the old policy's router, if scoring replayed the rollout and the record holds other
+    ones.
     """
     assert batch.old_logprobs is not None
     records = batch.routing

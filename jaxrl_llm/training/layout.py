@@ -1,11 +1,11 @@
-"""How a rollout is cut: minibatches that ignore length, and micro-batches that change nothing.
+"""How a rollout is cut: minibatches independent of length, and micro-batches that do not change the gradient.
 
-A `Layout` says for every place [micro-batch, row, time] of one optimizer step which token of the rollout stands there.
+A `Layout` maps every place [micro-batch, row, time] of one optimizer step to a token of the rollout.
 `padded` gives each answer a row of its own, `packed` lets several answers share one; attention, positions and
 per-answer sums follow segment_ids, so both give the same gradient. `shared` gives each group a row: its prompt once, as
-segment 1, then its answers, which all continue it (`Model.apply(shared_prompt=True)`). The gradient is the same again
-and a prompt is computed once instead of G times, but attention runs over the whole row: for answers shorter than, or
-about as long as, their prompt. Runs on the host, on lengths alone.
+segment 1, then its answers, which all continue it (`Model.apply(shared_prompt=True)`). The gradient is again the same,
+and a prompt is computed once instead of G times, but attention runs over the whole row, so this pays for answers that
+are not much longer than their prompt. Runs on the host, from lengths only.
 """
 
 import dataclasses
@@ -67,9 +67,9 @@ class Groups(NamedTuple):
 
 
 def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_length: int) -> Groups:
-    """From [b t] masks: an answer that is masked as a whole starts where the others of its group do.
+    """From [b t] masks: a fully masked answer starts where the others of its group do.
 
-    In a group without a loss the prompt ends with its shortest row: what the policy says there reaches no one.
+    In a group without a loss the prompt is taken to end with its shortest row; nothing reads the scores there.
     """
     first = np.where(loss_mask.any(1), loss_mask.argmax(1), lengths)
     return Groups(size, answer_length, np.repeat(first.reshape(-1, size).min(1), size))
@@ -133,7 +133,7 @@ def lay_out(
 
 
 def _sharing(rows: list[int], starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, int]]:
-    """(row, first column, last + 1) of what stands in the row of a group: the prompt, then each answer."""
+    """(row, first column, last + 1) of every part of a group's row: the prompt, then each answer."""
     prompt = int(starts[rows[0]])
     return [(rows[0], 0, prompt), *((row, prompt, int(lengths[row])) for row in rows)]
 

@@ -49,7 +49,7 @@ def put(into: Any, new: Any, layout: Layout, micro: Any) -> Any:
 
 
 def accumulate(one: Callable[[Any], Any], layout: Layout) -> Any:
-    """Totals, metrics and gradients summed over the micro-batches in use; a single one is not added to zeros.
+    """Totals, metrics and gradients summed over the micro-batches in use; with a single one nothing is added.
 
     Args:
       one: micro-batch -> ((loss, (totals, metrics)), gradients).

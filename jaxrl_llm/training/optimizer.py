@@ -63,7 +63,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout.
 
-    Equal optimizers are the very same object, so that steps compiled for one are shared.
+    Equal arguments return the same object, so that compiled steps are shared.
     """
     return _make(config, 0 if config.schedule == "constant" else total_steps)
 

@@ -1,4 +1,4 @@
-"""Why the ratio moves: the log-ratio split into the part of the parameters and the part of the experts.
+"""Why the ratio moves: the log-ratio split into a parameter part and a routing part.
 
 With e_old the experts of pi_old and e the experts chosen by the current router, for every answer token
 
@@ -7,7 +7,7 @@ With e_old the experts of pi_old and e the experts chosen by the current router,
     routing    = log pi(. | e)     - log pi(. | e_old)           selection only; gate weights belong to `parameter`
 
 sum exactly. Parameters first is the definition; the other order differs by an interaction of the same size, so the mean
-of both orders (Shapley) stands beside it.
+of both orders (Shapley) is reported too.
 """
 
 from collections.abc import Sequence
@@ -130,7 +130,8 @@ def flipped_before(old: Routing, current: Routing) -> Bool[Array, "b t"]:
 
 
 def ratio_by_flip(log_ratio: PerToken, flipped: Mask, mask: Mask) -> dict[str, M.Metric]:
-    """Mean, variance, 99th percentile and maximum of the token ratio, apart for flipped tokens and for the others."""
+    """Mean, variance, 99th percentile and maximum of the token ratio, separately for flipped tokens and for the
+    others."""
     log_ratio = jnp.clip(log_ratio, -20, 20)
     metrics: dict[str, M.Metric] = {"routing/flipped_tokens": M.Mean.of(flipped * 1.0, mask)}
     for name, where in (("flipped", mask & flipped), ("unflipped", mask & ~flipped)):

@@ -31,7 +31,7 @@ class RoutingRecords(flax.struct.PyTreeNode):
 
 
 def blank(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
-    """A record of a rollout's shape in which nothing is recorded yet."""
+    """An empty record in the shape of a rollout."""
     dtype = routing_dtype(config.num_experts)
     shape = (config.num_moe_layers, rows, time)
     experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
@@ -39,7 +39,7 @@ def blank(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
 
 
 def by_router(routing: Routing) -> Routing:
-    """What the router itself chose, the top k of its logits; the record itself where it holds no logits."""
+    """The experts chosen by the router, the top k of its logits; the recorded ones if there are no logits."""
     if routing.logits is None:
         return routing
     experts = jax.lax.top_k(routing.logits, routing.experts.shape[-1])[1]

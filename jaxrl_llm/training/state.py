@@ -31,8 +31,8 @@ __all__ = [
 class TrainState(flax.struct.PyTreeNode):
     """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
 
-    updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. Untyped, as all
-    fields are: a tree of this structure also carries host arrays, abstract shapes and shardings.
+    updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. All fields are
+    untyped, because trees of this structure also hold host arrays, abstract shapes and shardings.
     """
 
     params: Any
@@ -99,17 +99,17 @@ def state_shardings(
     critic_optimizer: optax.GradientTransformation | None = None,
     axes: Any = None,
 ) -> TrainState:
-    """Where every array of a state lives on the model's mesh, from the names of the parameters' axes alone.
+    """The sharding of every array of a state on the model's mesh, from the logical axes of the parameters.
 
     Args:
-      state: of arrays or of abstract shapes, so that a program can be lowered for a mesh that is not there.
+      state: of arrays or of abstract shapes, so that a program can be lowered for devices that need not be present.
       axes: logical axes of the parameters, where these are not parameters of the model (adapters).
     """
     mesh: Any = model.mesh
     whole = sharding.replicated(mesh)
 
     def of_moments(optimizer: Any, opt_state: Any, of_parameters: Any) -> Any:
-        """The optimizer's moments live where their parameters do."""
+        """The optimizer's moments are sharded like their parameters."""
         if optimizer is None:
             return None
         return optax.tree_map_params(
@@ -167,7 +167,7 @@ def make_state(
 
 
 def check_shapes(batch: TrainBatch) -> None:
-    """Every array is [b t] and every record [l b t x]; where a program is traced, so it costs a step nothing."""
+    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
     chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
     records = jax.tree.leaves(batch.routing)
     chex.assert_rank(records, 4)

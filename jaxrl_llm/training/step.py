@@ -31,10 +31,10 @@ __all__ = ["Learner", "Scored"]
 
 
 class Scored(flax.struct.PyTreeNode):
-    """What a scoring pass leaves, [b t]; a field that is None on the way in is not computed.
+    """The results of a scoring pass, [b t]; a field that is None in the argument is not computed.
 
     state_values[t] is the value of the state AFTER token t, since GAE needs the last one; the others belong to token t.
-    recorded holds the experts that the pass used, by_router those that its router chose, where a replay hid them.
+    recorded holds the experts that the pass used, by_router those chosen by its router where the pass replayed others.
     """
 
     logprobs: PerToken | None = None
@@ -48,7 +48,7 @@ class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
     critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
-    several answers, `shared_prompt` that these continue the prompt in front of them. `temperature` is the rollout's.
+    several answers, `shared_prompt` that these continue the prompt before them. `temperature` is the rollout's.
     `combine` makes whole parameters, of the policy and of a separate critic, from those that are trained and those that
     are frozen: a union of two parts, or weights and their adapters.
     """
@@ -74,7 +74,7 @@ class Learner:
         """Scores of one minibatch's rows, written into the arrays of the whole rollout.
 
         `routing` is replayed where given; params and frozen are those of `policy`. The forward has the shape of the
-        training forward: in float32 both see the same numbers.
+        training forward: in float32 both give the same numbers.
         """
         params = self.policy(params, frozen)
         logits = into.recorded is not None and into.recorded.logits is not None
@@ -112,10 +112,10 @@ class Learner:
         record: str = "none",
         by_router: bool = False,
     ) -> Scored:
-        """Empty arrays for the scores of a rollout, whole on every device.
+        """Empty arrays for the scores of a rollout, replicated on every device.
 
         Args:
-          record: what is recorded of the routing: none, experts or logits (both); nothing in a dense model.
+          record: what to record of the routing: none, experts, or logits (both); nothing for a dense model.
           by_router: with a record, also the experts chosen by the router.
         """
         config = self.model.config

@@ -1,4 +1,4 @@
-"""Supervised training to a chosen pass rate, cached, so that several runs share exactly the same start."""
+"""Supervised training to a given pass rate, cached so that several runs share exactly the same start."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class WarmStartConfig:
         fraction("warm_start.target_pass_rate", self.target_pass_rate, "0 takes all steps")
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
-        """Where the parameters lie: named by a hash of everything they depend on, this config included."""
+        """The folder of the parameters, named by a hash of everything they depend on, this config included."""
         root = Path(self.cache_dir) if self.cache_dir else cache_folder()
         own = {k: v for k, v in dataclasses.asdict(self).items() if k != "cache_dir"}
         text = json.dumps({**depends_on, **own, "jax": jax.__version__}, sort_keys=True, default=str)
@@ -70,7 +70,7 @@ def warm_start(
     Args:
       pretrained: path of the checkpoint that training starts from; "": fresh parameters.
       evaluate: params -> sampled pass rate; called every `evaluate_every` steps if there is a target.
-      evaluated_on: what that rate depends on beside the parameters; where there is a target, so does the result.
+      evaluated_on: what that rate depends on besides the parameters; with a target, the result depends on it too.
     """
 
     def untrained() -> Any:

@@ -149,7 +149,7 @@ def test_every_pair_has_its_own_margin():
     got = evaluated(preference.make("reward_model"), {**batch, "margins": rows})[0]
     loops = [pair_loops.reward_model(pair, m) for pair, m in zip(as_loops(batch), margins.tolist(), strict=True)]
     np.testing.assert_allclose(got, np.mean(loops), rtol=1e-12)
-    with pytest.raises(ValueError, match="margins have no place in a squared loss"):
+    with pytest.raises(ValueError, match="margins do not apply to a squared loss"):
         preference.make("ipo")(**{**batch, "margins": rows})
 
 

@@ -193,7 +193,7 @@ def test_reasoning_gym_by_name_and_settings():
     assert splits.generate(short)["train"].dropped + splits.generate(short)["test"].dropped > 0
     with pytest.raises(ValueError, match=r"reasoning_gym\.dataset='chain_sums' is unknown \(did you mean 'chain_sum'"):
         tasks.make("reasoning_gym", dataset="chain_sums")
-    with pytest.raises(ValueError, match=r"reasoning_gym\.settings=.* do not suit 'chain_sum' \(.*terms_min"):
+    with pytest.raises(ValueError, match=r"reasoning_gym\.settings=.* do not fit 'chain_sum' \(.*terms_min"):
         tasks.make("reasoning_gym", settings={"terms_min": 2})
 
 
