@@ -72,7 +72,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.rollout = ConfigDict()
     config.rollout.prompts = 32  # prompts a step
-    config.rollout.group_size = 8  # G, answers to each prompt; minibatches need not hold whole groups
+    config.rollout.group_size = 8  # G, answers to each prompt; of pairs 2, of supervised training 1
     config.rollout.max_prompt_length = 0  # tokens; 0: the task's own bound
     config.rollout.max_new_tokens = 0  # tokens of an answer, EOS included; 0: the task's own bound
     config.rollout.temperature = 1.0
@@ -88,6 +88,14 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards = ConfigDict()
     config.rewards.overlong_cache = 0  # tokens of DAPO's soft overlong ramp; 0: off
     config.rewards.overlong_filter = False  # truncated answers leave the loss
+
+    config.preference = ConfigDict()  # pairs of answers, for objectives on pairs: see docs/preferences.md
+    config.preference.file = ""  # JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task
+    config.preference.bad_lines = "raise"  # raise | skip (and count), of that file
+    config.preference.corruption = "any"  # replace | drop | repeat | swap | any: how a right answer becomes a wrong one
+    config.preference.equal_share = 0.0  # share of pairs whose answers are equally correct, the shorter one chosen
+    config.preference.label_noise = 0.0  # probability that chosen and rejected of a training pair are swapped
+    config.preference.seed = 0  # of the pairs
 
     config.objective = ConfigDict()
     config.objective.name = "grpo"  # a recipe: see docs/objectives.md

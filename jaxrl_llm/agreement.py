@@ -12,9 +12,37 @@ __all__ = ["check_agreement"]
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    batch = (_check_batch, _check_shared_prompts, _check_lengths)
+    batch = (_check_data, _check_batch, _check_shared_prompts, _check_lengths)
     for check in (*batch, _check_mesh, _check_critic, _check_routing, _check_lora):
         check(s)
+
+
+def _check_data(s: Settings) -> None:
+    """What an objective on pairs or on given answers has no use for, and what it asks of the others."""
+    reads, name = s.objective.reads, s.objective_name
+    if reads == "rollouts":
+        return
+    needed = {
+        "rollout.group_size": (s.rollout.group_size, 2 if reads == "pairs" else 1),
+        "rollout.temperature": (s.rollout.temperature, 1.0),
+        "rollout.top_k": (s.rollout.top_k, 0),
+        "rollout.top_p": (s.rollout.top_p, 1.0),
+        "rollout.dtype": (s.rollout.dtype, "float32"),
+        "dynamic_sampling.max_draws": (s.dynamic_sampling.max_draws, 1),
+        "rewards.overlong_cache": (s.rewards.overlong_cache, 0),
+        "rewards.overlong_filter": (s.rewards.overlong_filter, False),
+        "replay.mode": (s.replay.mode, "off"),
+    }
+    if reads == "pairs":
+        needed["updates.shuffle"] = (s.updates.shuffle, "groups")
+    for field, (value, only) in needed.items():
+        if value != only:
+            raise ValueError(f"{field}={value!r}: {name} reads {reads} and samples nothing; set it to {only!r}")
+    if reads == "pairs" and s.updates.micro_batch_rows % 2:
+        raise ValueError(
+            f"updates.micro_batch_rows={s.updates.micro_batch_rows} would part the answers of a pair; give an even "
+            "number"
+        )
 
 
 def _check_batch(s: Settings) -> None:
@@ -38,7 +66,7 @@ def _check_batch(s: Settings) -> None:
             f"updates.micro_batch_rows={updates.micro_batch_rows} cuts the minibatch that "
             f"{s.objective_name} reads as a whole; set it to 0"
         )
-    if s.rollout.group_size < 2 and s.objective.advantage.compares_groups:
+    if s.rollout.group_size < 2 and s.objective.compares_groups:
         raise ValueError(
             f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
             "set it to at least 2"
@@ -83,7 +111,7 @@ def _check_mesh(s: Settings) -> None:
 
 
 def _check_critic(s: Settings) -> None:
-    needed = s.objective.advantage.needs_values
+    needed = s.objective.needs_values
     if needed and s.critic.kind == "none":
         raise ValueError(f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate")
     if not needed and s.critic.kind != "none":

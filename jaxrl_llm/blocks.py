@@ -7,9 +7,10 @@ from typing import Any
 from jaxrl_llm import tasks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
-from jaxrl_llm.objectives import Objective
+from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.ranges import at_least, at_least_zero, one_of
 from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.tasks.preference_config import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
@@ -152,7 +153,8 @@ class Settings:
     rollout: RolloutConfig
     dynamic_sampling: DynamicSampling
     rewards: RewardShaping
-    objective: Objective
+    preference: PreferenceConfig
+    objective: AnyObjective
     objective_name: str
     replay: ReplayConfig
     updates: UpdateConfig

@@ -28,10 +28,12 @@ from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.forks import Plan, plan
 from jaxrl_llm.run_log import RunLog, add_rows, keep_rows, read_json
-from jaxrl_llm.trainer import Run, build, exported_params, layouts
+from jaxrl_llm.trainer import Run, build, exported_params
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.checks import check_updates
+from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.routing_diagnostics import diagnose
+from jaxrl_llm.training.sources import Drawn, learn
 from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Trajectory", "main"]
@@ -52,7 +54,7 @@ class Trajectory:
         self.plan = plan
         self.parent = build(plan.parent.settings)
         self.arms = {arm: build(setup.settings) for arm, setup in plan.arms.items()}
-        self.stream: tasks.PromptStream = self.parent.prompts()
+        self.stream: tasks.PromptStream = self.parent.source.stream()
         self.reference: Any = None
 
     def run(self, log: RunLog) -> dict[str, Any]:
@@ -115,23 +117,21 @@ class Trajectory:
         self, run: Run, state: TrainState, step: int, sampled: dict[Any, _Sampled]
     ) -> tuple[TrainState, dict[str, Any]]:
         """A rollout with its updates and what they measured; `sampled` keeps it for those who sample alike."""
-        s = run.settings
-        how = (run.engine, s.dynamic_sampling, s.rewards)
+        s, source = run.settings, run.source
+        assert isinstance(source, Rollouts), "checked by the plan"
+        how = (source.engine, s.dynamic_sampling, s.rewards)
         if how not in sampled:
             key, params = jax.random.fold_in(jax.random.key(s.seed), step), exported_params(run, state)
-            asked = collect.begin(run.engine, params, self.stream, s.task, key, s.dynamic_sampling, s.rewards)
+            asked = collect.begin(source.engine, params, self.stream, s.task, key, s.dynamic_sampling, s.rewards)
             sampled[how] = _Sampled(asked.finish(), self.stream.get_state())
         rollout = sampled[how].rollout
         self.stream.set_state(sampled[how].stream)
-        epochs = layouts(s, rollout.trajectory, step)
-        experience = run.scorer(state, self.reference, rollout.trajectory, epochs[0], run.base)
+        epochs = source.layouts(rollout.trajectory, step)
+        experience = source.scorer(state, self.reference, rollout.trajectory, epochs[0], run.base)
         every = s.log.diagnostics_every
         diagnosed = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
         old_params = _copy(state.params) if diagnosed else None
-        updates = []
-        for layout in (layout for epoch in epochs for layout in epoch):
-            state, metrics = run.learner.update(state, experience.batch, layout, run.base)
-            updates.append(metrics)
+        state, updates = learn(run.learner, state, Drawn(experience.batch, epochs), run.base)
         scored = experience.metrics
         if diagnosed:
             scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[0], run.base)

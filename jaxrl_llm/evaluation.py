@@ -3,6 +3,8 @@
 A DIR is evaluated on the held-out prompts of its own config, at its newest intact checkpoint (or --step), and nothing
 but evaluation.jsonl is written into it. With --config, a DIR or a published checkpoint is evaluated on the task of that
 config, which may be one that the config's file registers.
+
+A DIR that learnt from pairs is judged on its held-out pairs too, a reward model on these alone.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.policy import Policy
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+from jaxrl_llm.run_log import plain
 from jaxrl_llm.settings import TaskSettings, task_settings
 
 __all__ = ["main"]
@@ -51,22 +54,45 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     config = None if given.config is None else configuration.load(configuration.find(given.config), fields)
     start_up.start_jax()
     policy, asked = _policy_and_task(given, config)
+    result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
+    result |= {"task": asked.task.name, "split": given.split}
+    objective = None if policy.run is None or config is not None else policy.run.settings.objective
+    if objective is None or not objective.learns_rewards:
+        result |= _answers(policy, asked, given, ks)
+    if objective is not None and objective.reads == "pairs":
+        result |= _pairs(policy, given)
+    print(json.dumps(plain(result)))
+    if given.workdir is not None:
+        with open(given.workdir / "evaluation.jsonl", "a") as log:
+            log.write(json.dumps(plain(result)) + "\n")
+    return 0
+
+
+def _answers(policy: Policy, asked: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
+    """How often the policy is right; prints a few of its answers."""
     task = asked.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=asked.data_dir)
     evaluator = Evaluator(policy.model, task, prompts, given.samples, asked.answer_length, asked.slots)
     rates, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
-    result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
-    result |= {"task": task.name, "split": given.split, "prompts": len(rows)}
-    result |= {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    result |= {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
     for row in rows[: given.show]:
         print(_readable(row, task.solved))
-    print(json.dumps(result))
-    if given.workdir is not None:
-        with open(given.workdir / "evaluation.jsonl", "a") as log:
-            log.write(json.dumps(result) + "\n")
-    return 0
+    result: dict[str, Any] = {"prompts": len(rows)}
+    result |= {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
+    return result | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
+
+
+def _pairs(policy: Policy, given: argparse.Namespace) -> dict[str, Any]:
+    """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
+    run = policy.run
+    assert run is not None
+    if given.split != "test":
+        raise ValueError(f"--split={given.split}: pairs are evaluated on those held out; leave it out")
+    reference = run.source.reference(None, run.base, given.workdir / "reference")
+    metrics, rows = run.source.evaluate(policy.state, reference, run.base)
+    for row in rows[: given.show]:
+        print("{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row))
+    return metrics
 
 
 def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[int]:
@@ -88,7 +114,7 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
 def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[Policy, TaskSettings]:
     """The policy, and the task of the config (ConfigDict), or without one that of the DIR."""
     if config is None:
-        policy = policies.from_arguments(given)
+        policy = policies.from_arguments(given, rewards=True)
         assert policy.run is not None
         settings = policy.run.settings
         return policy, TaskSettings(settings.task, settings.data_dir, settings.answer_length, settings.rollout.slots)

@@ -73,6 +73,9 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
     parent = setup(fields)
     arms = {arm: setup(list(changed.items())) for arm, changed in fields_of_arms.items()}
     for arm, own in arms.items():
+        if own.settings.objective.reads != "rollouts":
+            name = own.settings.objective_name
+            raise ValueError(f"arm {arm!r}: {name} learns from given data, and branches are of rollouts; use a sweep")
         theirs, ours = configuration.flat(parent.config), configuration.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS

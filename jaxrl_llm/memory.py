@@ -33,7 +33,8 @@ _CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device. stays: through the whole run; rollout, update: temporaries, one after the other.
+    """Bytes on each device. stays: through the whole run; rollout, update: temporaries, one after the other; no rollout
+    where the objective learns from given data.
 
     available: of one device, None where it is not known.
     """
@@ -56,8 +57,9 @@ class Memory:
         """What is needed, what stays, and the temporaries of both phases; lines of at most `width` characters."""
         has = "" if self.available is None else f" of {_size(self.available)}"
         parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
-        rollout, update = (_size(sum(x.values())) for x in (self.rollout, self.update))
-        parts += [f"rollout {rollout} (cache {_size(self.rollout['cache'])})", f"update {update}"]
+        if self.rollout:
+            parts.append(f"rollout {_size(sum(self.rollout.values()))} (cache {_size(self.rollout['cache'])})")
+        parts.append(f"update {_size(sum(self.update.values()))}")
         return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", width)
 
     def check(self) -> None:
@@ -101,12 +103,14 @@ def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
-    if "ref_logprobs" in s.objective.needs and not s.lora.rank:  # with adapters, the base itself is the reference
+    # Of pairs the log-probs of the reference are kept; with adapters, the base itself is the reference.
+    kept = s.objective.reads != "pairs" and not s.lora.rank
+    if "ref_logprobs" in s.objective.needs and kept:
         stays["reference"] = parameters
     shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     return Memory(
         stays=stays,
-        rollout=_of_rollout(s, parameters, shards, tensor),
+        rollout=_of_rollout(s, parameters, shards, tensor) if s.objective.reads == "rollouts" else {},
         update=_of_update(s, trained, shards, tensor, sharding.platform(mesh)),
         available=of_device(mesh),
     )

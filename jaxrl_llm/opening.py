@@ -34,8 +34,8 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     return total, round(total - idle)
 
 
-def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.PathLike[str]) -> str:
-    """Model, device, memory, objective, updates and DIR, each in a line or two of at most 80 characters by itself."""
+def opening(settings: Settings, model: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]) -> str:
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
@@ -46,15 +46,16 @@ def opening(settings: Settings, model: Model, memory: Memory, workdir: str | os.
     shape = ", ".join(f"{name} {n}" for name, n in axes.items() if n > 1)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
     (first, *more), definitions = formula(settings.objective)
-    n = updates.updates_per_rollout
+    n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
     lines: dict[str, Any] = {
         "model": size,
         "trained": _adapters(settings, model),
         "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
         "memory": _INDENT.join(memory.lines()),
+        "data": _INDENT.join(textwrap.wrap(data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
-        "updates": f"{settings.steps} rollouts of {settings.rows} answers, N = {n} updates each",
+        "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each",
         "DIR": os.fspath(workdir),
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)

@@ -16,23 +16,35 @@ __all__ = ["Policy", "add_arguments", "from_arguments", "from_checkpoint", "from
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A model with its parameters and its tokenizer; run and step are None for a published checkpoint."""
+    """A model with its parameters and its tokenizer; run, step and training state are None for a published checkpoint.
+
+    Of a reward model params are the transformer without the head.
+    """
 
     model: Model
     params: Any
     tokenizer: tasks.Tokenizer
     run: Run | None = None
     step: int | None = None
+    state: Any = None
 
 
-def from_workdir(workdir: str | Path, step: int | None = None) -> Policy:
+def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> Policy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
 
+    Args:
+        rewards: a reward model is taken too.
+
     Raises:
-        FileNotFoundError, ValueError: see `run_dir.restored`.
+        FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and no policy.
     """
     run, step, state = run_dir.restored(workdir, step, note=_warn)
-    return Policy(run.model, exported_params(run, state), run.settings.task.tokenizer, run, step)
+    if run.settings.objective.learns_rewards and not rewards:
+        raise ValueError(
+            f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
+            "evaluate this one without --config"
+        )
+    return Policy(run.model, exported_params(run, state), run.settings.task.tokenizer, run, step, state)
 
 
 def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None) -> Policy:
@@ -67,8 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
 
 
-def from_arguments(given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None) -> Policy:
-    """The policy that --workdir or --checkpoint names.
+def from_arguments(
+    given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None, rewards: bool = False
+) -> Policy:
+    """The policy that --workdir or --checkpoint names; `rewards`: or the reward model of a DIR.
 
     Raises:
         ValueError: an argument that belongs to the other kind is given.
@@ -78,7 +92,7 @@ def from_arguments(given: argparse.Namespace, *, tokenizer: str = "", mesh: Any 
     if given.workdir is not None and given.dtype is not None:
         raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
     if given.workdir is not None:
-        return from_workdir(given.workdir, given.step)
+        return from_workdir(given.workdir, given.step, rewards=rewards)
     return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
 
 

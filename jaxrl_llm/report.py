@@ -162,7 +162,8 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
         page.table(header, rows)
     absent = []
     suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
-    for plot in PLOTS[:1] if study.branching else PLOTS:  # a branch has no curves
+    plots = PLOTS[:1] if study.branching else [plot for plot in PLOTS if plot.concerns(study, condition)]
+    for plot in plots:  # a branch has no curves
         absent += plot.left_out(study, condition)
         if plot.drawable(study, condition):
             page.heading(plot.heading, level=3)

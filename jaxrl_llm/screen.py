@@ -78,7 +78,7 @@ class Screen:
         if self._live is None:
             self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
             self._live.start()
-        if row.get("eval/greedy") is not None:
+        if any(name.startswith("eval/") for name in row):
             passed = "  ".join([f"step {row['step']}", *_numbers(row)])
             self._console.print(Text(passed, no_wrap=True, overflow="ellipsis"))
         self._live.refresh()
@@ -152,7 +152,9 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
     clipped = [row[k] for k in ("clip/low", "clip/high") if row.get(k) is not None]
     shown = {
         "reward": ("{:.3f}", row.get("reward/mean")),
+        "pairs": ("{:.3f}", row.get("pairs/accuracy")),
         "held-out": ("{:.3f}", row.get("eval/greedy")),
+        "held-out pairs": ("{:.3f}", row.get("eval/pair_accuracy")),
         "length": ("{:.1f}", row.get("rollout/length_mean")),
         "clip": ("{:.2%}", sum(clipped) if clipped else None),
         "tokens/s": ("{:,.0f}", row.get("rollout/tokens_per_s")),

@@ -20,7 +20,8 @@ from jaxrl_llm.blocks import Settings
 from jaxrl_llm.field_names import EXAMPLES, unknown_field
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
-from jaxrl_llm.objectives import Objective
+from jaxrl_llm.objectives import AnyObjective
+from jaxrl_llm.tasks.preference_config import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
@@ -39,6 +40,7 @@ _BLOCKS: dict[str, Any] = {
     "warm_start": WarmStartConfig,
     "dynamic_sampling": DynamicSampling,
     "rewards": RewardShaping,
+    "preference": PreferenceConfig,
     "replay": ReplayConfig,
     "updates": UpdateConfig,
     "optimizer": OptimizerConfig,
@@ -186,7 +188,7 @@ def _task(config: b.TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: b.Ro
     )
 
 
-def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, Objective]:
+def _objective(raw: Mapping[str, Any], answer_length: int) -> tuple[str, AnyObjective]:
     """The recipe with the hyper-parameters that are set; one that the recipe does not have raises."""
     chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
     try:

@@ -81,7 +81,7 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     prompts, width = s.rollout.prompts, s.task.prompt_length
     inputs = (jnp.zeros((prompts, width), jnp.int32), *(jnp.zeros(prompts, jnp.int32) for _ in range(2)))
     lowered = engine_module._generate.lower(
-        run.engine, state.params, *inputs, jnp.zeros(s.rows, jnp.int32), jax.random.key(0)
+        run.source.engine, state.params, *inputs, jnp.zeros(s.rows, jnp.int32), jax.random.key(0)
     )
     rollout = lowered.compile().memory_analysis().temp_size_in_bytes
     assert rollout / 1.6 < sum(said.rollout.values()) < rollout * 1.6

@@ -1,10 +1,13 @@
-"""docs/metrics.md names every key that the source can log; the trainer's tests hold a whole run against it too."""
+"""docs/metrics.md and docs/preferences.md name every key that the source can log; test_trainer.py asks a whole run."""
 
 import re
 
 from tests.reference.metrics_doc import ROOT, documented
 
-ROOMS = "reward|rollout|eval|loss|grad|optimizer|update|ratio|kl|clip|gate|gradient_weight|mismatch|check|routing|time"
+ROOMS = (
+    "reward|rollout|eval|loss|grad|optimizer|update|ratio|kl|clip|gate|gradient_weight|mismatch"
+    "|check|routing|time|pairs"
+)
 KEY = re.compile(rf'f?"((?:{ROOMS})/[\w{{}}/]+)"')
 SUFFIXES = ("", "_mean", "_share")  # Moments and the run-time checks add theirs when they are finalised
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize
-from jaxrl_llm.objectives import preference
 from jaxrl_llm.tasks.preference_rules import CORRUPTIONS, PairRules
 
 TEXT = (Path(__file__).parents[1] / "docs" / "preferences.md").read_text()
@@ -33,13 +33,13 @@ def test_the_code_runs(monkeypatch, tmp_path):
 
 def test_every_recipe_is_listed_with_its_aggregation():
     table = rows("recipe")
-    assert list(table) == preference.names()
+    assert list(table) == objectives.names("pairs")
     for name, cells in table.items():
-        assert f"`{preference.hyperparameters(name)['aggregation']}`" == cells[2], name
+        assert f"`{objectives.hyperparameters(name)['aggregation']}`" == cells[2], name
 
 
 def test_every_hyperparameter_is_documented():
-    known = {key for name in preference.names() for key in preference.hyperparameters(name)}
+    known = {key for name in objectives.names("pairs") for key in objectives.hyperparameters(name)}
     assert known == set(rows("hyper-parameter"))
 
 
@@ -56,5 +56,5 @@ def test_every_metric_is_documented():
     arrays = dict.fromkeys(("logprobs", "ref_logprobs", "scores"), jnp.zeros((2, 3)))
     seen = set()
     for name, extra in (("dpo", {}), ("reward_model", {"center_rewards_coefficient": 0.1})):
-        seen |= finalize(preference.make(name, **extra)(**arrays, mask=jnp.ones((2, 3), bool))[1]).keys()
+        seen |= finalize(objectives.make(name, **extra)(**arrays, mask=jnp.ones((2, 3), bool))[1]).keys()
     assert seen == set(rows("key"))

@@ -82,13 +82,20 @@ def test_exactly_the_sampled_tokens_are_trained(config):
     settings = validate(config)
     run = trainer.build(settings)
     params = run.model.init_sharded(jax.random.key(0))  # untrained: every id is sampled, broken bytes among them
-    stream = run.prompts()
+    stream = run.source.stream()
     state = stream.get_state()
     batch = next(stream)
     stream.set_state(state)
     task = settings.task
     rollout = begin(
-        run.engine, params, stream, task, jax.random.key(1), settings.dynamic_sampling, settings.rewards, samples=99
+        run.source.engine,
+        params,
+        stream,
+        task,
+        jax.random.key(1),
+        settings.dynamic_sampling,
+        settings.rewards,
+        samples=99,
     ).finish()
     t = rollout.trajectory
     arrays = jax.device_get((t.tokens, t.loss_mask, t.segment_ids))

@@ -4,6 +4,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,16 +21,17 @@ def main() -> None:
     s = settings.validate(configuration.load(configuration.find(work["config"]), work["overrides"]))
     run = trainer.build(s)
     run, state = run.start(print)
-    stream, turns = run.prompts(), Turns()
+    source: Any = run.source
+    stream, turns = run.source.stream(), Turns()
     for step in range(1, s.steps + 1):
         turns.begin()
         clock, marks = time.perf_counter(), [time.process_time()]
         key = jax.random.fold_in(jax.random.key(s.seed), step)
-        asked = collect.begin(run.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
+        asked = collect.begin(source.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
         rollout = asked.finish()
         marks.append(time.process_time())
-        layouts = trainer.layouts(s, rollout.trajectory, step)
-        batch = run.scorer(state, None, rollout.trajectory, layouts[0], run.base).batch
+        layouts = source.layouts(rollout.trajectory, step)
+        batch = source.scorer(state, None, rollout.trajectory, layouts[0], run.base).batch
         marks.append(time.process_time())
         for layout in (layout for epoch in layouts for layout in epoch):
             state, _ = run.learner.update(state, batch, layout, run.base)

@@ -4,6 +4,7 @@ from jaxrl_llm.objectives.advantages import (
     Advantage,
     Gae,
     GroupAdvantage,
+    Imitation,
     degenerate_groups,
     gae,
     group_advantages,
@@ -22,7 +23,9 @@ from jaxrl_llm.objectives.aggregation import (
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction, IcePop, SequenceMask, Truncated
 from jaxrl_llm.objectives.objective import Objective
+from jaxrl_llm.objectives.pairs import Logistic, LogLikelihood, PairLoss, ReferenceRatio, RewardHead, Score, Square
 from jaxrl_llm.objectives.parts import Declaration, Part, hyperparameter
+from jaxrl_llm.objectives.preference import PairObjective
 from jaxrl_llm.objectives.ratios import (
     NoRatio,
     Ratio,
@@ -33,16 +36,28 @@ from jaxrl_llm.objectives.ratios import (
     SequenceTokenRatio,
     TokenRatio,
 )
-from jaxrl_llm.objectives.recipes import RECIPES
-from jaxrl_llm.objectives.registry import Recipe, fields, hyperparameters, make, names, recipe, register
+from jaxrl_llm.objectives.recipes import PAIR_RECIPES, RECIPES
+from jaxrl_llm.objectives.registry import (
+    AnyObjective,
+    PairRecipe,
+    Recipe,
+    fields,
+    hyperparameters,
+    make,
+    names,
+    recipe,
+    register,
+)
 from jaxrl_llm.objectives.surrogates import Cispo, Clip, GeometricMean, LogProb, Soft, Surrogate, Vespo
 from jaxrl_llm.objectives.trust_regions import DivergenceMask, StalenessClip
 from jaxrl_llm.objectives.value import ValueLoss
 
 __all__ = [
+    "PAIR_RECIPES",
     "RECIPES",
     "Advantage",
     "Aggregation",
+    "AnyObjective",
     "Batch",
     "Cispo",
     "Clip",
@@ -54,14 +69,23 @@ __all__ = [
     "GeometricMean",
     "GroupAdvantage",
     "IcePop",
+    "Imitation",
+    "LogLikelihood",
     "LogProb",
+    "Logistic",
     "NoRatio",
     "Objective",
+    "PairLoss",
+    "PairObjective",
+    "PairRecipe",
     "Part",
     "Ratio",
     "Recipe",
+    "ReferenceRatio",
+    "RewardHead",
     "RouterShift",
     "SamplerRatio",
+    "Score",
     "SequenceMask",
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
@@ -69,6 +93,7 @@ __all__ = [
     "SequenceRatio",
     "SequenceTokenRatio",
     "Soft",
+    "Square",
     "StalenessClip",
     "Surrogate",
     "TokenMean",

@@ -20,6 +20,7 @@ __all__ = [
     "Advantage",
     "Gae",
     "GroupAdvantage",
+    "Imitation",
     "degenerate_groups",
     "gae",
     "group_advantages",
@@ -210,9 +211,11 @@ class Advantage(Part):
     """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
 
     needs_values: called with the critic's values as `Gae` is, otherwise with rewards as `GroupAdvantage` is.
+    reads: the data that it judges: "rollouts", or "answers" that were given.
     """
 
     needs_values: ClassVar[bool] = False
+    reads: ClassVar[str] = "rollouts"
 
     @property
     def compares_groups(self) -> bool:
@@ -250,6 +253,25 @@ class GroupAdvantage(Advantage):
         if self.std == "none":
             return f"A = {centred}"
         return f"A = ({centred}) / std R" + (" of the batch" if self.std == "batch" else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitation(Advantage):
+    """A = 1 on every token of a given answer: supervised training is REINFORCE of answers that all earn 1."""
+
+    reads: ClassVar[str] = "answers"
+
+    def check(self, objective: Any) -> None:
+        if objective.correction is not None:
+            raise ValueError(
+                "correction weighs sampled answers by their sampler, and given ones have none; leave it out"
+            )
+
+    def __call__(self, rewards: PerAnswer, **arrays: Any) -> PerAnswer:
+        return jnp.ones_like(rewards)
+
+    def formula(self) -> str:
+        return "A = 1 on given answers"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,15 +2,26 @@
 
 from jaxrl_llm.objectives.objective import Objective
 from jaxrl_llm.objectives.parts import Part
+from jaxrl_llm.objectives.preference import PairObjective
 
 __all__ = ["formula"]
 
 
-def formula(objective: Objective) -> tuple[list[str], list[str]]:
+def formula(objective: Objective | PairObjective) -> tuple[list[str], list[str]]:
     """What is maximised, term by term, and its definitions: (["mean_yt M r A", "- 0.1 KL(pi, pi_ref)"], ["M = ..."]).
 
-    y is an answer, t a token of it, R its reward, sg the stopped gradient. Every part writes its own piece.
+    y is an answer, t a token of it, R its reward, sg the stopped gradient; of a pair, D is the difference of the
+    scores s of its answers. Every part writes its own piece.
     """
+    if isinstance(objective, PairObjective):
+        score, *centring = _pieces(objective.score)
+        sum_of_tokens = _pieces(objective.aggregation)[0].removeprefix("mean_y ")
+        loss, *letters = _pieces(objective.loss)
+        return [f"mean over pairs {loss}", *centring], [
+            *letters,
+            "D = s(chosen) - s(rejected)",
+            f"s = {sum_of_tokens} {score}",
+        ]
     correction = objective.correction
     aggregation, *definitions = _pieces(objective.aggregation)
     surrogate, *letters = _pieces(objective.surrogate)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -45,6 +45,7 @@ class Objective:
     entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus")
     correction: Correction | None = None
     value: ValueLoss | None = None
+    learns_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least_zero("kl_coef", self.kl_coef)
@@ -66,6 +67,21 @@ class Objective:
         return frozenset(name for name, coefficient in own.items() if coefficient).union(
             *(part.needs for part in self.parts)
         )
+
+    @property
+    def reads(self) -> str:
+        """The data that it learns from: "rollouts", or "answers" that were given."""
+        return self.advantage.reads
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether there must be a critic."""
+        return self.advantage.needs_values
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether an answer is compared with the others to its prompt."""
+        return self.advantage.compares_groups
 
     @property
     def whole_minibatch(self) -> bool:

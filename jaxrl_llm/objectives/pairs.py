@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerToken
 from jaxrl_llm.masking import segment_sum
 from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import at_least_zero, positive
 
 __all__ = [
@@ -68,10 +69,8 @@ def last_tokens(batch: Batch) -> Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class Score(Part):
     """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer."""
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: Batch) -> PerToken:
         """s_t [b t], un-reduced; anything where masked."""
@@ -99,6 +98,9 @@ class ReferenceRatio(Score):
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs - batch.require("ref_logprobs")
 
+    def formula(self) -> str:
+        return "(log pi - log pi_ref)"
+
 
 @dataclasses.dataclass(frozen=True)
 class LogLikelihood(Score):
@@ -108,6 +110,9 @@ class LogLikelihood(Score):
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs
+
+    def formula(self) -> str:
+        return "log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +125,9 @@ class RewardHead(Score):
     Source: InstructGPT, arXiv 2203.02155 eq. 1; centring: arXiv 2312.09244.
     """
 
-    center_rewards_coefficient: float = 0.0
+    center_rewards_coefficient: float = hyperparameter(
+        0.0, "times (r_chosen + r_rejected)^2: keeps the rewards of a reward model around 0"
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"scores"})
 
     def __post_init__(self) -> None:
@@ -128,6 +135,11 @@ class RewardHead(Score):
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(last_tokens(batch), batch.require("scores"), 0)
+
+    def formula(self) -> str:
+        centre = self.center_rewards_coefficient
+        own = "[t is the last] head(t)"
+        return f"{own}; - {centre:g} (s(chosen) + s(rejected))^2" if centre else own
 
     @property
     def centred(self) -> bool:
@@ -138,10 +150,11 @@ class RewardHead(Score):
 
 
 @dataclasses.dataclass(frozen=True)
-class PairLoss:
+class PairLoss(Part):
     """Base of the losses of a pair; beta times a score is a reward."""
 
-    beta: float = 0.1
+    takes_margins: ClassVar[bool] = True  # of single pairs
+    beta: float = hyperparameter(0.1, "reward of an answer = beta times its score; tau of IPO")
 
     def __post_init__(self) -> None:
         positive("beta", self.beta)
@@ -162,13 +175,19 @@ class Logistic(PairLoss):
     target margin: SimPO, arXiv 2405.14734 eq. 6; a margin for each pair: Llama 2, arXiv 2307.09288 eq. 2.
     """
 
-    label_smoothing: float = 0.0
-    target_margin: float = 0.0
+    label_smoothing: float = hyperparameter(0.0, "share of labels taken as swapped; above 0 it is cDPO")
+    target_margin: float = hyperparameter(0.0, "subtracted from beta D of every pair; gamma of SimPO")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_zero("label_smoothing", self.label_smoothing, at_most=0.5)
         at_least_zero("target_margin", self.target_margin)
+
+    def formula(self) -> str:
+        z = f"z = {self.beta:g} D" + (f" - {self.target_margin:g}" if self.target_margin else "")
+        swapped = self.label_smoothing
+        terms = f"{1 - swapped:g} log sigma(z) + {swapped:g} log sigma(-z)" if swapped else "log sigma(z)"
+        return f"{terms}; {z}"
 
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         z = self.beta * difference - self.target_margin
@@ -183,6 +202,11 @@ class Square(PairLoss):
 
     Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
     """
+
+    takes_margins: ClassVar[bool] = False
+
+    def formula(self) -> str:
+        return f"-(D - {1 / (2 * self.beta):g})^2"
 
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         if margins is not None:

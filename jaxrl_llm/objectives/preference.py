@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,10 @@ from jaxrl_llm.metrics import Mean, Metric
 from jaxrl_llm.objectives import aggregation as agg
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.objective import Terms
-from jaxrl_llm.objectives.pairs import (
-    Logistic,
-    LogLikelihood,
-    PairLoss,
-    ReferenceRatio,
-    RewardHead,
-    Score,
-    Square,
-    occupied,
-    sides,
-)
-from jaxrl_llm.ranges import one_of, suggestion
+from jaxrl_llm.objectives.pairs import PairLoss, RewardHead, Score, occupied, sides
+from jaxrl_llm.ranges import one_of
 
-__all__ = ["PairObjective", "hyperparameters", "make", "names"]
+__all__ = ["PairObjective"]
 
 
 # The score of an answer is a sum or a mean over its tokens; other aggregations have no score of one answer.
@@ -55,6 +45,10 @@ class PairObjective:
     score: Score
     loss: PairLoss
     aggregation: agg.Aggregation
+    reads: ClassVar[str] = "pairs"
+    needs_values: ClassVar[bool] = False
+    compares_groups: ClassVar[bool] = False
+    whole_minibatch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of("aggregation", _name_of(self.aggregation), _AGGREGATIONS)
@@ -68,6 +62,11 @@ class PairObjective:
     def needs(self) -> frozenset[str]:
         """Arrays beyond mask that `terms` must be given."""
         return self.score.needs
+
+    @property
+    def learns_rewards(self) -> bool:
+        """Whether it trains a reward model and not a policy."""
+        return "scores" in self.needs
 
     def counts(
         self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
@@ -100,10 +99,7 @@ class PairObjective:
           ValueError: an array is unknown, missing or misshapen.
         """
         batch = self._batch(arrays)
-        here = occupied(batch.mask, batch.sequence_ids, batch.num_sequences)
-        complete = jnp.all(here, axis=1)
-        scores = sides(batch.per_sequence(self.aggregation.weights(batch) * self.score(batch)))
-        scores = jnp.where(complete[:, None], scores, 0)
+        here, complete, scores = self._scores(batch)
         margins = None if batch.margins is None else sides(batch.sequence_mean(batch.margins))[:, 0]
         losses = {"pairs": self.loss(scores[:, 0] - scores[:, 1], margins)}
         if self.score.centred:
@@ -111,6 +107,20 @@ class PairObjective:
         counts = self._counts(complete)
         terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
         return terms, jax.lax.stop_gradient(self._metrics(terms, scores, here, batch))
+
+    def rewards(self, **arrays: Any) -> Float[Array, "p 2"]:
+        """beta times the score of both answers of every pair, chosen first; arguments as for `evaluate`.
+
+        sigma(r_chosen - r_rejected) is the probability that the chosen answer is the better one. 0 for half a pair.
+        """
+        return self.loss.beta * self._scores(self._batch(arrays))[2]
+
+    def _scores(self, batch: Batch) -> tuple[Bool[Array, "p 2"], Bool[Array, "p"], Float[Array, "p 2"]]:
+        """Which answers are there, which pairs are complete, and the score of every answer."""
+        here = occupied(batch.mask, batch.sequence_ids, batch.num_sequences)
+        complete = jnp.all(here, axis=1)
+        scores = sides(batch.per_sequence(self.aggregation.weights(batch) * self.score(batch)))
+        return here, complete, jnp.where(complete[:, None], scores, 0)
 
     def _batch(self, arrays: dict[str, Any]) -> Batch:
         given: dict[str, Any] = {name: x for name, x in arrays.items() if x is not None}
@@ -138,7 +148,7 @@ class PairObjective:
             logprobs = sides(batch.per_sequence(batch.logprobs))
             metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
             metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
-        if batch.entropy is not None:
+        if "logprobs" in self.needs and batch.entropy is not None:
             metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
         return metrics
 
@@ -150,57 +160,3 @@ class PairObjective:
         """(loss, metrics) of one batch: loss = sum of total / count, 0 without a complete pair."""
         terms, metrics = self.evaluate(**arrays)
         return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
-
-
-_SUM, _MEAN = agg.SequenceMeanTokenSum(), agg.SequenceMeanTokenMean()
-
-# fmt: off
-_RECIPES = {
-    "reward_model": PairObjective(RewardHead(),     Logistic(1.0),                    _SUM),
-    "dpo":          PairObjective(ReferenceRatio(), Logistic(0.1),                    _SUM),
-    "cdpo":         PairObjective(ReferenceRatio(), Logistic(0.1, 0.1),               _SUM),
-    "ipo":          PairObjective(ReferenceRatio(), Square(0.1),                      _MEAN),
-    "simpo":        PairObjective(LogLikelihood(),  Logistic(2.0, target_margin=1.0), _MEAN),
-}
-# fmt: on
-
-
-def names() -> list[str]:
-    """The recipes on pairs that `make` knows."""
-    return list(_RECIPES)
-
-
-def _recipe(name: str, aggregation: str | None) -> PairObjective:
-    one_of("objective", name, _RECIPES)
-    if aggregation is None:
-        return _RECIPES[name]
-    one_of("aggregation", aggregation, _AGGREGATIONS)
-    return dataclasses.replace(_RECIPES[name], aggregation=agg.AGGREGATIONS[aggregation]())
-
-
-def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]:
-    """{hyper-parameter: default} of a recipe; `aggregation` is the override, if any."""
-    recipe = _recipe(name, aggregation)
-    parts = {**dataclasses.asdict(recipe.score), **dataclasses.asdict(recipe.loss)}
-    return {**parts, "aggregation": _name_of(recipe.aggregation)}
-
-
-def make(name: str, **given: Any) -> PairObjective:
-    """The objective `name` with its hyper-parameters: `make("dpo", beta=0.3, label_smoothing=0.1)`.
-
-    Raises:
-      ValueError: unknown recipe, unknown hyper-parameter (with a suggestion), or a value out of range.
-    """
-    recipe = _recipe(name, given.get("aggregation"))
-    known = hyperparameters(name, given.get("aggregation"))
-    for key in given:
-        if key not in known:
-            raise ValueError(
-                f"{name} has no hyper-parameter {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
-            )
-
-    def with_given(part: Any) -> Any:
-        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
-        return dataclasses.replace(part, **{key: float(x) if type(x) is int else x for key, x in own.items()})
-
-    return dataclasses.replace(recipe, score=with_given(recipe.score), loss=with_given(recipe.loss))

@@ -1,25 +1,29 @@
-"""Every recipe on one screen: four choices, and the value function where there is one. Equations are in the parts."""
+"""Every recipe on one screen: four choices, and the value function where there is one. Equations are in the parts.
+
+RECIPES learn from rollouts, `sft` from given answers, PAIR_RECIPES from pairs of answers.
+"""
 
 from jaxrl_llm.objectives import advantages as A
 from jaxrl_llm.objectives import aggregation as agg
+from jaxrl_llm.objectives import pairs as p
 from jaxrl_llm.objectives import ratios as r
 from jaxrl_llm.objectives import surrogates as s
 from jaxrl_llm.objectives import trust_regions as t
-from jaxrl_llm.objectives.registry import Recipe, register
+from jaxrl_llm.objectives.registry import PairRecipe, Recipe, register
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["RECIPES"]
+__all__ = ["PAIR_RECIPES", "RECIPES"]
 
 _GROUP, _CENTRED, _LEAVE_ONE_OUT = (
     A.GroupAdvantage(),
     A.GroupAdvantage("none"),
     A.GroupAdvantage("none", "leave_one_out"),
 )
-_BY_SEQUENCE, _BY_TOKEN = agg.SequenceMeanTokenMean(), agg.TokenMean()
+_BY_SEQUENCE, _BY_TOKEN, _SUM = agg.SequenceMeanTokenMean(), agg.TokenMean(), agg.SequenceMeanTokenSum()
 
 # fmt: off
 RECIPES = {
-    "reinforce":  Recipe(_CENTRED,       r.NoRatio(),            s.LogProb(),           agg.SequenceMeanTokenSum()),
+    "reinforce":  Recipe(_CENTRED,       r.NoRatio(),            s.LogProb(),           _SUM),
     "rloo":       Recipe(_LEAVE_ONE_OUT, r.TokenRatio(),         s.Clip(),              _BY_SEQUENCE),
     "ppo":        Recipe(A.Gae(),        r.TokenRatio(),         s.Clip(),              _BY_TOKEN, ValueLoss()),
     "grpo":       Recipe(_GROUP,         r.TokenRatio(),         s.Clip(),              _BY_SEQUENCE),
@@ -34,8 +38,16 @@ RECIPES = {
     "rspo":       Recipe(_GROUP,         r.RouterShift(),        s.Clip(),              _BY_SEQUENCE),
     "sat":        Recipe(_GROUP,         r.SamplerRatio(),       t.StalenessClip(),     _BY_SEQUENCE),
     "dppo":       Recipe(_GROUP,         r.SamplerRatio(),       t.DivergenceMask(),    _BY_TOKEN),
+    "sft":        Recipe(A.Imitation(),  r.NoRatio(),            s.LogProb(),           _BY_TOKEN),
+}
+PAIR_RECIPES = {
+    "reward_model": PairRecipe(p.RewardHead(),     p.Logistic(1.0),                    _SUM),
+    "dpo":          PairRecipe(p.ReferenceRatio(), p.Logistic(0.1),                    _SUM),
+    "cdpo":         PairRecipe(p.ReferenceRatio(), p.Logistic(0.1, 0.1),               _SUM),
+    "ipo":          PairRecipe(p.ReferenceRatio(), p.Square(0.1),                      _BY_SEQUENCE),
+    "simpo":        PairRecipe(p.LogLikelihood(),  p.Logistic(2.0, target_margin=1.0), _BY_SEQUENCE),
 }
 # fmt: on
 
-for name, recipe in RECIPES.items():
+for name, recipe in (RECIPES | PAIR_RECIPES).items():
     register(name, recipe)

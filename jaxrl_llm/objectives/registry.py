@@ -2,19 +2,29 @@
 
 import dataclasses
 import re
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation
 from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
 from jaxrl_llm.objectives.objective import Objective
+from jaxrl_llm.objectives.pairs import PairLoss, Score
 from jaxrl_llm.objectives.parts import Declaration, declaration, declarations
+from jaxrl_llm.objectives.preference import PairObjective
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 from jaxrl_llm.ranges import one_of, suggestion
 
-__all__ = ["Recipe", "fields", "hyperparameters", "make", "names", "recipe", "register"]
+__all__ = ["AnyObjective", "PairRecipe", "Recipe", "fields", "hyperparameters", "make", "names", "recipe", "register"]
+
+
+AnyObjective = Objective | PairObjective
+
+_AGGREGATION = {
+    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
+}
 
 
 class Recipe(NamedTuple):
@@ -26,24 +36,57 @@ class Recipe(NamedTuple):
     aggregation: Aggregation
     value: ValueLoss | None = None
 
+    @property
+    def reads(self) -> str:
+        return self.advantage.reads
 
-_RECIPES: dict[str, Recipe] = {}
+    @property
+    def shared(self) -> dict[str, Declaration]:
+        """Hyper-parameters beside the fields of the parts: choices by name, and fields of `Objective` itself."""
+        own = {key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")}
+        kinds = f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set"
+        correction = {"correction": Declaration(str, None, kinds, True)}
+        correction["correction_cap"] = Declaration(float, None, "bound of the sampler correction", True)
+        return {**_AGGREGATION, **own, **correction}
 
-# What every objective has besides the fields of its parts: choices by name, and fields of `Objective` itself.
-_SHARED = {
-    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True),
-    **{key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")},
-    "correction": Declaration(str, None, f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set", True),
-    "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
-}
+    def objective(self, values: Mapping[str, Any]) -> Objective:
+        """The objective of these parts; `values` has every shared hyper-parameter."""
+        own = {key: values[key] for key in ("kl_coef", "kl_estimator", "entropy_coef")}
+        return Objective(
+            **self._asdict(), **own, correction=correction_named(values["correction"], values["correction_cap"])
+        )
 
 
-def names() -> list[str]:
-    """The recipes that `make` knows."""
-    return list(_RECIPES)
+class PairRecipe(NamedTuple):
+    """The parts of an objective on pairs with their defaults."""
+
+    score: Score
+    loss: PairLoss
+    aggregation: Aggregation
+
+    @property
+    def reads(self) -> str:
+        return PairObjective.reads
+
+    @property
+    def shared(self) -> dict[str, Declaration]:
+        return _AGGREGATION
+
+    def objective(self, values: Mapping[str, Any]) -> PairObjective:
+        return PairObjective(**self._asdict())
 
 
-def recipe(name: str) -> Recipe:
+AnyRecipe = TypeVar("AnyRecipe", Recipe, PairRecipe)
+
+_RECIPES: dict[str, Recipe | PairRecipe] = {}
+
+
+def names(reads: str | None = None) -> list[str]:
+    """The recipes that `make` knows; `reads`: those that learn from "rollouts", "pairs" or "answers"."""
+    return [name for name, known in _RECIPES.items() if reads in (None, known.reads)]
+
+
+def recipe(name: str) -> Any:
     """The parts of the recipe `name`."""
     one_of("objective", name, _RECIPES)
     return _RECIPES[name]
@@ -60,7 +103,7 @@ def fields() -> dict[str, Declaration]:
     return {key: value._replace(default=None) for key, value in out.items()}
 
 
-def register(name: str, recipe: Recipe) -> Recipe:
+def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
     """Register `recipe` under `name` for `make` and `config.objective.name`, and its fields for the command line.
 
     Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
@@ -89,7 +132,7 @@ def register(name: str, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _definition(recipe: Recipe) -> list[Any]:
+def _definition(recipe: Recipe | PairRecipe) -> list[Any]:
     """The source locations and values of a recipe's parts: equal for a file that is loaded twice."""
     return [
         part and (type(part).__module__, type(part).__qualname__, [d.default for d in declarations(part).values()])
@@ -97,9 +140,9 @@ def _definition(recipe: Recipe) -> list[Any]:
     ]
 
 
-def _declared(recipe: Recipe) -> dict[str, Declaration]:
+def _declared(recipe: Recipe | PairRecipe) -> dict[str, Declaration]:
     """Every hyper-parameter of a recipe, shared ones included; raises if two parts use one name."""
-    out = dict(_SHARED)
+    out = dict(recipe.shared)
     for part in recipe:
         for key, own in (declarations(part) if part else {}).items():
             if key in out:
@@ -110,7 +153,7 @@ def _declared(recipe: Recipe) -> dict[str, Declaration]:
     return out
 
 
-def _with_aggregation(recipe: Recipe, aggregation: str | None) -> Recipe:
+def _with_aggregation(recipe: Any, aggregation: str | None) -> Any:
     if aggregation is None or type(recipe.aggregation) is AGGREGATIONS.get(aggregation):
         return recipe
     one_of("aggregation", aggregation, AGGREGATIONS)
@@ -141,7 +184,7 @@ def _typed(key: str, value: Any, own: Declaration) -> Any:
     return value
 
 
-def make(name: str, **hyperparameters_: Any) -> Objective:
+def make(name: str, **hyperparameters_: Any) -> Any:
     """The objective `name` with its hyper-parameters: `make("gspo", clip_low=3e-4, clip_high=4e-4, kl_coef=0.001)`.
 
     Raises:
@@ -157,17 +200,12 @@ def make(name: str, **hyperparameters_: Any) -> Objective:
     return _build(parts, {key: _typed(key, value, known[key]) for key, value in hyperparameters_.items()})
 
 
-def _build(recipe: Recipe, given: dict[str, Any]) -> Objective:
+def _build(recipe: Any, given: dict[str, Any]) -> Any:
     """The objective of a recipe, with the given values in place of its defaults."""
     values = {key: own.default for key, own in _declared(recipe).items()} | given
 
     def with_values(part: Any) -> Any:
         return part and dataclasses.replace(part, **{f.name: values[f.name] for f in dataclasses.fields(part)})
 
-    return Objective(
-        **{field: with_values(part) for field, part in recipe._asdict().items()},
-        kl_coef=values["kl_coef"],
-        kl_estimator=values["kl_estimator"],
-        entropy_coef=values["entropy_coef"],
-        correction=correction_named(values["correction"], values["correction_cap"]),
-    )
+    filled = {field: with_values(part) for field, part in recipe._asdict().items()}
+    return recipe._replace(**filled).objective(values)

@@ -19,6 +19,7 @@ from jaxrl_llm.planning.hlo import parse
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.layout import Groups, Layout, lay_out
+from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
 from jaxrl_llm.training.step import Learner
 
@@ -62,9 +63,10 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     """The programs of the run on these devices, one after the other; `only`: these names alone.
 
     A rollout has two parts, the prompts (prefill) and one token of every slot (decode); score and update are those of
-    one minibatch.
+    one minibatch. Objectives on given data have the update alone.
     """
     run = trainer.build(s, devices)
+    source = run.source
     mesh: Any = run.model.mesh
     state = _abstract_state(run)
     width, rows = s.task.prompt_length, s.rows
@@ -98,28 +100,34 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             parts=tuple(parts(once, turn)),
         )
 
+    def update(batch: TrainBatch) -> Program:
+        return program(
+            "update",
+            lambda: Learner.update.lower(run.learner, state, batch, layout),
+            lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
+        )
+
+    if not isinstance(source, Rollouts):
+        if wanted("update"):
+            yield update(_abstract_given(run, rows, length, mesh))
+        return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: run.engine.lower(state.params, s.rollout.prompts, width),
+            lambda: source.engine.lower(state.params, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
-    trajectory = _abstract_trajectory(run, state, mesh)
-    if wanted("score") and not run.scorer.first_forward:
+    trajectory = _abstract_trajectory(source, s, state, mesh)
+    if wanted("score") and not source.scorer.first_forward:
         yield program(
             "score",
-            lambda: run.scorer.lower(state, trajectory, layout),
+            lambda: source.scorer.lower(state, trajectory, layout),
             lambda once, turn: [Part("score", once + turn * micro, trained, 1)],
         )
     if wanted("update"):
-        batch = _abstract_batch(run, state, trajectory, layout, mesh)
-        yield program(
-            "update",
-            lambda: Learner.update.lower(run.learner, state, batch, layout),
-            lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
-        )
+        yield update(_abstract_batch(source, state, trajectory, layout, mesh))
 
 
 def _abstract_state(run: trainer.Run) -> TrainState:
@@ -130,32 +138,46 @@ def _abstract_state(run: trainer.Run) -> TrainState:
         valued = with_value_head(params, model.config.hidden_size)
         if kind == "separate":
             return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer)
-        return make_state(model, valued if kind == "head" else params, learner.optimizer)
+        headed = kind == "head" or learner.objective.learns_rewards
+        return make_state(model, valued if headed else params, learner.optimizer)
 
     shapes = jax.eval_shape(make, model.shapes())
     return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
 
 
-def _abstract_trajectory(run: trainer.Run, state: TrainState, mesh: Any) -> Trajectory:
+def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> TrainBatch:
+    """Pairs or given answers, by rows as they come from the host."""
+    kinds: dict[str, Any] = {
+        "tokens": jnp.int32,
+        "segment_ids": jnp.int32,
+        "loss_mask": bool,
+        "advantages": jnp.float32,
+    }
+    if "ref_logprobs" in run.learner.objective.needs:
+        kinds["ref_logprobs"] = jnp.float32
+    batch = TrainBatch(**{name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()})
+    return _placed(batch, _row_shardings(batch, mesh))
+
+
+def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:
     """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
-    s = run.settings
-    out = run.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
+    out = source.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
     out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
     return _placed(out, _row_shardings(out, mesh))
 
 
 def _abstract_batch(
-    run: trainer.Run, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
+    source: Rollouts, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
 ) -> TrainBatch:
     """The scored batch of a rollout: scores are replicated, everything else is sharded by rows."""
-    needs = run.learner.objective.needs
+    needs = source.scorer.learner.objective.needs
     reference = state.params if "ref_logprobs" in needs else None
-    shapes = jax.eval_shape(lambda *args: run.scorer(*args).batch, state, reference, trajectory, [layout])
+    shapes = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
     where = _row_shardings(shapes, mesh)
     whole = jax.tree.map(lambda _: sharding.replicated(mesh), shapes)
     scored = ("old_logprobs", "ref_logprobs", "old_values", "returns")
     routing = where.routing.replace(scored=whole.routing.scored)
-    if run.settings.replay.mode == "R2":
+    if source.scorer.replay.mode == "R2":
         routing = routing.replace(replayed=whole.routing.replayed)
     return _placed(shapes, where.replace(routing=routing, **{name: getattr(whole, name) for name in scored}))
 

@@ -47,6 +47,7 @@ OUTCOMES: Sequence[Outcome] = (
     Outcome("held-out greedy, end", _policy("eval/greedy", last=1)),
     Outcome("held-out sampled, end", _policy("eval/pass_at_1", last=1)),
     _REWARD,
+    Outcome("held-out pairs, end", _policy("eval/pair_accuracy", last=1)),
     _TIME,
 )
 

@@ -11,6 +11,7 @@ from jaxrl_llm.reporting.curves import Curve, curves
 from jaxrl_llm.reporting.layer_maps import FLIPS, LOAD, flip_map, load_map
 from jaxrl_llm.reporting.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
 from jaxrl_llm.reporting.read import CLIPPED, Study
+from jaxrl_llm.reporting.reliability import no_reliability, reliability_plot
 
 __all__ = ["PLOTS", "Plot"]
 
@@ -26,6 +27,10 @@ class Plot:
     left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
     parts: int  # of the figure: it is drawn when fewer are left out
     draw: Callable[[Study, str], Figure]
+    key: str = ""  # the figure speaks of runs that log this key alone; "": of all
+
+    def concerns(self, study: Study, condition: str) -> bool:
+        return not self.key or study.has(self.key, condition)
 
     def drawable(self, study: Study, condition: str) -> bool:
         return len(self.left_out(study, condition)) < self.parts
@@ -34,6 +39,10 @@ class Plot:
 def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:
     flipped, unflipped = f"routing/ratio_flipped_{measure}", f"routing/ratio_unflipped_{measure}"
     return Curve(flipped, title, scale, beside=unflipped, names=("after a changed expert", "before any"))
+
+
+def _two_sides(key: str, title: str) -> Curve:
+    return Curve(f"{key}_chosen", title, beside=f"{key}_rejected", names=("chosen", "rejected"))
 
 
 _LEARNING = (
@@ -78,6 +87,16 @@ _WEIGHTS = (
 )
 
 
+_PAIRS = (
+    Curve("pairs/accuracy", "training pairs ordered right", percent=True),
+    Curve("eval/pair_accuracy", "held-out pairs ordered right", percent=True),
+    Curve("eval/brier", "Brier score, held-out pairs (a coin: 1/4)"),
+    Curve("eval/pair_margin", "reward of chosen - reward of rejected, held-out"),
+    _two_sides("eval/reward", "rewards, held-out"),
+    _two_sides("eval/logprob", "log-probabilities of answers, held-out"),
+)
+
+
 _ROUTING = {  # titles of what _other_routing shows
     "routing/flips_sampler_old": "experts changed, sampler to old",
     "routing/flips_numeric": "experts changed at equal parameters",
@@ -98,9 +117,9 @@ def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
     return [f"{title} ({reason})" for title, reason in reasons if reason]
 
 
-def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve]) -> Plot:
+def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: str = "") -> Plot:
     absent = functools.partial(_absent, panel=panel)
-    return Plot(stem, heading, caption, absent, len(panel), functools.partial(curves, panel=panel))
+    return Plot(stem, heading, caption, absent, len(panel), functools.partial(curves, panel=panel), key)
 
 
 def _map(stem: str, heading: str, caption: str, key: str, draw: Callable[[Study, str], Figure]) -> Plot:
@@ -136,6 +155,25 @@ PLOTS: Sequence[Plot] = (
         "Does the reward rise, and does it stay? Bold: mean over seeds, smoothed over about a fifteenth of the run; "
         "thin: not smoothed; whiskers: lowest to highest seed. Training reward counts every generated answer.",
         _LEARNING,
+    ),
+    _plot(
+        "pairs",
+        "Pairs of answers",
+        "Rewards of the objective: the head's output, or beta times the score of the policy. A margin that grows while "
+        "the held-out accuracy does not is over-fitting; chosen answers whose log-probability falls with that of the "
+        "rejected ones are becoming rarer too.",
+        _PAIRS,
+        key="pairs/accuracy",
+    ),
+    Plot(
+        "reliability",
+        "Reliability",
+        "Held-out pairs in bins of the probability that the model gives to its own order: on the dashed line it is "
+        "calibrated, below it believes too much. Read at the last evaluation, seeds counted together.",
+        no_reliability,
+        1,
+        reliability_plot,
+        key="pairs/accuracy",
     ),
     Plot(
         "survival",

@@ -36,7 +36,7 @@ def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
 
     The greedy answers are compared. Empty, with steps (0, 0), for a run with fewer than two logged evaluations.
     """
-    held_out = [row for row in run.samples if row.get("split") == "test"]
+    held_out = [row for row in run.samples if row.get("split") == "test" and "greedy" in row]
     steps = sorted({row["step"] for row in held_out})
     if len(steps) < 2:
         return [], (0, 0)

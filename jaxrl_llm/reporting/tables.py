@@ -18,10 +18,11 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
     The end of a run (held-out rewards, pass@k, the last rewards) is a mean over the runs that have ended: the newest
     evaluation of a run that goes on, or stopped, is no outcome. A run that diverged counts as in `OUTCOMES`.
     """
-    greedy, sampled, last_rewards = (outcome.measure for outcome in OUTCOMES[:3])
+    greedy, sampled, last_rewards, pairs = (outcome.measure for outcome in OUTCOMES[:4])
     columns: dict[str, Callable[[Sequence[Run]], str]] = {
         "held-out greedy": _change("eval/greedy", greedy),
         "held-out sampled": _change("eval/pass_at_1", sampled),
+        "held-out pairs": _change("eval/pair_accuracy", pairs),
         "pass@k": lambda runs: _number([run.value("eval/pass_at_k") for run in runs if run.ended], "{:.3f}"),
         "reward, last 5": lambda runs: _number([last_rewards(run) for run in runs if run.ended], "{:.3f}"),
         "clipped": lambda runs: _number([run.average(CLIPPED) for run in runs], "{:.2%}"),

@@ -50,13 +50,13 @@ class PairEncoder:
         tokenizer: of the model.
         prompt_length: most tokens of a prompt.
         answer_length: most tokens of an answer, EOS included.
-        prompting: the text around every prompt.
+        prompting: the text around every prompt; None: prompts are whole texts already.
     """
 
     tokenizer: Tokenizer
     prompt_length: int
     answer_length: int
-    prompting: Prompting = dataclasses.field(default_factory=Prompting)
+    prompting: Prompting | None = dataclasses.field(default_factory=Prompting)
 
     @classmethod
     def of(cls, task: Task) -> "PairEncoder":
@@ -70,17 +70,22 @@ class PairEncoder:
             ValueError: the text has a character that the tokenizer does not know.
         """
         if kind == "prompt":
-            ids = self.tokenizer.encode(self.prompting.text(self.tokenizer, text))
+            ids = self.tokenizer.encode(self.whole(text))
         else:
             ids = [*self.tokenizer.encode(text), self.tokenizer.end_ids[0]]
         name = "prompt_length" if kind == "prompt" else "answer_length"
+        field = "rollout.max_prompt_length" if kind == "prompt" else "rollout.max_new_tokens"
         if len(ids) > getattr(self, name):
             shown = text if len(text) <= 60 else text[:57] + "..."
             raise TooLong(
                 f"the {kind} {shown!r} has {len(ids)} tokens{'' if kind == 'prompt' else ' with EOS'}, over {name}="
-                f"{getattr(self, name)}; raise {name}"
+                f"{getattr(self, name)}; raise {name} (in a run {field})"
             )
         return ids
+
+    def whole(self, prompt: str) -> str:
+        """The prompt with what stands around it."""
+        return prompt if self.prompting is None else self.prompting.text(self.tokenizer, prompt)
 
     def rows(self, given: Sequence[Pair]) -> dict[str, Any]:
         """tokens, loss_mask and segment_ids of `PairBatch`."""

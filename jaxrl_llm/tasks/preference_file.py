@@ -20,7 +20,8 @@ Render = Callable[[Sequence[Message]], str]
 
 @dataclasses.dataclass(frozen=True)
 class PairFile:
-    """The pairs of a file, in its order; `uid` is the line. `skipped` counts the lines left out, by reason."""
+    """The pairs of a file, in its order; `uid` is the line, `prompt` the whole text before an answer, which an encoder
+    without `prompting` writes. `skipped` counts the lines left out, by reason."""
 
     train: Sequence[Pair]
     test: Sequence[Pair]
@@ -47,7 +48,8 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     and no prompt is in both.
 
     Args:
-        encoder: of the model; a pair that it cannot write, or that is too long for it, is bad.
+        encoder: of the model; a pair that it cannot write, or that is too long for it, is bad. Its prompting is put
+            around prompts that are strings.
         render: messages to the text that the model answers, as the chat template of a tokenizer does it.
         bad: "raise" at the first bad line, or "skip" bad lines and count them.
 
@@ -68,7 +70,8 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
             pair = _pair(number, line, encoder, render)
         except _BadLine as error:
             if bad == "raise":
-                raise ValueError(f'{path}, line {number}: {error}, or set bad="skip" to leave such lines out') from None
+                skip = 'bad="skip" (in a run preference.bad_lines=skip)'
+                raise ValueError(f"{path}, line {number}: {error}, or set {skip} to leave such lines out") from None
             skipped[error.reason] += 1
         else:
             splits[is_test(pair["prompt"])].append(pair)
@@ -80,13 +83,14 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
 
 def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None) -> Pair:
     row = _row(line)
-    prompt, chosen, rejected = _texts(row, render)
+    prompt, chosen, rejected = _texts(row, encoder, render)
     for field, text in (("chosen", chosen), ("rejected", rejected)):
         if not text.strip():
             raise _BadLine("empty", f"{field} has no text after the prompt", "give it an answer")
+    verbatim = dataclasses.replace(encoder, prompting=None)
     for kind, text in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected)):
         try:
-            encoder.ids(kind, text)
+            verbatim.ids(kind, text)
         except ValueError as error:
             reason = "too long" if isinstance(error, TooLong) else "unknown character"
             raise _BadLine(reason, *str(error).rsplit("; ", 1)) from None
@@ -119,14 +123,14 @@ def _row(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _texts(row: Mapping[str, Any], render: Render | None) -> tuple[str, str, str]:
-    """(prompt, chosen, rejected) as text."""
+def _texts(row: Mapping[str, Any], encoder: PairEncoder, render: Render | None) -> tuple[str, str, str]:
+    """(whole prompt, chosen, rejected) as text."""
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
         if prompt is None:
-            return _split_text(chosen, rejected)
+            prompt, chosen, rejected = _split_text(chosen, rejected)
         if isinstance(prompt, str):
-            return prompt, chosen, rejected
+            return encoder.whole(prompt), chosen, rejected
     elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list | None):
         asked, chosen, rejected = _split_messages(prompt, _messages("chosen", chosen), _messages("rejected", rejected))
         if render is None:

@@ -14,6 +14,7 @@ __all__ = ["differ", "expert_load", "flips", "logprob_gap", "old_against_current
 
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""
+    assert batch.sampler_logprobs is not None
     metrics = logprob_gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
     if batch.routing.sampled is not None and routing is not None:
         metrics |= flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch.segment_ids)

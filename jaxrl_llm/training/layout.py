@@ -16,10 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.array_typing import Array, Int
-from jaxrl_llm.models.transformer import positions_of
 from jaxrl_llm.ranges import at_least, one_of
 
-__all__ = ["Groups", "Layout", "UpdateConfig", "bucket", "groups_of", "lay_out", "minibatches", "sequence_ids"]
+__all__ = [
+    "Groups",
+    "Layout",
+    "UpdateConfig",
+    "bucket",
+    "epochs_of",
+    "groups_of",
+    "lay_out",
+    "minibatches",
+    "sequence_ids",
+]
 
 _LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")
@@ -84,6 +93,30 @@ def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: Up
     return list(order.reshape(config.minibatches, rows // config.minibatches))
 
 
+def epochs_of(
+    segment_ids: np.ndarray,
+    loss_mask: np.ndarray,
+    group_size: int,
+    answer_length: int,
+    config: UpdateConfig,
+    *,
+    seed: int,
+    step: int,
+    together: int = 1,
+) -> list[list[Layout]]:
+    """The micro-batches of every minibatch, by epoch; each epoch of each step has a permutation of its own."""
+    held, masks = np.asarray(segment_ids) != 0, np.asarray(loss_mask)
+    lengths = held.sum(1)
+    groups = groups_of(masks, lengths, group_size, answer_length)
+    return [
+        [
+            lay_out(rows, lengths, held.shape[1], config, groups, together)
+            for rows in minibatches(np.random.default_rng([seed, step, epoch]), len(held), group_size, config)
+        ]
+        for epoch in range(config.epochs)
+    ]
+
+
 def bucket(longest: int, time: int, buckets: int) -> int:
     """The smallest of `buckets` equal divisions of `time` that holds the longest row."""
     step = -(-time // buckets)
@@ -96,6 +129,7 @@ def lay_out(
     time: int,
     config: UpdateConfig,
     groups: Groups | None = None,
+    together: int = 1,
 ) -> Layout:
     """The micro-batches of one minibatch.
 
@@ -103,8 +137,10 @@ def lay_out(
       rows: rollout rows of the minibatch, with layout=shared whole groups side by side.
       lengths: [b] tokens (prompt and answer) of every rollout row; `time` is the rollout's row length.
       groups: of the rollout, for layout=shared.
+      together: so many rows side by side are never parted over micro-batches, whose rows it divides: 2 for pairs.
     """
     answers_a_row, width = 1, time
+    per_micro = config.micro_batch_rows or len(rows)
     if config.layout == "shared":
         assert groups is not None
         answers_a_row, widest = groups.size, time + (groups.size - 1) * groups.answer_length
@@ -112,11 +148,11 @@ def lay_out(
         width = bucket(max(sum(stop - start for _, start, stop in row) for row in bins), widest, config.length_buckets)
     else:
         if config.layout == "packed":
-            joined = _first_fit(rows.tolist(), lengths.tolist(), time)
+            joined = _first_fit(rows.reshape(-1, together).tolist(), lengths.tolist(), time, per_micro)
         else:
             width, joined = bucket(int(lengths.max()), time, config.length_buckets), [[row] for row in rows.tolist()]
         bins = [[(row, 0, int(lengths[row])) for row in members] for members in joined]
-    per_micro = (config.micro_batch_rows or len(rows)) // answers_a_row
+    per_micro //= answers_a_row
     micro = -(-(len(rows) // answers_a_row) // per_micro)
     index = np.full((micro * per_micro, width), -1, np.int32)
     segments = np.zeros((micro * per_micro, width), np.int32)
@@ -138,22 +174,34 @@ def _sharing(rows: list[int], starts: np.ndarray, lengths: np.ndarray) -> list[t
     return [(rows[0], 0, prompt), *((row, prompt, int(lengths[row])) for row in rows)]
 
 
-def _first_fit(rows: list[int], lengths: list[int], width: int) -> list[list[int]]:
-    """First-fit decreasing bin packing: at most 11/9 of the fewest rows (Johnson 1973)."""
-    bins: list[list[int]] = []
-    free: list[int] = []
-    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
-        place = next((i for i, room in enumerate(free) if room >= lengths[row]), None)
-        if place is None:
-            bins.append([row])
-            free.append(width - lengths[row])
-        else:
-            bins[place].append(row)
-            free[place] -= lengths[row]
-    return bins
+def _first_fit(units: list[list[int]], lengths: list[int], width: int, per_micro: int) -> list[list[int]]:
+    """First-fit decreasing bin packing: at most 11/9 of the fewest rows (Johnson 1973).
+
+    The rows of a unit go to one micro-batch of `per_micro` bins, the first with room for all of them.
+    """
+    micro = -(-sum(map(len, units)) // per_micro)
+    free = [[width] * per_micro for _ in range(micro)]
+    bins: list[list[int]] = [[] for _ in range(micro * per_micro)]
+
+    def places(unit: list[int], free: list[int]) -> list[int] | None:
+        """A bin of this micro-batch for each row of the unit, None where they do not all fit."""
+        left, found = list(free), []
+        for row in unit:
+            place = next((i for i, room in enumerate(left) if room >= lengths[row]), None)
+            if place is None:
+                return None
+            left[place] -= lengths[row]
+            found.append(place)
+        return found
+
+    for unit in sorted(units, key=lambda unit: (-sum(lengths[row] for row in unit), unit)):
+        first, found = next((m, found) for m in range(micro) if (found := places(unit, free[m])) is not None)
+        for row, place in zip(unit, found, strict=True):
+            bins[first * per_micro + place].append(row)
+            free[first][place] -= lengths[row]
+    return bins[: max(i for i, members in enumerate(bins, start=1) if members)]
 
 
-def sequence_ids(segment_ids: Int[Array, "r t"]) -> Int[Array, "r t"]:
-    """One id in 0 .. r*t - 1 for each segment of a micro-batch: the flat place of its first token."""
-    flat = jnp.arange(segment_ids.size).reshape(segment_ids.shape)
-    return flat - positions_of(segment_ids)
+def sequence_ids(index: Int[Array, "*places"], time: int) -> Int[Array, "*places"]:
+    """The row of the rollout that each place's token comes from, whatever shares its row here; 0 on padding."""
+    return jnp.maximum(index, 0) // time

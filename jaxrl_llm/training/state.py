@@ -43,20 +43,23 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class TrainBatch(flax.struct.PyTreeNode):
-    """A scored rollout; every array is indexed [b t], every record of routing [l b t x].
+    """A scored rollout, pairs or given answers; every array is indexed [b t], every record of routing [l b t x].
 
-    old_logprobs is None where the first forward itself gives them (one update a rollout).
+    Of pairs, rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, with advantages 1 and -1. Given
+    answers have advantage 1. Both have no sampler. old_logprobs is None where the first forward itself gives them (one
+    update a rollout) or no objective reads them.
     """
 
     tokens: Tokens
     segment_ids: SegmentIds
     loss_mask: Mask
     advantages: PerToken
-    sampler_logprobs: PerToken
+    sampler_logprobs: PerToken | None = None
     old_logprobs: PerToken | None = None
     ref_logprobs: PerToken | None = None
     old_values: PerToken | None = None
     returns: PerToken | None = None
+    margins: PerToken | None = None
     routing: RoutingRecords = RoutingRecords()
 
 

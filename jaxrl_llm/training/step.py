@@ -20,7 +20,7 @@ from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken, Tokens
 from jaxrl_llm.models.moe import load_balance_loss
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model
-from jaxrl_llm.objectives import Objective
+from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.agreement import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import accumulate, put, take
@@ -54,7 +54,7 @@ class Learner:
     """
 
     model: Model
-    objective: Objective
+    objective: AnyObjective
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation | None = None
     temperature: float = 1.0
@@ -145,7 +145,8 @@ class Learner:
           AssertionError: an array of the batch is not [b t] or a record not [l b t x], which would broadcast.
         """
         check_shapes(batch)
-        counts = self._counts(take(batch.loss_mask, layout, slice(None)), layout)
+        rows, time = batch.tokens.shape
+        counts = self._counts(take(batch.loss_mask, layout, slice(None)), layout, rows, time)
 
         def one(i: Array | int) -> Any:
             micro = take(batch.replace(routing=RoutingRecords()), layout, i)
@@ -153,35 +154,37 @@ class Learner:
                 segment_ids=layout.segment_ids[i],  # in the rollout every answer is segment 1
                 routing=take(batch.routing, layout, i),
             )
+            sequences = (sequence_ids(jnp.asarray(layout.index[i]), time), rows)
 
             def loss(trained: Any) -> Any:
                 params, critic = trained
                 critic = None if critic is None else self.policy(critic, frozen)
-                return self._loss((self.policy(params, frozen), critic), micro, counts)
+                return self._loss((self.policy(params, frozen), critic), micro, sequences, counts)
 
             return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic))
 
         totals, metrics, gradients = accumulate(one, layout)
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
         loss = sum((total / jnp.maximum(counts[name], 1) for name, total in totals.items()), jnp.zeros(()))
-        return self._apply(state, gradients, loss, counts["policy"] > 0, metrics)
+        return self._apply(state, gradients, loss, jnp.max(jnp.stack([*counts.values()])) > 0, metrics)
 
-    def _counts(self, masks: Bool[Array, "m r t"], layout: Layout) -> dict[str, Float[Array, ""]]:
+    def _counts(self, masks: Bool[Array, "m r t"], layout: Layout, rows: int, time: int) -> dict[str, Float[Array, ""]]:
         """What every total is divided by: over the whole minibatch, all micro-batches and all devices."""
 
-        def of(mask: Mask, segments: Array) -> dict[str, Array]:
-            ids = sequence_ids(segments)
-            counts = self.objective.counts(mask, ids, mask.size)
+        def of(mask: Mask, ids: Array) -> dict[str, Array]:
+            counts = self.objective.counts(mask, ids, rows)
             if self.aux_coef:
-                counts["aux"] = jnp.sum(jnp.zeros(mask.size, bool).at[ids.ravel()].max(mask.ravel())).astype(
-                    jnp.float32
-                )
+                counts["aux"] = jnp.sum(jnp.zeros(rows, bool).at[ids.ravel()].max(mask.ravel())).astype(jnp.float32)
             return counts
 
-        return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, jnp.asarray(layout.segment_ids)))
+        ids = sequence_ids(jnp.asarray(layout.index), time)
+        return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, ids))
 
-    def _loss(self, policy_and_critic: Any, micro: TrainBatch, counts: dict[str, Array]) -> Any:
-        """(loss, ({term: total}, metrics)) of one micro-batch; loss = sum of total / count of the minibatch."""
+    def _loss(self, policy_and_critic: Any, micro: TrainBatch, sequences: Any, counts: dict[str, Array]) -> Any:
+        """(loss, ({term: total}, metrics)) of one micro-batch; loss = sum of total / count of the minibatch.
+
+        sequences: the id of every token's answer, and how many answers there are.
+        """
         params, critic = policy_and_critic
         out = scoring.score(
             self.model,
@@ -193,18 +196,20 @@ class Learner:
             router_logits=self.model.config.num_moe_layers > 0,
             shared_prompt=self.shared_prompt,
         )
-        terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro))
+        terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
-            totals["aux"] = self.aux_coef * self._load_balance(out.routing, micro)
-        if micro.old_logprobs is None:  # this forward is pi_old
+            totals["aux"] = self.aux_coef * self._load_balance(out.routing, micro, *sequences)
+        if micro.old_logprobs is None and micro.sampler_logprobs is not None:  # this forward is pi_old
             metrics |= sampler_against_old(micro, out.logprobs, out.routing)
-        else:
+        elif micro.old_logprobs is not None:
             metrics |= old_against_current(micro, out.logprobs, out.routing)
         loss = sum(total / jnp.maximum(counts[name], 1) for name, total in totals.items())
         return loss, (totals, jax.lax.stop_gradient(metrics))
 
-    def _arrays(self, params: Any, critic: Any, out: scoring.Scores, micro: TrainBatch) -> dict[str, Any]:
+    def _arrays(
+        self, params: Any, critic: Any, out: scoring.Scores, micro: TrainBatch, sequences: Any
+    ) -> dict[str, Any]:
         """What the objective reads of one micro-batch, by its names."""
         arrays: dict[str, Any] = {
             "logprobs": out.logprobs,
@@ -213,8 +218,11 @@ class Learner:
             "advantages": micro.advantages,
             "sampler_logprobs": micro.sampler_logprobs,
             "ref_logprobs": micro.ref_logprobs,
+            "margins": micro.margins,
             "entropy": out.entropy,
         }
+        if "scores" in self.objective.needs:
+            arrays["scores"] = scoring.values(params["value_head"], out.hidden)
         if micro.returns is not None:
             arrays |= {"returns": micro.returns, "old_values": micro.old_values}
             arrays["values"] = self._values(params, critic, out, micro)
@@ -224,15 +232,14 @@ class Learner:
             arrays["router_logprobs"] = router_logprobs(current.logits, scored)
             arrays["old_router_logprobs"] = router_logprobs(scored.logits, scored)
         if self.packed:
-            arrays |= {"sequence_ids": sequence_ids(micro.segment_ids), "num_sequences": micro.tokens.size}
+            arrays["sequence_ids"], arrays["num_sequences"] = sequences
         return {name: x for name, x in arrays.items() if x is not None}
 
-    def _load_balance(self, routing: Routing, micro: TrainBatch) -> Float[Array, ""]:
+    def _load_balance(self, routing: Routing, micro: TrainBatch, ids: Array, rows: int) -> Float[Array, ""]:
         """The load-balance loss of the experts chosen by the router, whatever is replayed."""
         logits: Any = routing.logits
         chosen = jax.lax.top_k(logits, self.model.config.num_experts_per_tok)[1]
-        ids = sequence_ids(micro.segment_ids)
-        return load_balance_loss(logits, chosen, micro.loss_mask, ids, micro.tokens.size)[0]
+        return load_balance_loss(logits, chosen, micro.loss_mask, ids, rows)[0]
 
     def _values(self, params: Any, critic: Any, out: scoring.Scores, micro: TrainBatch) -> PerToken:
         hidden, head = out.hidden, params.get("value_head")

@@ -11,18 +11,20 @@ from typing import Any
 
 import filelock
 import jax
-import jax.numpy as jnp
-import optax
 
-from jaxrl_llm import processes, scoring, sharding, tasks
-from jaxrl_llm.array_typing import Array, Float, Mask, SegmentIds, Tokens
+from jaxrl_llm import metrics as M
+from jaxrl_llm import objectives, processes, tasks
 from jaxrl_llm.cache_folder import cache_folder
 from jaxrl_llm.checkpointing import load_tree, save_tree
 from jaxrl_llm.cores import usable_cores
-from jaxrl_llm.masking import masked_mean
 from jaxrl_llm.models import Model, fingerprint, load_params
 from jaxrl_llm.ranges import at_least, fraction
+from jaxrl_llm.training.answers import Answers
+from jaxrl_llm.training.layout import UpdateConfig
+from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.training.sources import learn
 from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.step import Learner
 
 __all__ = ["WarmStartConfig", "warm_start"]
 
@@ -118,37 +120,38 @@ def _train(
     evaluate: Callable[[Any], float] | None,
     log: Callable[[str], None],
 ) -> Any:
-    optimizer = _optimizer(config.learning_rate)
-    state = (params, make_state(model, params, optimizer).opt_state)
-    stream = tasks.supervised(task, "train", seed=config.seed, batch_size=config.batch_size, data_dir=data_dir)
-    loss = jnp.zeros(())
+    """The same source, loss and step as a run of `sft`."""
+    learner = Learner(model, objectives.make("sft"), make_optimizer(_OPTIMIZER(config.learning_rate), config.steps))
+    source = Answers(learner, task, data_dir, config.seed, config.batch_size, _UPDATES)
+    state, stream, loss = make_state(model, params, learner.optimizer), source.stream(), float("nan")
     for step in range(1, config.steps + 1):
-        batch = next(stream)
-        arrays = sharding.put_rows((batch["tokens"], batch["segment_ids"], batch["loss_mask"]), model.mesh)
-        state, loss = _step(model, optimizer, state, *arrays)
-        if config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0:
-            rate = evaluate(state[0])
-            log(f"warm start: step {step}/{config.steps}  loss {float(loss):.3f}  pass rate {rate:.3f}")
+        drawn = source.next(stream, step, state, None, None, lambda: None)
+        state, (metrics,) = learn(learner, state, drawn)
+        measured = config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0
+        if measured or step == config.steps:
+            loss = M.finalize(metrics)["loss/policy"]
+        if measured:
+            rate = evaluate(state.params)
+            log(f"warm start: step {step}/{config.steps}  loss {loss:.3f}  pass rate {rate:.3f}")
             if rate >= config.target_pass_rate:
                 break
-    log(f"warm start: done, loss {float(loss):.3f}")
-    return state[0]
+    log(f"warm start: done, loss {loss:.3f}")
+    return state.params
 
 
-@functools.lru_cache(maxsize=8)
-def _optimizer(learning_rate: float) -> optax.GradientTransformation:
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate, b2=0.95))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _step(
-    model: Model, optimizer: Any, state: Any, tokens: Tokens, segment_ids: SegmentIds, mask: Mask
-) -> tuple[Any, Float[Array, ""]]:
-    params, opt_state = state
-
-    def loss_of(params: Any) -> Array:
-        return -masked_mean(scoring.score(model, params, tokens, segment_ids).logprobs, mask)
-
-    loss, gradient = jax.value_and_grad(loss_of)(params)
-    changes, opt_state = optimizer.update(gradient, opt_state, params)
-    return (optax.apply_updates(params, changes), opt_state), loss
+# Adam without weight decay, gradient norm clipped at 1; whole batches of padded rows.
+_OPTIMIZER = functools.partial(
+    OptimizerConfig,
+    schedule="constant",
+    warmup_steps=0,
+    final_fraction=0.1,
+    b1=0.9,
+    b2=0.95,
+    eps=1e-8,
+    weight_decay=0.0,
+    clip_norm=1.0,
+    router_factor=1.0,
+)
+_UPDATES = UpdateConfig(
+    minibatches=1, epochs=1, micro_batch_rows=0, layout="padded", length_buckets=1, shuffle="answers", aux_coef=0.0
+)

@@ -53,7 +53,7 @@ def test_caps_by_name(name, cap):
     assert make("grpo", correction=name, correction_cap=3).correction.cap == 3
 
 
-@pytest.mark.parametrize("name", [name for name in objectives.names() if corrected(name, "tis")])
+@pytest.mark.parametrize("name", [name for name in objectives.names("rollouts") if corrected(name, "tis")])
 def test_the_correction_multiplies_the_policy_term_alone(name):
     """One answer, ratio one: the corrected total is the weighted one, KL and entropy keep theirs."""
     zeros = jnp.zeros((1, 2))

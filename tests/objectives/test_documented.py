@@ -80,7 +80,7 @@ def rows(heading):
 
 def test_the_table_lists_every_recipe_with_its_aggregation():
     table = {row[0].strip("`"): row for row in rows("## Recipes")}
-    assert list(table) == objectives.names()
+    assert list(table) == objectives.names("rollouts")
     for name, row in table.items():
         assert f"`{objectives.hyperparameters(name)['aggregation']}`" in row[4], name
 
@@ -88,9 +88,11 @@ def test_the_table_lists_every_recipe_with_its_aggregation():
 def table():
     """The rows of the table of hyper-parameters, from their declarations."""
     lines = []
-    of = {name: objectives.hyperparameters(name) for name in objectives.names()}
+    of = {name: objectives.hyperparameters(name) for name in objectives.names("rollouts")}
     for key, declared in objectives.fields().items():
         owners = [name for name in of if key in of[name]]
+        if not owners:  # of pairs alone: docs/preferences.md
+            continue
         others = [name for name in of if name not in owners]
         where = "all" if not others else f"all but `{others[0]}`" if len(others) == 1 else ", ".join(owners)
         values = [str(of[name][key]) for name in owners]

@@ -74,7 +74,7 @@ def assert_finite(result):
     assert not any(np.isinf(x) for x in finalize(metrics).values())
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.names("rollouts"))
 @given(numbers(-50, 50), numbers(-50, 0), numbers(-10, 10), MASKS)
 def test_everything_stays_finite(name, log_ratio, old, advantages, mask):
     assert_finite(evaluate(full(name), batch_of(log_ratio, old, advantages, mask)))
@@ -89,7 +89,7 @@ def test_other_estimators_and_corrections_stay_finite(correction, estimator, log
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -1e30])
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.names("rollouts"))
 def test_what_is_masked_is_never_read(name, garbage):
     """Bitwise the same value, gradient and metrics whatever stands on padding, in every array."""
     rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_what_is_masked_is_never_read(name, garbage):
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.names("rollouts"))
 def test_nothing_unmasked_gives_zero(name):
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=(3, *SHAPE)).astype(np.float32)
@@ -108,7 +108,7 @@ def test_nothing_unmasked_gives_zero(name):
     assert not any(np.asarray(x).any() for x in gradient.values())
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.names("rollouts"))
 def test_a_fully_masked_row_is_a_row_that_is_not_there(name):
     rng = np.random.default_rng(0)
     log_ratio, old, advantages = 0.3 * rng.normal(size=(3, *SHAPE)).astype(np.float32)

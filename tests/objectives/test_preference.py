@@ -9,10 +9,9 @@ import pytest
 
 from jaxrl_llm import objectives, sharding
 from jaxrl_llm.metrics import finalize, merge
-from jaxrl_llm.objectives import preference
 from tests.reference import pair_loops
 
-NAMES = preference.names()
+NAMES = objectives.names("pairs")
 MASK = np.asarray([[1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], bool)
 GOLDEN = {  # rows: chosen, rejected, chosen, rejected
     "mask": MASK,
@@ -85,12 +84,12 @@ def evaluated(objective, batch, num_sequences=None):
     ],
 )
 def test_golden_value(name, expected):
-    np.testing.assert_allclose(evaluated(preference.make(name), GOLDEN)[0], expected, rtol=1e-7)
+    np.testing.assert_allclose(evaluated(objectives.make(name), GOLDEN)[0], expected, rtol=1e-7)
 
 
 def test_metrics_of_the_golden_batch():
     batch = {**GOLDEN, "entropy": np.full((4, 3), 0.5)}
-    got = finalize(metrics_of(preference.make("dpo"), batch))
+    got = finalize(metrics_of(objectives.make("dpo"), batch))
     expected = {
         "pairs/accuracy": 0.5,
         "pairs/margin": 0.05,  # 0.1 (1.5 - 0.5) / 2
@@ -103,7 +102,7 @@ def test_metrics_of_the_golden_batch():
         "loss/pairs": 0.66970835,
     }
     assert got == pytest.approx(expected, rel=1e-6, abs=1e-7)
-    got = finalize(metrics_of(preference.make("reward_model", center_rewards_coefficient=0.01), batch))
+    got = finalize(metrics_of(objectives.make("reward_model", center_rewards_coefficient=0.01), batch))
     assert "pairs/logprob_chosen" not in got
     assert got["loss/centring"] == pytest.approx(0.01 * (9 + 2.25) / 2)
     assert (got["pairs/reward_chosen"], got["pairs/reward_rejected"]) == pytest.approx((1.25, 1.0))
@@ -111,7 +110,7 @@ def test_metrics_of_the_golden_batch():
 
 def test_a_tie_counts_one_half():
     batch = {**GOLDEN, "scores": np.zeros((4, 3))}
-    assert finalize(metrics_of(preference.make("reward_model"), batch))["pairs/accuracy"] == 0.5
+    assert finalize(metrics_of(objectives.make("reward_model"), batch))["pairs/accuracy"] == 0.5
 
 
 def test_every_recipe_has_a_loop():
@@ -122,7 +121,7 @@ def test_every_recipe_has_a_loop():
 def test_equals_the_loops_of_the_paper(name):
     batch = random_pairs()
     np.testing.assert_allclose(
-        evaluated(preference.make(name), batch)[0], pair_loops.loss(name, as_loops(batch)), rtol=1e-12
+        evaluated(objectives.make(name), batch)[0], pair_loops.loss(name, as_loops(batch)), rtol=1e-12
     )
 
 
@@ -138,7 +137,7 @@ def test_equals_the_loops_of_the_paper(name):
 )
 def test_hyperparameters_equal_the_loops(name, ours, theirs):
     batch = random_pairs(1)
-    got = evaluated(preference.make(name, **ours), batch)[0]
+    got = evaluated(objectives.make(name, **ours), batch)[0]
     np.testing.assert_allclose(got, pair_loops.loss(name, as_loops(batch), **theirs), rtol=1e-12)
 
 
@@ -146,17 +145,17 @@ def test_every_pair_has_its_own_margin():
     batch = random_pairs(2)
     margins = np.asarray([0.5, 0.0, 2.0, -1.0])
     rows = np.repeat(np.stack([margins, np.full(4, 99.0)], 1).ravel()[:, None], 6, 1)  # read at the chosen answer
-    got = evaluated(preference.make("reward_model"), {**batch, "margins": rows})[0]
+    got = evaluated(objectives.make("reward_model"), {**batch, "margins": rows})[0]
     loops = [pair_loops.reward_model(pair, m) for pair, m in zip(as_loops(batch), margins.tolist(), strict=True)]
     np.testing.assert_allclose(got, np.mean(loops), rtol=1e-12)
     with pytest.raises(ValueError, match="margins do not apply to a squared loss"):
-        preference.make("ipo")(**{**batch, "margins": rows})
+        objectives.make("ipo")(**{**batch, "margins": rows})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_equals_finite_differences(name):
     batch, step = random_pairs(3, pairs=2, length=3), 1e-6
-    objective = preference.make(name, **({"center_rewards_coefficient": 0.1} if name == "reward_model" else {}))
+    objective = objectives.make(name, **({"center_rewards_coefficient": 0.1} if name == "reward_model" else {}))
     key = "scores" if name == "reward_model" else "logprobs"
     gradient = np.asarray(evaluated(objective, batch)[1][key])
     assert np.abs(gradient).max() > 1e-3
@@ -179,7 +178,7 @@ def test_at_the_reference_dpo_is_beta_times_reinforce(name):
     """
     batch = random_pairs(4)
     batch["logprobs"] = batch["ref_logprobs"]
-    objective = preference.make(name, beta=0.3)
+    objective = objectives.make(name, beta=0.3)
     got = np.asarray(evaluated(objective, batch)[1]["logprobs"])
     signs, factor = np.asarray([1.0, -1.0] * 4), 0.3 * (1 - 2 * objective.loss.label_smoothing)
     np.testing.assert_allclose(got, np.where(batch["mask"], -factor / 2 * signs[:, None] / 4, 0), rtol=1e-12)
@@ -195,7 +194,7 @@ def test_a_pair_that_is_already_ordered_pulls_less():
     one = {"mask": np.ones((2, 1), bool), "ref_logprobs": np.zeros((2, 1)), "scores": np.zeros((2, 1))}
     for difference in (-6.0, 0.0, 6.0):
         batch = {**one, "logprobs": np.asarray([[difference], [0.0]])}
-        gradient = evaluated(preference.make("dpo", beta=1.0), batch)[1]["logprobs"]
+        gradient = evaluated(objectives.make("dpo", beta=1.0), batch)[1]["logprobs"]
         np.testing.assert_allclose(gradient, [[-1 / (1 + np.exp(difference))], [1 / (1 + np.exp(difference))]])
 
 
@@ -205,7 +204,7 @@ def test_where_the_gradient_ends():
 
     def gradient(name, difference, **settings):
         batch = {**one, "logprobs": np.asarray([[difference], [0.0]])}
-        return float(evaluated(preference.make(name, **settings), batch)[1]["logprobs"][0, 0])
+        return float(evaluated(objectives.make(name, **settings), batch)[1]["logprobs"][0, 0])
 
     rest = np.log(0.9 / 0.1) / 0.1
     assert abs(gradient("cdpo", rest)) < 1e-12
@@ -223,18 +222,17 @@ def test_extremes_stay_finite():
         dirty = {**batch, "logprobs": np.where(batch["mask"], scale * batch["logprobs"], np.nan)}
         dirty["scores"] = scale * batch["scores"]
         for name in NAMES:
-            loss, gradient = evaluated(preference.make(name), dirty)
+            loss, gradient = evaluated(objectives.make(name), dirty)
             assert np.isfinite(loss), name
             assert all(np.isfinite(x).all() for x in gradient.values()), name
 
 
 def test_supervised_training_is_reinforce_of_given_answers():
     """-mean log pi over answer tokens = REINFORCE without a baseline, every given answer earning 1, token_mean."""
-    objective = objectives.Objective(
-        objectives.GroupAdvantage("none", "none"), objectives.NoRatio(), objectives.LogProb(), objectives.TokenMean()
-    )
+    objective = objectives.make("sft")
+    assert (objective.reads, objective.needs) == ("answers", frozenset())
     batch = random_pairs(6)
-    advantages = objective.advantage(jnp.ones(8), group_size=1)
+    advantages = objective.advantage(jnp.zeros(8))
     given = {"old_logprobs": batch["logprobs"], "advantages": advantages, "mask": batch["mask"]}
     loss = jax.jit(lambda x: objective(logprobs=x, **given)[0])(batch["logprobs"])
     np.testing.assert_allclose(loss, -batch["logprobs"][batch["mask"]].mean(), rtol=1e-6)
@@ -253,7 +251,7 @@ def part(objective, counts, batch, num_sequences=None):
 
 
 def centred(name):
-    return preference.make(name, **({"center_rewards_coefficient": 0.1} if name == "reward_model" else {}))
+    return objectives.make(name, **({"center_rewards_coefficient": 0.1} if name == "reward_model" else {}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -309,7 +307,7 @@ def test_a_pair_that_was_torn_apart_is_seen():
     batch = random_pairs(8, pairs=2)
     torn = {**batch, "mask": batch["mask"].copy()}
     torn["mask"][3] = False
-    objective = preference.make("dpo")
+    objective = objectives.make("dpo")
     assert float(objective.counts(jnp.asarray(torn["mask"]))["pairs"]) == 1
     loss, gradient = evaluated(objective, torn)
     np.testing.assert_allclose(loss, pair_loops.dpo(as_loops(batch)[0]), rtol=1e-12)
@@ -320,7 +318,7 @@ def test_a_pair_that_was_torn_apart_is_seen():
 def test_a_batch_without_a_pair_costs_nothing():
     batch = {**random_pairs(9), "mask": np.zeros((8, 6), bool)}
     for name in NAMES:
-        loss, gradient = evaluated(preference.make(name), batch)
+        loss, gradient = evaluated(objectives.make(name), batch)
         assert float(loss) == 0
         assert not any(np.asarray(x).any() for x in gradient.values())
 
@@ -340,11 +338,11 @@ def test_a_batch_without_a_pair_costs_nothing():
 )  # fmt: skip
 def test_bad_choices_are_refused_with_the_remedy(name, settings, message):
     with pytest.raises(ValueError, match=message):
-        preference.make(name, **settings)
+        objectives.make(name, **settings)
 
 
 def test_bad_arrays_are_refused_with_the_remedy():
-    batch, dpo = random_pairs(10), preference.make("dpo")
+    batch, dpo = random_pairs(10), objectives.make("dpo")
     for key in ("mask", "logprobs", "ref_logprobs"):
         with pytest.raises(ValueError, match=f"needs {key}; pass mask and what objective.needs lists"):
             dpo(**{name: x for name, x in batch.items() if name != key})
@@ -358,12 +356,12 @@ def test_bad_arrays_are_refused_with_the_remedy():
 
 
 def test_a_value_like_the_other_objectives():
-    assert preference.make("dpo") == preference.make("dpo", beta=0.1)
-    assert len({preference.make(name) for name in (*NAMES, "dpo")}) == len(NAMES)
-    assert preference.hyperparameters("cdpo") == {
+    assert objectives.make("dpo") == objectives.make("dpo", beta=0.1)
+    assert len({objectives.make(name) for name in (*NAMES, "dpo")}) == len(NAMES)
+    assert objectives.hyperparameters("cdpo") == {
         "beta": 0.1,
         "label_smoothing": 0.1,
         "target_margin": 0.0,
         "aggregation": "sequence_mean_token_sum",
     }
-    assert preference.make("reward_model").needs == {"scores"}
+    assert objectives.make("reward_model").needs == {"scores"}

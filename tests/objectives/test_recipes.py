@@ -16,7 +16,7 @@ from tests.reference.gradient_formulas import GRADIENTS
 from tests.reference.objective_loops import RECIPES
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "objectives.json").read_text())
-NAMES = objectives.names()
+NAMES = objectives.names("rollouts")
 # Defaults at which no token lies on a bound.
 GOLDEN_SETTINGS = {
     "dr_grpo": {"max_length": 4},

@@ -27,7 +27,7 @@ PAIRS = [
 ]
 PAIRS += [
     pytest.param(name, aggregation, marks=pytest.mark.slow)
-    for name in objectives.names()
+    for name in objectives.names("rollouts")
     for aggregation in AGGREGATIONS
     if (name, aggregation) not in PAIRS
 ]
@@ -72,7 +72,7 @@ def gradients(objective, counts, batch, num_sequences=None):
 
 def test_what_reads_the_whole_minibatch_says_so():
     """SAT's quantile is of the minibatch: the halves have their own, so that their gradients do not add up."""
-    assert [name for name in objectives.names() if make(name).whole_minibatch] == ["sat"]
+    assert [name for name in objectives.names("rollouts") if make(name).whole_minibatch] == ["sat"]
     shift = np.log([[1.05, 1.15], [2.7, 3.0]])
     batch = {"old_logprobs": np.full((2, 2), -2.0), "mask": np.ones((2, 2), bool), "advantages": np.ones((2, 2))}
     batch |= {"logprobs": shift - 2.0, "sampler_logprobs": batch["old_logprobs"]}

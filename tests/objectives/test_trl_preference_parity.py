@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import objectives
 from jaxrl_llm.metrics import finalize
-from jaxrl_llm.objectives import preference
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize(
     ("loss_type", "objective"),
     [
-        ("sigmoid", preference.make("dpo", beta=0.3)),
-        ("ipo", preference.make("ipo", beta=0.3)),
-        ("sigmoid_norm", preference.make("dpo", beta=0.3, aggregation="sequence_mean_token_mean")),
+        ("sigmoid", objectives.make("dpo", beta=0.3)),
+        ("ipo", objectives.make("ipo", beta=0.3)),
+        ("sigmoid_norm", objectives.make("dpo", beta=0.3, aggregation="sequence_mean_token_mean")),
     ],
 )
 def test_dpo(loss_type, objective, torch, trl):
@@ -135,7 +135,7 @@ def test_dpo(loss_type, objective, torch, trl):
 
 def test_cdpo_is_their_aot_of_one_pair(torch, trl):
     """Their "sigmoid" has no label smoothing; "aot" has, and sorts within the batch, which one pair leaves as it is."""
-    arrays, objective = random_arrays(), preference.make("cdpo", beta=0.3, label_smoothing=0.2)
+    arrays, objective = random_arrays(), objectives.make("cdpo", beta=0.3, label_smoothing=0.2)
     for start in (0, 2, 4):
         pair = {key: x[start : start + 2] for key, x in arrays.items()}
         theirs = trl_dpo(torch, trl.dpo, "aot", pair, beta=0.3, label_smoothing=0.2)
@@ -144,7 +144,7 @@ def test_cdpo_is_their_aot_of_one_pair(torch, trl):
 
 def test_simpo(torch, trl):
     arrays = random_arrays()
-    objective = preference.make("simpo", beta=1.5, target_margin=0.6)
+    objective = objectives.make("simpo", beta=1.5, target_margin=0.6)
     logprobs = torch.tensor(arrays["logprobs"], requires_grad=True)
     mask = torch.tensor(arrays["mask"])
     means = (logprobs * mask).sum(1) / mask.sum(1)
@@ -186,7 +186,7 @@ def test_reward_model(margin, centre, torch, trl):
     given = {"mask": arrays["mask"], "scores": scores}
     if margin:
         given["margins"] = np.repeat(np.repeat(margins, 2)[:, None], 6, 1)
-    ours = our_loss(preference.make("reward_model", center_rewards_coefficient=centre or 0.0), given, "scores")
+    ours = our_loss(objectives.make("reward_model", center_rewards_coefficient=centre or 0.0), given, "scores")
     gradient = np.zeros((6, 6))
     gradient[np.arange(6), last] = rewards.grad.numpy()
     assert_same(ours, (loss.item(), gradient))

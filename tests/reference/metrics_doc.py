@@ -1,4 +1,4 @@
-"""The keys that docs/metrics.md describes: what stands in backticks in the first column of its tables."""
+"""The keys that the documentation describes: what stands in backticks in the first column of tables."""
 
 import re
 from pathlib import Path
@@ -7,5 +7,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def documented():
-    rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("metrics", "preferences")]
+    rows = re.findall(r"^\| (`[^|]*`) \|", "\n".join(pages), re.MULTILINE)
     return {key for row in rows for key in re.findall(r"`([^`]+)`", row)}

@@ -103,10 +103,28 @@ def test_minibatches_are_a_keyed_permutation(shuffle):
     assert groups_whole == (shuffle == "groups")
 
 
-def test_sequence_ids_tell_answers_apart():
-    """The flat place of a segment's first token; padding has ids of its own."""
-    segments = np.array([[1, 1, 2, 2, 2, 0], [1, 0, 0, 0, 0, 0]])
-    np.testing.assert_array_equal(jax.jit(sequence_ids)(segments), [[0, 0, 2, 2, 2, 5], [6, 7, 7, 7, 7, 7]])
+def test_sequence_ids_are_rows_of_the_rollout():
+    """Rows of 12 tokens: a place that holds token 25 belongs to row 2; padding counts as row 0."""
+    np.testing.assert_array_equal(
+        sequence_ids(jnp.array([[24, 25, 0, 11], [13, -1, -1, -1]]), 12), [[2, 2, 0, 0], [1, 0, 0, 0]]
+    )
+
+
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, TIME), min_size=16, max_size=16),
+    layout=st.sampled_from(["padded", "packed"]),
+    micro=st.sampled_from([2, 4, 6, 0]),
+)
+def test_pairs_are_never_parted(lengths, layout, micro):
+    """Both rows of a pair stand in one micro-batch, every token once, in the micro-batches that padded rows take."""
+    lengths, order = np.array(lengths), np.arange(16).reshape(8, 2)[[3, 1, 7, 0, 2, 6, 5, 4]].ravel()
+    cut = lay_out(order, lengths, TIME, config(layout=layout, micro_batch_rows=micro), together=2)
+    index = np.asarray(cut.index)
+    assert sorted(index[index >= 0]) == [row * TIME + column for row in range(16) for column in range(lengths[row])]
+    pairs = [set(part[part >= 0] // TIME // 2) for part in index]
+    assert sum(map(len, pairs)) == 8
+    assert index.shape[0] == -(-16 // (micro or 16))
+    assert (index[int(cut.used) :] < 0).all()
 
 
 @pytest.mark.parametrize(

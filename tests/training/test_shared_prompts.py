@@ -132,7 +132,7 @@ def test_the_trainer_cuts_whole_groups():
     zeros, answered = jnp.zeros((16, time)), jnp.asarray(held & (np.arange(time) >= 4))
     segment_ids = jnp.asarray(held, jnp.int32)
     trajectory = Trajectory(segment_ids, segment_ids, answered, zeros, jnp.zeros(16, bool))
-    first, second = trainer.layouts(s, trajectory, step=1)[0]
+    first, second = trainer.build(s).source.layouts(trajectory, step=1)[0]
     assert first.index.shape == second.index.shape == (1, 2, time + 3 * s.answer_length)
     groups = [set(layout.index[layout.index >= 0] // time // 4) for layout in (first, second)]
     assert sorted(map(len, groups)) == [2, 2]

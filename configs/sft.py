@@ -1,0 +1,27 @@
+"""Supervised training on the task's own right answers: what the warm start of every other config does, as a run.
+
+Command:  python -m jaxrl_llm.main --config configs/sft.py --workdir runs/sft
+Minutes:  TODO
+Expect:   TODO
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    config = base.get_config(variant)
+    config.objective.name = "sft"
+    config.warm_start.steps = 0
+    config.rollout.prompts = 64
+    config.rollout.group_size = 1
+    config.updates.minibatches = 1
+    config.steps = 160
+    config.optimizer.learning_rate = 3e-3
+    config.evaluation.every = 40
+    if variant == "smoke":
+        config.steps = 20
+        config.evaluation.every = 10
+        config.checkpoint.every = 10
+    return config

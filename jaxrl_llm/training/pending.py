@@ -1,0 +1,51 @@
+"""The row of a step: its metrics are fetched while the next step runs, checked and logged."""
+
+import dataclasses
+from typing import Any
+
+from jaxrl_llm import metrics as M
+from jaxrl_llm import processes
+from jaxrl_llm.run_log import RunLog
+from jaxrl_llm.training.checks import check_updates
+
+__all__ = ["Pending"]
+
+
+@dataclasses.dataclass
+class Pending:
+    """The metrics of a step that are still on the devices, and what the host knows already.
+
+    scored: of what the step learns from; updates: of each update.
+    """
+
+    step: int
+    host: dict[str, Any]
+    scored: dict[str, M.Metric]
+    updates: list[dict[str, M.Metric]]
+    samples: list[dict[str, Any]]
+
+    def write(self, log: RunLog, *, dtype: str, sampler_dtype: str, truncated: bool, answers: int) -> None:
+        """Log the step, then check it; arguments and errors as for `check_updates`."""
+        scored, updates = processes.fetch((self.scored, self.updates))
+        each = [M.finalize(update) for update in updates]
+        values = M.finalize(M.merge([scored, *updates])) | {
+            key: value
+            for key, value in each[0].items()
+            if key.startswith("check/")  # only the first update's
+        }
+        name = "routing/flips_old_current_by_layer"
+        if name in values:
+            values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
+            # The first update has the same parameters as the scoring pass, so any difference is rounding.
+            values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
+        log.metrics(self.step, {**values, **self.host})
+        check_updates(
+            self.step,
+            M.finalize(scored),
+            each,
+            dtype=dtype,
+            sampler_dtype=sampler_dtype,
+            truncated=truncated,
+            answers=answers,
+        )
+        log.samples(self.step, self.samples)

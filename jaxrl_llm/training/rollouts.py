@@ -1,0 +1,87 @@
+"""Batches of rollouts: the policy answers prompts, a verifier rewards the answers, the policies score them."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm import processes, tasks
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.training import collect
+from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
+from jaxrl_llm.training.sources import Drawn, start_policy
+from jaxrl_llm.training.state import TrainState
+
+__all__ = ["Rollouts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """A `Source` of verified rollouts.
+
+    Args:
+      prompts: a step; the engine gives each `group_size` answers.
+      read_all: prompts may be longer than the run allows, which `read_data` finds out.
+      samples: answers a step that a person can read.
+    """
+
+    engine: Engine
+    scorer: Scorer
+    task: tasks.Task
+    data_dir: str | None
+    seed: int
+    prompts: int
+    updates: UpdateConfig
+    sampling: collect.DynamicSampling
+    rewards: collect.RewardShaping
+    samples: int = 0
+    read_all: bool = False
+
+    def stream(self) -> tasks.PromptStream:
+        return tasks.prompts(self.task, "train", seed=self.seed, batch_size=self.prompts, data_dir=self.data_dir)
+
+    def read_data(self) -> str:
+        if self.read_all:
+            tasks.all_prompts(self.task, "train", data_dir=self.data_dir)
+        return ""
+
+    def reference(self, start: TrainState | None, frozen: Any, folder: Path) -> Any:
+        return start_policy(self.scorer.learner, start, frozen, folder)
+
+    def next(
+        self, stream: Any, step: int, state: TrainState, reference: Any, frozen: Any, exported: Callable[[], Any]
+    ) -> Drawn:
+        """One rollout. The policies score the answers while the verifier still looks at them."""
+        start, key = time.monotonic(), jax.random.fold_in(jax.random.key(self.seed), step)
+        params = exported()
+        asked = collect.begin(
+            self.engine, params, stream, self.task, key, self.sampling, self.rewards, samples=self.samples
+        )
+        del params  # of adapters this is a copy
+        sampled = time.monotonic()
+        epochs = self.layouts(asked.trajectory, step)
+        scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)
+        dispatched = time.monotonic()
+        rollout = asked.finish()
+        host = rollout.metrics | {
+            "rollout/tokens_per_s": rollout.tokens / (sampled - start),
+            "time/rollout_s": sampled - start,
+            "time/verifier_s": time.monotonic() - dispatched,
+        }
+        experience = self.scorer.experience(rollout.trajectory, scores)
+        return Drawn(experience.batch, epochs, experience.metrics, host, rollout.samples)
+
+    def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
+        """The micro-batches of every minibatch, by epoch."""
+        held, masks = processes.fetch((trajectory.segment_ids, trajectory.loss_mask))
+        size, longest = self.engine.group_size, self.engine.max_new_tokens
+        return epochs_of(held, masks, size, longest, self.updates, seed=self.seed, step=step)
+
+    def evaluate(self, state: TrainState, reference: Any, frozen: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Nothing beside the pass rates, which every policy has."""
+        return {}, []

@@ -1,0 +1,172 @@
+"""Whole runs on pairs and on given answers: reward model, DPO and supervised training by the one trainer."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import evaluation, generate, report, trainer
+from jaxrl_llm.main import main
+from jaxrl_llm.objectives.calibration import calibrate
+from jaxrl_llm.run_log import plain, write_json
+from jaxrl_llm.settings import config_hash, validate
+from tests.reference import tiny_run
+from tests.reference.metrics_doc import documented
+
+STEPS = 4
+SIZES = {"rollout.prompts": 16, "evaluation.prompts": 16, "steps": STEPS, "checkpoint.every": 2, "evaluation.every": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data and warm starts of all runs."""
+    return tmp_path_factory.mktemp("shared")
+
+
+def make(folder, name, **changes):
+    own = {"rollout.group_size": 1 if name == "sft" else 2, "warm_start.steps": 0 if name == "sft" else 50}
+    return tiny_run.make_config(folder, name, **(own | SIZES | changes))
+
+
+@pytest.fixture(scope="module")
+def dpo(folder, tmp_path_factory):
+    """(config, DIR, last evaluation) of a run from the first step to the last."""
+    config, workdir = make(folder, "dpo"), tmp_path_factory.mktemp("dpo")
+    return config, workdir, tiny_run.train(workdir, config)[0]
+
+
+@pytest.fixture(scope="module")
+def rewards(folder, tmp_path_factory):
+    config, workdir = make(folder, "reward_model", steps=2), tmp_path_factory.mktemp("rewards")
+    tiny_run.train(workdir, config)
+    record(workdir, config)
+    return config, workdir
+
+
+def record(workdir, config):
+    """config.json, which the command line writes."""
+    write_json(workdir / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
+
+
+def test_dpo_starts_at_its_reference_and_learns_from_there(dpo):
+    """log pi = log pi_ref at first: every margin is 0 and the loss log 2; then the margins of held-out pairs grow."""
+    rows = tiny_run.metrics(dpo[1])
+    assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to the documentation"
+    assert rows[1]["loss/pairs"] == pytest.approx(np.log(2), abs=1e-5)
+    assert abs(rows[1]["pairs/margin"]) < 1e-5
+    assert rows[0]["eval/brier"] == pytest.approx(0.25, abs=1e-5)
+    assert rows[4]["eval/pair_margin"] > rows[2]["eval/pair_margin"] > 1e-3
+    assert {"eval/greedy", "eval/pass_at_1", "eval/logprob_chosen"} <= rows[0].keys()
+    assert not {"pairs/incomplete", "update/skipped"} & {key for row in rows[1:] for key in row if row[key]}
+    assert "time/rollout_s" not in rows[1]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_a_run_on_pairs_resumes_bit_for_bit(dpo, folder, tmp_path, lost):
+    """Stopped after step 2; also where the log-probs of the start were lost and are computed again."""
+    config, whole, found = dpo
+    tiny_run.train(tmp_path, make(folder, "dpo", steps=2))
+    kept = np.load(tmp_path / "reference" / "train.npy")
+    if lost:
+        shutil.rmtree(tmp_path / "reference")
+    assert tiny_run.train(tmp_path, config)[0] == found
+    np.testing.assert_array_equal(np.load(tmp_path / "reference" / "train.npy"), kept)
+    (_, state), (_, wanted) = (tiny_run.final_state(workdir, config) for workdir in (tmp_path, whole))
+    jax.tree.map(np.testing.assert_array_equal, state, wanted)
+    assert tiny_run.metrics(tmp_path) == tiny_run.metrics(whole)
+
+
+def test_the_reward_models_dir_is_a_dir_like_any_other(rewards, capsys):
+    """Its parameters end in a head; the command evaluates its held-out pairs, the report draws them."""
+    config, workdir = rewards
+    step, state = tiny_run.final_state(workdir, config)
+    assert (step, state.params["value_head"]["kernel"].shape) == (2, (config.model.hidden_size,))
+    assert np.abs(state.params["value_head"]["kernel"]).max() > 0
+    last = tiny_run.metrics(workdir)[-1]
+    assert "eval/greedy" not in last
+    assert evaluation.main(["--workdir", str(workdir)]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {key: told[key] for key in last if key.startswith("eval/")} == {
+        key: value for key, value in last.items() if key.startswith("eval/")
+    }
+    assert sum(told["eval/reliability_pairs"]) == 16
+    report.write_report(workdir)
+    assert (workdir / "figures" / "reliability.png").exists()
+
+
+def test_the_evaluation_is_that_of_the_rewards(rewards):
+    config, workdir = rewards
+    _, state = tiny_run.final_state(workdir, config)
+    run = trainer.build(validate(config))
+    metrics, rows = run.source.evaluate(state, None, None)
+    margins = np.array([row["reward_chosen"] - row["reward_rejected"] for row in rows])
+    assert len(margins) == config.log.samples
+    assert metrics["eval/pair_margin"] != 0
+    every = dataclasses.replace(run.source, samples=16).evaluate(state, None, None)[1]
+    found = calibrate(np.array([row["reward_chosen"] - row["reward_rejected"] for row in every]))
+    assert (metrics["eval/pair_accuracy"], metrics["eval/brier"]) == pytest.approx((found.accuracy, found.brier))
+
+
+def test_a_reward_model_answers_nothing(rewards, capsys):
+    assert generate.main(["--workdir", str(rewards[1]), "--prompt", "123="]) == 2
+    assert "holds a reward model, which judges answers and gives none" in capsys.readouterr().err
+
+
+def test_supervised_training_is_the_warm_start(folder, tmp_path):
+    """The same data, loss, step and optimizer: the very same parameters."""
+    config = make(folder, "sft", steps=50, **{"rollout.prompts": 64, "evaluation.every": 50, "checkpoint.every": 50})
+    config.optimizer.learning_rate = config.warm_start.learning_rate
+    tiny_run.train(tmp_path, config)
+    losses = [row["loss/policy"] for row in tiny_run.metrics(tmp_path)[1:]]
+    assert losses[-1] < losses[0] / 2
+    _, state = tiny_run.final_state(tmp_path, config)
+    jax.tree.map(np.testing.assert_array_equal, state.params, tiny_run.start_of(make(folder, "dpo")))
+
+
+BAD = {
+    "empty": ('{"prompt": "1=", "chosen": "", "rejected": "2"}', "chosen has no text"),
+    "equal": ('{"prompt": "1=", "chosen": "1", "rejected": "1"}', "chosen and rejected are both"),
+    "missing": ('{"prompt": "1=", "chosen": "1"}', "it has no 'rejected'"),
+    "broken UTF-8": (b'{"prompt": "1=", "chosen": "\xff", "rejected": "2"}', "is not UTF-8"),
+    "overlong": ('{"prompt": "1=", "chosen": "1", "rejected": "12345678"}', "over answer_length=4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_ends_the_command_with_its_number(folder, tmp_path, capsys, name):
+    line, message = BAD[name]
+    path = tmp_path / "pairs.jsonl"
+    good = "".join(json.dumps({"prompt": f"{n}=", "chosen": f"{n}", "rejected": "9"}) + "\n" for n in range(8))
+    path.write_bytes(good.encode() + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    fields = {"task.data_dir": folder / "data", "preference.file": path}
+    arguments = [f"--config.{key}={value}" for key, value in fields.items()]
+    assert main(["--config", "dpo:smoke", "--workdir", str(tmp_path / "run"), *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert f"{path}, line 9: " in said
+    assert message in said
+    assert "preference.bad_lines=skip" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_that_are_left_out_are_counted(folder, tmp_path):
+    """Own pairs with margins are trained on; what was skipped is said when the run opens."""
+    rows = [
+        {"prompt": f"{n}{m}=", "chosen": f"{n}", "rejected": f"{m}", "margin": 0.5} for n in range(5) for m in (7, 8, 9)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "1=", "chosen": "1", "rejected": "1"}])
+    )
+    changes = {"preference.file": str(path), "preference.bad_lines": "skip", "steps": 1}
+    config = make(folder, "dpo", **changes)
+    run = trainer.build(validate(config))
+    assert "lines left out: equal 1" in run.data
+    drawn = run.source.next(run.source.stream(), 1, None, None, None, lambda: None)
+    np.testing.assert_array_equal(np.unique(drawn.batch.margins), [0, 0.5])
+    config.objective.name = "ipo"
+    with pytest.raises(ValueError, match=r"has margins, which a squared loss \(ipo\) has no place for"):
+        trainer.build(validate(config))

@@ -1,0 +1,105 @@
+"""One update on pairs: micro-batches, packing, a shared prompt and devices change nothing of its gradient."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives, sharding
+from jaxrl_llm.metrics import finalize
+from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
+from jaxrl_llm.training.state import TrainBatch, make_state
+from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_training as tiny
+
+PAIRS, PROMPT, TIME = 4, 4, 12
+ANSWERS = np.array([8, 1, 2, 5, 3, 4, 7, 2])
+LENGTHS = PROMPT + ANSWERS
+ORDER = np.array([4, 5, 0, 1, 6, 7, 2, 3])  # of the minibatch: pairs, not rows, are shuffled
+CUTS = {  # layout, rows of a micro-batch
+    "whole": ("padded", 0),
+    "micro-batches": ("padded", 2),
+    "packed": ("packed", 0),
+    "packed micro-batches": ("packed", 4),
+}
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    column = np.arange(TIME)[None]
+    segment_ids = (column < LENGTHS[:, None]).astype(np.int32)
+    mask = (column >= PROMPT) & (segment_ids > 0)
+    tokens = rng.integers(1, 16, (2 * PAIRS, TIME)).astype(np.int32)
+    tokens[1::2, :PROMPT] = tokens[::2, :PROMPT]
+    return TrainBatch(
+        tokens=np.where(segment_ids > 0, tokens, 0),
+        segment_ids=segment_ids,
+        loss_mask=mask,
+        advantages=np.where(mask, np.tile([1.0, -1.0], PAIRS)[:, None], 0).astype(np.float32),
+        ref_logprobs=np.where(mask, rng.normal(-2.7, 0.4, mask.shape), 0).astype(np.float32),
+    )
+
+
+def cut(layout, micro):
+    updates = UpdateConfig(
+        minibatches=1, epochs=1, micro_batch_rows=micro, layout=layout, length_buckets=1, shuffle="groups", aux_coef=0.0
+    )
+    groups = groups_of(np.asarray(batch().loss_mask), LENGTHS, 2, 8)
+    found = lay_out(ORDER, LENGTHS, TIME, updates, groups, together=2)
+    return found if layout == "shared" else tiny.in_one_shape(found)
+
+
+DESCENT = optax.sgd(1.0)  # parameters change by minus the gradient
+
+
+@functools.cache
+def update(name, layout="padded", micro=0, mesh=None):
+    """(gradient, metrics) of one update."""
+    model = tiny.make_model(mesh, num_hidden_layers=1, num_experts=0)
+    settings = {"center_rewards_coefficient": 0.1} if name == "reward_model" else {"beta": 0.5}
+    objective = objectives.make(name, **settings)
+    learner = Learner(model, objective, DESCENT, packed=True, shared_prompt=layout == "shared")
+    params = tiny.draw_params(model, value_head=name == "reward_model")
+    before, state = jax.device_get(params), make_state(model, params, DESCENT)
+    after, metrics = learner.update(state, sharding.put_rows(batch(), model.mesh), cut(layout, micro))
+    return jax.tree.map(np.subtract, before, jax.device_get(after.params)), finalize(jax.device_get(metrics))
+
+
+def assert_same(found, expected):
+    (gradient, metrics), (wanted, others) = found, expected
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted), strict=True):
+        assert np.abs(b).max() > 1e-6
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-7)
+    assert metrics == pytest.approx(others, rel=1e-4, abs=1e-6)
+    assert metrics["pairs/incomplete"] == 0
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+@pytest.mark.parametrize("how", [how for how in CUTS if how != "whole"])
+def test_no_cut_changes_the_gradient(name, how):
+    assert_same(update(name, *CUTS[how]), update(name, *CUTS["whole"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+@pytest.mark.parametrize("mesh", [(2, 1, 1, 1), (1, 2, 1, 2)], ids=str)
+def test_devices_change_nothing(name, mesh):
+    assert_same(update(name, *CUTS["micro-batches"], mesh), update(name, *CUTS["whole"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_a_shared_prompt_changes_nothing(name):
+    """Both answers in one row behind their prompt."""
+    assert_same(update(name, "shared", 4), update(name, *CUTS["whole"]))
+
+
+def test_only_centring_moves_the_bias():
+    """The bias shifts all rewards alike, so that of the two losses only centring moves it."""
+    gradient, metrics = update("reward_model")
+    assert metrics["pairs/margin"] == pytest.approx(metrics["pairs/reward_chosen"] - metrics["pairs/reward_rejected"])
+    # d/d bias of -log sigma(r_c - r_r) is 0, of 0.1 (r_c + r_r)^2 it is 0.4 (r_c + r_r)
+    both = metrics["pairs/reward_chosen"] + metrics["pairs/reward_rejected"]
+    assert gradient["value_head"]["bias"] == pytest.approx(0.4 * both, rel=1e-4)
