@@ -12,7 +12,7 @@ FLOORS = (
     {"array_typing", "cache_folder", "cores", "field_names", "masking", "metrics", "processes", "ranges", "sharding"},
     {"configuration", "objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log", "screen", "stand_ins", "writers"},
-    {"command_line", "training", "provenance", "reporting", "start_up", "sweeping"},
+    {"command_line", "training", "provenance", "reporting", "start_up", "stopping", "sweeping"},
     {
         "agreement",
         "blocks",

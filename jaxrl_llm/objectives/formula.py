@@ -17,11 +17,8 @@ def formula(objective: Objective | PairObjective) -> tuple[list[str], list[str]]
         score, *centring = _pieces(objective.score)
         sum_of_tokens = _pieces(objective.aggregation)[0].removeprefix("mean_y ")
         loss, *letters = _pieces(objective.loss)
-        return [f"mean over pairs {loss}", *centring], [
-            *letters,
-            "D = s(chosen) - s(rejected)",
-            f"s = {sum_of_tokens} {score}",
-        ]
+        letters += ["D = s(chosen) - s(rejected)", f"s = {sum_of_tokens} {score}"]
+        return [f"mean over pairs {loss}", *centring], letters
     correction = objective.correction
     aggregation, *definitions = _pieces(objective.aggregation)
     surrogate, *letters = _pieces(objective.surrogate)

@@ -184,7 +184,9 @@ class Logistic(PairLoss):
         at_least_zero("target_margin", self.target_margin)
 
     def formula(self) -> str:
-        z = f"z = {self.beta:g} D" + (f" - {self.target_margin:g}" if self.target_margin else "")
+        z = f"z = {'' if self.beta == 1 else f'{self.beta:g} '}D" + (
+            f" - {self.target_margin:g}" if self.target_margin else ""
+        )
         swapped = self.label_smoothing
         terms = f"{1 - swapped:g} log sigma(z) + {swapped:g} log sigma(-z)" if swapped else "log sigma(z)"
         return f"{terms}; {z}"

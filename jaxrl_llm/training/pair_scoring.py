@@ -57,7 +57,7 @@ def computed_once(path: Path, shape: tuple[int, ...], compute: Callable[[], np.n
     Raises:
       ValueError: the file holds something else.
     """
-    if not path.exists():
+    if not processes.everywhere(path.exists()):
         array = compute()
         if jax.process_index() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)

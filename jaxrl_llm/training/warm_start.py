@@ -129,7 +129,7 @@ def _train(
         state, (metrics,) = learn(learner, state, drawn)
         measured = config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0
         if measured or step == config.steps:
-            loss = M.finalize(metrics)["loss/policy"]
+            loss = M.finalize(processes.fetch(metrics))["loss/policy"]
         if measured:
             rate = evaluate(state.params)
             log(f"warm start: step {step}/{config.steps}  loss {loss:.3f}  pass rate {rate:.3f}")
