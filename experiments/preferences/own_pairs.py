@@ -1,0 +1,58 @@
+"""Pairs of the start's own answers: to each prompt a right and a wrong one of its samples, as JSONL for DPO.
+
+    python -m experiments.preferences.own_pairs --config configs/dpo.py --out pairs.jsonl [--config.seed=0 ...]
+
+The answers come from the policy that a run of this config starts with; prompts are those of the train split, and one
+without both a right and a wrong sample gives no pair.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_llm import configuration, start_up, tasks
+from jaxrl_llm.command_line import fields_and_rest
+from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.settings import Settings, validate
+from jaxrl_llm.trainer import build, exported_params
+
+__all__ = ["own_pairs"]
+
+
+def own_pairs(s: Settings, prompts: int, samples: int) -> list[dict[str, str]]:
+    """{"prompt", "chosen", "rejected"} of every prompt with a right and a wrong answer among its samples."""
+    run, state = build(s).start(print)
+    asked = tasks.all_prompts(s.task, "train", limit=prompts, data_dir=s.data_dir)
+    evaluator = Evaluator(run.model, s.task, asked, samples, s.answer_length, s.rollout.slots)
+    pairs = []
+    for row in evaluator(exported_params(run, state))[1]:
+        answers = list(zip(row["sampled"], row["sampled_reward"], strict=True))
+        fitting = [(text, r) for text, r in answers if text and len(s.task.ids_of_answer(text)) <= s.answer_length]
+        right = [text for text, reward in fitting if reward >= s.task.solved]
+        wrong = [text for text, reward in fitting if reward < s.task.solved]
+        if right and wrong:
+            pairs.append({"prompt": row["prompt"], "chosen": right[0], "rejected": wrong[0]})
+    return pairs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=4096)
+    parser.add_argument("--samples", type=int, default=8)
+    fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else list(arguments))
+    given = parser.parse_args(rest)
+    start_up.start_jax()
+    settings = validate(configuration.load(configuration.find(given.config), fields))
+    pairs = own_pairs(settings, given.prompts, given.samples)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    print(f"{given.out}: {len(pairs)} pairs of {given.prompts} prompts")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
