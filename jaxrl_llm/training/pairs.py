@@ -13,6 +13,7 @@ from jaxrl_llm import sharding, tasks
 from jaxrl_llm.objectives.preference import PairObjective
 from jaxrl_llm.tasks.preference import PairBatch, PairEncoder, all_pairs, pair_stream
 from jaxrl_llm.tasks.preference_config import PairSplits, PreferenceConfig
+from jaxrl_llm.tasks.preference_rules import Pair
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.pair_scoring import computed_once, judge, score_rows
 from jaxrl_llm.training.sources import Drawn
@@ -24,7 +25,7 @@ __all__ = ["PairReference", "Pairs"]
 
 @dataclasses.dataclass(frozen=True)
 class PairReference:
-    """log pi_ref of every pair. train: by the pair's uid, its two rows [2 t]; test: the rows of the held-out batch."""
+    """log pi_ref of every pair. train: by the pair's uid, its two rows [2 t]; test: the rows of all held-out pairs."""
 
     train: dict[int, Float[np.ndarray, "2 t"]]
     test: Float[np.ndarray, "n t"]
@@ -92,21 +93,23 @@ class Pairs:
         """
         if "ref_logprobs" not in self._objective.needs:
             return None
-        every = [self.splits.train[i] for i in range(len(self.splits.train))]
+        train, test = ([given[i] for i in range(len(given))] for given in (self.splits.train, self.splits.test))
 
-        def of(*parts: Any) -> np.ndarray:
-            if start is None:
-                raise ValueError(
-                    f"{folder} lacks the log-probs of the start; give the training command again, which computes them"
-                )
-            return np.concatenate([self._scored(start, frozen, part) for part in parts])
+        def kept(name: str, pairs: list[Pair]) -> np.ndarray:
+            def compute() -> np.ndarray:
+                if start is None:
+                    raise ValueError(
+                        f"{folder} lacks the log-probs of the start; give the training command again, which computes "
+                        "them"
+                    )
+                parts = (pairs[i : i + self.pairs] for i in range(0, len(pairs), self.pairs))
+                return np.concatenate([self._scored(start, frozen, self.splits.encoder.rows(part)) for part in parts])
 
-        rows, time = self.splits.encoder.rows, self._test["tokens"].shape[1]
-        parts = (every[i : i + self.pairs] for i in range(0, len(every), self.pairs))
-        train = computed_once(folder / "train.npy", (2 * len(every), time), lambda: of(*map(rows, parts)))
-        test = computed_once(folder / "test.npy", self._test["tokens"].shape, lambda: of(self._test))
-        train = train.reshape(-1, 2, time)
-        return PairReference({pair["uid"]: rows for pair, rows in zip(every, train, strict=True)}, test)
+            return computed_once(folder / f"{name}.npy", (2 * len(pairs), self._test["tokens"].shape[1]), compute)
+
+        rows = kept("train", train).reshape(len(train), 2, -1)
+        by_uid = {pair["uid"]: two for pair, two in zip(train, rows, strict=True)}
+        return PairReference(by_uid, kept("test", test))
 
     def _scored(self, state: TrainState, frozen: Any, batch: Any) -> Float[np.ndarray, "n t"]:
         rows = 2 * self.pairs // self.updates.minibatches
@@ -141,7 +144,7 @@ class Pairs:
         test, found = self._test, self._scored(state, frozen, self._test)
         given = {"scores": found} if self._objective.learns_rewards else {"logprobs": found}
         if reference is not None:
-            given["ref_logprobs"] = reference.test
+            given["ref_logprobs"] = reference.test[: len(found)]
         metrics, rewards = judge(self._objective, mask=test["loss_mask"], **given)
         rows = [
             {
