@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ablations import sweep as ablations
+from experiments.preferences import sweep as preferences
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives, settings
@@ -17,7 +18,8 @@ from jaxrl_llm.sweep import MAIN, Sweep, load_sweep, main
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-FILES = {"ablations": ablations, "routing_replay": routing_replay}
+FILES = {"ablations": ablations, "preferences": preferences, "routing_replay": routing_replay}
+SEEDED = ("seed", "warm_start.seed", "preference.file")  # the last one names the seed
 
 
 def variants(name):
@@ -41,7 +43,7 @@ def test_every_configuration_is_valid(name, variant):
     by_seed = {}
     planned = load_sweep(f"experiments/{name}/sweep.py:{variant}").planned()
     for run in planned:
-        fields = {field: value for field, value in run.fields if field not in ("seed", "warm_start.seed")}
+        fields = {field: value for field, value in run.fields if field not in SEEDED}
         by_seed.setdefault(run.seed, []).append((run.arm, run.condition, run.config, fields))
         if run.seed == planned[0].seed:
             assert MAIN.identify(run.config, run.overrides).steps > 0

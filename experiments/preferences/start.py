@@ -1,0 +1,28 @@
+"""What all runs on preferences begin with: one warm start a seed, so that their ends can be compared."""
+
+from typing import Any
+
+from jaxrl_llm.sweep import each, zipped
+
+__all__ = ["SEEDS", "START", "named", "seeds"]
+
+SEEDS = 3
+START: dict[str, Any] = {
+    "task.options": {"digits": 6, "train_size": 4096, "test_size": 512},
+    "model.num_experts": 0,
+    "model.num_hidden_layers": 2,
+    "warm_start.steps": 400,
+    "warm_start.target_pass_rate": 0.4,
+    "checkpoint.every": 10_000,
+    "log.diagnostics_every": 0,
+    "evaluation.prompts": 256,
+}
+
+
+def named(arms: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"arm": name, **fields} for name, fields in arms.items()]
+
+
+def seeds() -> list[dict[str, Any]]:
+    """A seed changes the warm start too: another seed is another policy, pairs and prompts."""
+    return zipped(each("seed", range(SEEDS)), each("warm_start.seed", range(SEEDS)))
