@@ -85,8 +85,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all alike
     config.dynamic_sampling.max_draws = 1  # rollouts a step at most; 1: off
 
-    config.rewards = ConfigDict()
+    config.rewards = ConfigDict()  # the sum of weight times source over the sources below; each is logged apart
+    config.rewards.verifier_weight = 1.0  # of the task's verifier; at 0 it is still asked, for the metrics
+    config.rewards.reward_model = ""  # DIR of a run of configs/reward_model.py; empty: none
+    config.rewards.reward_model_weight = 1.0  # of its score without the score's mean over the first rollout
     config.rewards.overlong_cache = 0  # tokens of DAPO's soft overlong ramp; 0: off
+    config.rewards.overlong_weight = 1.0  # of that ramp, which goes from 0 down to -1
+    config.rewards.length_weight = 0.0  # of the number of tokens of an answer; below 0: a cost for each
     config.rewards.overlong_filter = False  # truncated answers leave the loss
 
     config.preference = ConfigDict()  # pairs of answers, for objectives on pairs: see docs/preferences.md
@@ -132,6 +137,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.critic = ConfigDict()
     config.critic.kind = "none"  # none | head (on the policy) | separate (own model and optimizer)
     config.critic.learning_rate = 1e-3  # of a separate critic
+    config.critic.warmup_steps = 0  # first rollouts in which the critic learns and the policy stays as it is
 
     config.evaluation = ConfigDict()  # on held-out prompts with fixed keys
     config.evaluation.every = 10  # steps; also before the first and after the last

@@ -13,7 +13,7 @@ __all__ = ["check_agreement"]
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
     batch = (_check_data, _check_batch, _check_shared_prompts, _check_lengths)
-    for check in (*batch, _check_mesh, _check_critic, _check_routing, _check_lora):
+    for check in (*batch, _check_rewards, _check_mesh, _check_critic, _check_routing, _check_lora):
         check(s)
 
 
@@ -137,6 +137,14 @@ def _check_routing(s: Settings) -> None:
         raise ValueError(
             "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient; "
             "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
+        )
+
+
+def _check_rewards(s: Settings) -> None:
+    if s.dynamic_sampling.max_draws > 1 and "verifier" not in s.rewards.weights:
+        raise ValueError(
+            f"dynamic_sampling.max_draws={s.dynamic_sampling.max_draws} keeps groups by the verifier's rewards, which "
+            "rewards.verifier_weight=0 takes out; set max_draws=1"
         )
 
 

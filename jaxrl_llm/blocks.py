@@ -11,9 +11,10 @@ from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.ranges import at_least, at_least_zero, one_of
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.preference_config import PreferenceConfig
-from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
+from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.rewards import RewardConfig
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
@@ -84,10 +85,17 @@ class RolloutConfig:
 class CriticConfig:
     kind: str
     learning_rate: float
+    warmup_steps: int
 
     def __post_init__(self) -> None:
         one_of("critic.kind", self.kind, ("none", "head", "separate"))
         at_least_zero("critic.learning_rate", self.learning_rate)
+        at_least("critic.warmup_steps", self.warmup_steps, 0, "0 turns it off")
+        if self.warmup_steps and self.kind == "none":
+            raise ValueError(
+                f"critic.warmup_steps={self.warmup_steps} but there is no critic; set it to 0, or critic.kind to head "
+                "or separate"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +160,7 @@ class Settings:
     warm_start: WarmStartConfig
     rollout: RolloutConfig
     dynamic_sampling: DynamicSampling
-    rewards: RewardShaping
+    rewards: RewardConfig
     preference: PreferenceConfig
     objective: AnyObjective
     objective_name: str

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -166,6 +167,39 @@ class Checkpoints:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
         return state, payload["extra"]
 
+    def restore_part(self, like: Any, step: int) -> Any:
+        """Some leaves of the checkpoint of `step`: those of `like`, a tree with the keys of the saved state.
+
+        Args:
+          like: nested dicts of arrays or jax.ShapeDtypeStruct with shardings; the outermost keys are fields.
+
+        Raises:
+          ValueError: a leaf is missing, of another shape or dtype, or not what was saved.
+        """
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        into = ocp.checkpoint_utils.construct_restore_args(target)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(target, restore_args=into, partial_restore=True),  # pyright: ignore
+            payload=ocp.args.JsonRestore(),  # pyright: ignore
+        )
+        try:
+            restored = self._manager.restore(step, args=items)
+            saved = {_plain_path(name): digest for name, digest in restored["payload"]["digests"].items()}
+        except Exception as error:  # Orbax and its readers raise whatever they meet
+            raise ValueError(f"checkpoint {self.folder / str(step)} cannot be read ({_line(error)})") from error
+        own = {_plain_path(name): digest for name, digest in digests(restored["state"]).items()}
+        different = [name for name, digest in own.items() if saved.get(name) != digest]
+        if different:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} is damaged or of another model: {', '.join(different[:3])} "
+                "differ from their digests"
+            )
+        return restored["state"]
+
+    def digest_of(self, step: int) -> str:
+        """The digest of a checkpoint as it was saved: of all leaves and of the caller's JSON."""
+        return self._manager.restore(step, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]["digest"]  # pyright: ignore
+
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
         for step in [step for step in self._manager.all_steps() if step > after]:
@@ -200,6 +234,11 @@ class Checkpoints:
 def _digest_of(payload: Mapping[str, Any]) -> str:
     text = json.dumps([payload["digests"], payload["extra"]], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _plain_path(path: str) -> str:
+    """params/moe/norm for ".params['moe']['norm']" and for "['params']['moe']['norm']"."""
+    return "/".join(re.findall(r"\w+", path))
 
 
 def _line(error: BaseException) -> str:

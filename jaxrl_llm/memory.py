@@ -86,11 +86,12 @@ _REMEDIES = {
 }
 
 
-def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
+def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int = 0) -> Memory:
     """What a run of these settings needs.
 
     Args:
       state: shapes (or arrays) of the training state.
+      reward_model: bytes of its parameters on each device.
     """
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
@@ -107,6 +108,8 @@ def needed(s: Settings, learner: Learner, state: TrainState) -> Memory:
     kept = s.objective.reads != "pairs" and not s.lora.rank
     if "ref_logprobs" in s.objective.needs and kept:
         stays["reference"] = parameters
+    if reward_model:
+        stays["reward model"] = reward_model
     shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     return Memory(
         stays=stays,

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxrl_llm import configuration, objectives, processes, tasks
+from jaxrl_llm import configuration, processes
 from jaxrl_llm.checkpointing import Checkpoints, steps_of
-from jaxrl_llm.run_log import plain, read_json, read_rows
+from jaxrl_llm.recorded import read_record, recorded_config
+from jaxrl_llm.run_log import plain, read_rows
 from jaxrl_llm.settings import Settings, config_hash, identity_fields, validate
 from jaxrl_llm.trainer import Run, base_digest, build, check_base
 
@@ -28,7 +29,7 @@ _SHOWN = 8  # fields that differ
 def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> None:
     """Raises ValueError when the config may not run in this DIR; with `restart` it always may."""
     workdir = Path(workdir)
-    recorded = None if restart else _recorded(workdir)
+    recorded = None if restart else read_record(workdir)
     if recorded is None or not _has_steps(workdir):
         return
     if recorded["config_hash"] != config_hash(config):
@@ -58,27 +59,8 @@ def begin(workdir: str | Path, *, restart: bool = False) -> None:
 
 
 def recorded_settings(workdir: str | Path) -> Settings:
-    """The settings of the run that a DIR holds, with the tasks and objectives that its config's file registers.
-
-    Raises:
-        FileNotFoundError: there is no run.
-        ValueError: config.json is damaged, or the file of the config is gone or no longer fits.
-    """
-    recorded = _recorded(Path(workdir))
-    if recorded is None:
-        raise FileNotFoundError(f"{workdir} holds no run (no config.json); give --workdir of a run")
-    config = recorded["config"]
-    known = config["task"]["name"] in tasks.names() and config["objective"]["name"] in objectives.names()
-    if not known and "source" in recorded:
-        source = configuration.Source(**recorded["source"])
-        if not Path(source.file).exists():
-            raise FileNotFoundError(
-                f"{source.file}, which registers task {config['task']['name']!r} and objective "
-                f"{config['objective']['name']!r} of {workdir}, is gone; bring it back, or write its new place into "
-                f"{workdir}/config.json, at source.file"
-            )
-        configuration.load(source)
-    return validate(ConfigDict(config))
+    """The settings of the run that a DIR holds. Raises as `recorded_config` and `validate` do."""
+    return validate(recorded_config(workdir))
 
 
 def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
@@ -99,18 +81,6 @@ def restored(workdir: str | Path, step: int | None = None, note: Callable[[str],
     step, state, extra = checkpoints.restore(like, step, note)
     check_base(base_digest(run), extra)
     return run, step, state
-
-
-def _recorded(workdir: Path) -> dict[str, Any] | None:
-    """config.json, if there is one."""
-    recorded = read_json(workdir / "config.json")
-    if recorded is not None and not (
-        isinstance(recorded.get("config"), dict)
-        and {"task", "objective", "optimizer", "warm_start", "checkpoint"} <= recorded["config"].keys()
-        and "config_hash" in recorded
-    ):
-        raise ValueError(f"{workdir}/config.json lacks what a run records in it; bring it back, or use --restart")
-    return recorded
 
 
 def _has_steps(workdir: Path) -> bool:

@@ -21,14 +21,24 @@ from jaxrl_llm.field_names import EXAMPLES, unknown_field
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.objectives import AnyObjective
+from jaxrl_llm.recorded import checkpoint_identity
 from jaxrl_llm.tasks.preference_config import PreferenceConfig
-from jaxrl_llm.training.collect import DynamicSampling, RewardShaping
+from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.rewards import RewardConfig
 from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
-__all__ = ["Settings", "TaskSettings", "config_hash", "identity_fields", "task_settings", "validate"]
+__all__ = [
+    "Settings",
+    "TaskSettings",
+    "config_hash",
+    "identity_fields",
+    "model_settings",
+    "task_settings",
+    "validate",
+]
 
 T = TypeVar("T")
 
@@ -39,7 +49,7 @@ _BLOCKS: dict[str, Any] = {
     "rollout": b.RolloutConfig,
     "warm_start": WarmStartConfig,
     "dynamic_sampling": DynamicSampling,
-    "rewards": RewardShaping,
+    "rewards": RewardConfig,
     "preference": PreferenceConfig,
     "replay": ReplayConfig,
     "updates": UpdateConfig,
@@ -76,10 +86,7 @@ def validate(config: ConfigDict) -> Settings:
             raise ValueError(f"{name}={raw[name]!r} must be a whole number in 0..{most}")
     blocks = {name: _block(name, cls, raw[name]) for name, cls in _BLOCKS.items()}
     task_config = blocks.pop("task")
-    place = task_config.tokenizer or raw["model"].get("pretrained", "")
-    task = _task(task_config, tasks.load_tokenizer(place) if place else None, blocks["rollout"])
-    _same_keys("model", set(raw["model"]), {f.name for f in dataclasses.fields(ModelConfig)} | {"pretrained"})
-    model = _block("model", ModelConfig, models.complete_fields(raw["model"], task.tokenizer.vocab_size))
+    task, model = _task_and_model(raw, task_config, blocks["rollout"])
     name, objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
     settings = Settings(
         seed=raw["seed"],
@@ -108,6 +115,18 @@ def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSetting
     return TaskSettings(task, task_config.data_dir or None, rollout.max_new_tokens or task.answer_length, rollout.slots)
 
 
+def model_settings(config: ConfigDict) -> tuple[ModelConfig, tasks.Tokenizer]:
+    """The model of a config and the tokenizer of its prompts, whatever is trained.
+
+    Raises:
+      ValueError: as `validate`, of the blocks task, rollout and model.
+    """
+    raw = config.to_dict()
+    task_config, rollout = (_block(name, _BLOCKS[name], raw[name]) for name in ("task", "rollout"))
+    task, model = _task_and_model(raw, task_config, rollout)
+    return model, task.tokenizer
+
+
 def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints,
     timeouts).
@@ -123,6 +142,8 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
     if path := config["model"]["pretrained"]:  # the content of the checkpoint counts, not its path
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
+    if path := config["rewards"]["reward_model"]:  # likewise
+        kept["rewards"] = config["rewards"] | {"reward_model": _reward_model_identity(path)}
     return kept
 
 
@@ -130,6 +151,16 @@ def config_hash(config: ConfigDict) -> str:
     """The hash of `identity_fields`; a DIR belongs to one hash."""
     kept = identity_fields(config.to_dict())
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _reward_model_identity(path: str) -> list[Any]:
+    try:
+        return list(checkpoint_identity(path))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"rewards.reward_model={path}: {error}; train one: python -m jaxrl_llm.main --config reward_model "
+            f"--workdir {path}"
+        ) from error
 
 
 def _same_keys(block: str, given: set[str], known: set[str]) -> None:
@@ -165,6 +196,16 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
     if expected is float and not math.isfinite(value):
         raise ValueError(f"{where}={value} must be finite")
     return value
+
+
+def _task_and_model(
+    raw: Mapping[str, Any], task_config: b.TaskConfig, rollout: b.RolloutConfig
+) -> tuple[tasks.Task, ModelConfig]:
+    place = task_config.tokenizer or raw["model"].get("pretrained", "")
+    task = _task(task_config, tasks.load_tokenizer(place) if place else None, rollout)
+    _same_keys("model", set(raw["model"]), {f.name for f in dataclasses.fields(ModelConfig)} | {"pretrained"})
+    fields = models.complete_fields(raw["model"], task.tokenizer.vocab_size)
+    return task, _block("model", ModelConfig, fields)
 
 
 def _task(config: b.TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: b.RolloutConfig) -> tasks.Task:

@@ -15,6 +15,7 @@ from jaxrl_llm.memory import Memory, needed
 from jaxrl_llm.models.lora import Attached, adapter_axes, init_adapters, merged
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.opening import closing, opening
+from jaxrl_llm.reward_model import RewardModel
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.run_log import RunLog
@@ -101,7 +102,26 @@ class Run:
 
     def memory(self) -> Memory:
         """What training needs of each device."""
-        return needed(self.settings, self.learner, jax.eval_shape(self.blank))
+        found = self.reward_model()
+        return needed(self.settings, self.learner, jax.eval_shape(self.blank), 0 if found is None else found.bytes)
+
+    def reward_model(self) -> RewardModel | None:
+        """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it.
+
+        Raises:
+          FileNotFoundError, ValueError: see `RewardModel.find`.
+        """
+        s = self.settings
+        if "reward_model" not in s.rewards.weights:
+            return None
+        return RewardModel.find(s.rewards.reward_model, s.task.tokenizer, self.model.mesh)
+
+    def with_reward_model(self) -> "Run":
+        """The run whose source has loaded the reward model; the same run where there is none."""
+        found, source = self.reward_model(), self.source
+        if found is None or not isinstance(source, Rollouts):
+            return self
+        return dataclasses.replace(self, source=dataclasses.replace(source, reward_model=found.load()))
 
 
 def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
@@ -207,7 +227,8 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     began, settings = time.monotonic(), run.settings
     log.note(opening(settings, run.model, run.memory(), run.data, log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
-    (run, state), stream, first = run.start(log.note), run.source.stream(), 0
+    run, state = run.with_reward_model().start(log.note)
+    stream, first = run.source.stream(), 0
     base, reference = base_digest(run), run.source.reference(state, run.base, log.workdir / "reference")
     if checkpoints.latest is not None:
         first, state, extra = checkpoints.restore(state, note=log.note)
@@ -271,7 +292,8 @@ def _step(run: Run, state: TrainState, reference: Any, stream: Any, step: int) -
     every = s.log.diagnostics_every
     diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
     old_params = jax.tree.map(lambda x: x.copy(), state.params) if diagnosed else None
-    state, updates = learn(run.learner, state, drawn, run.base)
+    learner = run.learner.critic_only if step <= s.critic.warmup_steps else run.learner
+    state, updates = learn(learner, state, drawn, run.base)
     scored = drawn.metrics
     if diagnosed:
         scored = scored | diagnose(run.learner, state.params, old_params, drawn.batch, drawn.epochs[0], run.base)

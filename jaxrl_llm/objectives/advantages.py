@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
 from jaxrl_llm.masking import masked_mean, masked_sum
+from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import at_least_zero, one_of, positive
 
@@ -156,7 +157,7 @@ def token_rewards(
     *,
     old_logprobs: PerToken | None = None,
     ref_logprobs: PerToken | None = None,
-    kl_coef: float = 0.0,
+    kl_coef: float | Float[Array, ""] = 0.0,
 ) -> PerToken:
     """rho_t = R 1[t = T] - beta (log pi_old - log pi_ref)_t, with T the last response token. [b] -> [b t].
 
@@ -164,10 +165,12 @@ def token_rewards(
 
     Source: InstructGPT, arXiv 2203.02155 section 3.5.
     """
-    at_least_zero("reward_kl_coef", kl_coef)
+    steered = isinstance(kl_coef, jax.Array)
+    if not steered:
+        at_least_zero("reward_kl_coef", kl_coef)
     later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
     out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
-    if kl_coef:
+    if steered or kl_coef:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError(f"reward_kl_coef={kl_coef} needs old_logprobs and ref_logprobs; score both or set it to 0")
         out = out - kl_coef * jnp.where(mask, old_logprobs - ref_logprobs, 0)
@@ -221,6 +224,11 @@ class Advantage(Part):
     def compares_groups(self) -> bool:
         """Whether an answer is compared with the others of its group, so that a group needs at least two."""
         return False
+
+    @property
+    def kl_controller(self) -> KlController:
+        """What moves the coefficient of the KL inside the reward; there is none unless the advantage says so."""
+        return KlController(0.0)
 
     def __call__(self, rewards: PerAnswer, **arrays: Any) -> Any:
         raise NotImplementedError
@@ -276,11 +284,16 @@ class Imitation(Advantage):
 
 @dataclasses.dataclass(frozen=True)
 class Gae(Advantage):
-    """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`."""
+    """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`, where it starts if
+    there is a `kl_target` (`KlController`)."""
 
     gamma: float = hyperparameter(1.0, "discount per token")
     lam: float = hyperparameter(1.0, "GAE's lambda")
     reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
+    kl_target: float | None = hyperparameter(
+        None, "KL to the start, in nats an answer, that reward_kl_coef is steered to; fixed unless set"
+    )
+    kl_gain: float = hyperparameter(0.1, "how fast reward_kl_coef follows, times a relative error of at most 0.2")
     needs_values: ClassVar[bool] = True
 
     @property
@@ -294,7 +307,11 @@ class Gae(Advantage):
     def __post_init__(self) -> None:
         at_least_zero("gamma", self.gamma, at_most=1.0)
         at_least_zero("lam", self.lam, at_most=1.0)
-        at_least_zero("reward_kl_coef", self.reward_kl_coef)
+        assert self.kl_controller  # checks the ranges of its three fields
+
+    @property
+    def kl_controller(self) -> KlController:
+        return KlController(self.reward_kl_coef, self.kl_target, self.kl_gain)
 
     def __call__(
         self,
@@ -305,11 +322,14 @@ class Gae(Advantage):
         bootstrap: PerAnswer | None = None,
         old_logprobs: PerToken | None = None,
         ref_logprobs: PerToken | None = None,
+        kl_coef: Float[Array, ""] | None = None,
     ) -> tuple[PerToken, PerToken]:
-        """Outcome rewards [b] -> (whitened advantages, returns), both [b t]; returns are formed before whitening."""
-        shaped = token_rewards(
-            rewards, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kl_coef=self.reward_kl_coef
-        )
+        """Outcome rewards [b] -> (whitened advantages, returns), both [b t]; returns are formed before whitening.
+
+        kl_coef: where the controller has moved `reward_kl_coef` to, if it moves.
+        """
+        beta = self.reward_kl_coef if kl_coef is None else kl_coef
+        shaped = token_rewards(rewards, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kl_coef=beta)
         advantages, returns = gae(shaped, values, mask, gamma=self.gamma, lam=self.lam, bootstrap=bootstrap)
         return whiten(advantages, mask), returns
 

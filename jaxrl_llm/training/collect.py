@@ -1,4 +1,4 @@
-"""From prompts to a verified rollout: sampling, rewards, shaping and DAPO's dynamic sampling."""
+"""From prompts to a rollout with rewards: sampling, the verifier, other sources and DAPO's dynamic sampling."""
 
 import dataclasses
 import functools
@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives, tasks
-from jaxrl_llm.array_typing import Array, Bool, Integer, Key
+from jaxrl_llm.array_typing import Array, Bool, Integer, Key, PerAnswer
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout import verification
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
+from jaxrl_llm.training.rewards import RewardConfig, total_rewards
 
-__all__ = ["Collected", "DynamicSampling", "RewardShaping", "Rollout", "begin"]
+__all__ = ["Collected", "DynamicSampling", "Rollout", "begin"]
 
 _FAILED_SAMPLES = 4  # answers per step on which the verifier failed, saved with the samples
 
@@ -32,22 +34,15 @@ class DynamicSampling:
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardShaping:
-    """DAPO's length shaping, in tokens: the soft overlong ramp (0 = off) and the filter of truncated answers."""
-
-    overlong_cache: int
-    overlong_filter: bool
-
-    def __post_init__(self) -> None:
-        at_least("rewards.overlong_cache", self.overlong_cache, 0, "0 turns it off")
-
-
-@dataclasses.dataclass(frozen=True)
 class Collected:
-    """trajectory.rewards are shaped; metrics cover ALL generated answers; samples are readable rows."""
+    """trajectory.rewards are weighted sums; samples are readable rows.
+
+    metrics: of ALL generated answers. sources: of the answers that are trained on, `reward/NAME` of every source.
+    """
 
     trajectory: Trajectory
     metrics: dict[str, float]
+    sources: dict[str, M.Metric]
     samples: list[dict[str, Any]]
     tokens: int  # answer tokens generated, dropped groups included
 
@@ -62,32 +57,38 @@ class Rollout:
     trajectory: Trajectory
     draws: "list[_Draw]"
     kept: int  # groups
-    shaping: RewardShaping
+    weighting: RewardConfig
     max_length: int
     samples: int
-    rewards: Array | None  # shaped, in the order of the trajectory; None: not known yet
+    sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
 
-    def finish(self) -> Collected:
-        """Wait for the rewards.
+    def finish(self, judged: PerAnswer | None = None) -> Collected:
+        """Wait for the verifier and sum up.
+
+        Args:
+          judged: [b], what the reward model says of the trajectory, if there is one.
 
         Raises:
           ValueError: the task's verifier cannot run in a worker process.
         """
         drawn = [(draw.answered, draw.verified) for draw in self.draws]
-        rewards = self.rewards
-        if rewards is None:  # one draw, every group of it kept
+        sources = self.sources
+        if sources is None:  # one draw, every group of it kept
             (answered, verified), *_ = drawn
-            rewards = jnp.asarray(_shaped(verified.rewards, answered.lengths, self.max_length, self.shaping))
+            sources = self.weighting.rules(verified.rewards, answered.lengths, self.max_length)
         groups = len(self.draws[0].prompts)
-        metrics = _describe(drawn, len(drawn[0][0].lengths) // groups)
+        rows = len(drawn[0][0].lengths)
+        if judged is not None:
+            sources = sources | {"reward_model": judged}
+        rewards, described = total_rewards(self.weighting, sources, np.arange(rows) < self.kept * (rows // groups))
+        metrics = _describe(drawn, rows // groups)
         metrics |= {
             "rollout/groups_generated": float(groups * len(drawn)),
             "rollout/groups_kept": float(self.kept),
         }
         tokens = sum(int(answered.lengths.sum()) for answered, _ in drawn)
-        return Collected(
-            self.trajectory.replace(rewards=rewards), metrics, _readable(self.draws, drawn, self.samples), tokens
-        )
+        readable = _readable(self.draws, drawn, self.samples)
+        return Collected(self.trajectory.replace(rewards=rewards), metrics, described, readable, tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,20 +108,20 @@ def begin(
     task: tasks.Task,
     key: Key,
     sampling: DynamicSampling,
-    shaping: RewardShaping,
+    weighting: RewardConfig,
     samples: int = 0,
 ) -> Rollout:
     """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be running.
 
-    With dynamic sampling, groups with max reward > min reward (before shaping) are kept in draw order and drawn again
-    until the batch is full or the bound is hit; surplus groups are dropped and counted; at the bound the remaining
+    With dynamic sampling, groups whose verified rewards have max > min are kept in draw order and drawn again until
+    the batch is full or the bound is hit; surplus groups are dropped and counted; at the bound the remaining
     places hold groups without a loss. Every draw is the same compiled rollout. Which groups are kept depends on their
     rewards, so this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     g = engine.group_size
     batch = next(stream)
     wanted = len(batch["prompt"])
-    kept, best, draws = 0, None, []
+    kept, best, sources, draws = 0, None, None, []
     for draw in range(sampling.max_draws):
         batch = batch if draw == 0 else next(stream)
         uids = batch["draw"].astype(np.uint32)
@@ -129,31 +130,31 @@ def begin(
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
-        rewards = draws[-1].verified.rewards
-        shaped = _shaped(rewards, draws[-1].answered.lengths, engine.max_new_tokens, shaping)
-        out = out.replace(rewards=jnp.asarray(shaped))
+        rewards, lengths = draws[-1].verified.rewards, draws[-1].answered.lengths
+        rules = jax.tree.map(jnp.asarray, weighting.rules(rewards, lengths, engine.max_new_tokens))
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)
         if best is None:  # the remaining places are filled with the first draw's other groups, each once
-            best, source = out.replace(loss_mask=jnp.zeros_like(out.loss_mask)), np.argsort(~mixed, kind="stable")
-            best = _place(best, best, _rows(source, g), np.ones(len(rewards), bool))
+            blank, source = out.replace(loss_mask=jnp.zeros_like(out.loss_mask)), np.argsort(~mixed, kind="stable")
+            empty = (blank, rules)
+            best, sources = _place(empty, empty, _rows(source, g), np.ones(len(rewards), bool))
         source[kept : kept + len(useful)], place[kept : kept + len(useful)] = useful, True
-        best = _place(best, out, _rows(source, g), np.repeat(place, g))
+        best, sources = _place((best, sources), (out, rules), _rows(source, g), np.repeat(place, g))
         kept += len(useful)
         if kept == wanted:
             break
     assert best is not None
-    if shaping.overlong_filter:
+    if weighting.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
     return Rollout(
-        trajectory=best.replace(rewards=None),
+        trajectory=best,
         draws=draws,
         kept=kept,
-        shaping=shaping,
+        weighting=weighting,
         max_length=engine.max_new_tokens,
         samples=samples,
-        rewards=best.rewards,
+        sources=sources,
     )
 
 
@@ -162,8 +163,11 @@ def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:
 
 
 @jax.jit
-def _place(into: Trajectory, new: Trajectory, source: Integer[Array, "b"], where: Bool[Array, "b"]) -> Trajectory:
-    """Rows `source` of `new` at the places `where`; rows are the first axis, the second of routing arrays."""
+def _place(into: Any, new: Any, source: Integer[Array, "b"], where: Bool[Array, "b"]) -> Any:
+    """Trees of arrays of answers: rows `source` of `new` at the places `where`.
+
+    Rows are the first axis, the second of routing arrays.
+    """
 
     def one(old: Array, new: Array) -> Array:
         axis = 1 if old.ndim == 4 else 0
@@ -172,13 +176,6 @@ def _place(into: Trajectory, new: Trajectory, source: Integer[Array, "b"], where
         return jnp.where(where.reshape(shape), jnp.take(new, source, axis=axis), old)
 
     return jax.tree.map(one, into, new)
-
-
-def _shaped(rewards: np.ndarray, lengths: np.ndarray, max_length: int, shaping: RewardShaping) -> np.ndarray:
-    if not shaping.overlong_cache:
-        return rewards
-    penalty = objectives.overlong_penalty(jnp.asarray(lengths), max_length=max_length, cache=shaping.overlong_cache)
-    return rewards + np.asarray(penalty, np.float32)
 
 
 def _describe(drawn: list[tuple[Answered, Verified]], group_size: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring, sharding
-from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.array_typing import Array, Float, PerToken
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -102,10 +102,14 @@ class Scorer:
             ref = scored(reference, into).logprobs
         return PolicyScores(old, ref)
 
-    def experience(self, trajectory: Trajectory, scores: PolicyScores) -> Experience:
-        """What the updates train on: the rollout, its scores, and advantages from its rewards."""
+    def experience(self, trajectory: Trajectory, scores: PolicyScores, kl_coef: float | None = None) -> Experience:
+        """What the updates train on: the rollout, its scores, and advantages from its rewards.
+
+        kl_coef: of the KL inside the reward, where that moves; otherwise the objective's own.
+        """
         t, old, ref = trajectory, scores.old, scores.ref
-        advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref)
+        steered = None if kl_coef is None else jnp.float32(kl_coef)
+        advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref, steered)
         batch = TrainBatch(
             tokens=t.tokens,
             segment_ids=t.segment_ids,
@@ -147,7 +151,12 @@ class Scorer:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _advantages(
-    objective: Objective, group_size: int, t: Trajectory, old: Scored, ref: PerToken | None
+    objective: Objective,
+    group_size: int,
+    t: Trajectory,
+    old: Scored,
+    ref: PerToken | None,
+    kl_coef: Float[Array, ""] | None = None,
 ) -> tuple[PerToken, PerToken | None, PerToken | None]:
     """(advantages, old values, returns), all [b t]; the latter two None without a critic.
 
@@ -170,6 +179,7 @@ def _advantages(
         bootstrap=jnp.where(t.truncated, final, 0),
         old_logprobs=old.logprobs,
         ref_logprobs=ref,
+        kl_coef=kl_coef,
     )
     return advantages, values, returns
 
@@ -185,6 +195,9 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     records = batch.routing
     own_choice = records.scored if by_router is None else by_router
     metrics = sampler_against_old(batch, batch.old_logprobs, own_choice)
+    if batch.ref_logprobs is not None:
+        of_answer = jnp.sum(batch.old_logprobs - batch.ref_logprobs, axis=1, where=batch.loss_mask)
+        metrics["kl/ref_answer"] = M.Mean.of(of_answer, jnp.any(batch.loss_mask, axis=1))
     if records.replayed is not None:
         metrics["check/unrecorded"] = M.Maximum(count_unrecorded(records.replayed, batch.segment_ids))
     if records.sampled is not None and records.scored is not None:

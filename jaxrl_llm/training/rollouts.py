@@ -1,23 +1,33 @@
-"""Batches of rollouts: the policy answers prompts, a verifier rewards the answers, the policies score them."""
+"""Batches of rollouts: the policy answers prompts, a verifier and a reward model judge them, the policies score them."""
 
 import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
+from jaxrl_llm import metrics as M
 from jaxrl_llm import processes, tasks
+from jaxrl_llm.array_typing import PerAnswer, SegmentIds, Tokens
+from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
+from jaxrl_llm.training.rewards import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Rollouts"]
+
+
+class AnswerScorer(Protocol):
+    """What gives answers a score: `RewardModel`."""
+
+    def score(self, tokens: Tokens, segment_ids: SegmentIds, updates: UpdateConfig) -> PerAnswer: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Rollouts:
 
     Args:
       prompts: a step; the engine gives each `group_size` answers.
+      reward_model: what judges the answers beside the verifier, if `rewards` has a weight for it.
       read_all: prompts may be longer than the run allows, which `read_data` finds out.
       samples: answers a step that a person can read.
     """
@@ -38,12 +49,18 @@ class Rollouts:
     prompts: int
     updates: UpdateConfig
     sampling: collect.DynamicSampling
-    rewards: collect.RewardShaping
+    rewards: RewardConfig
     samples: int = 0
     read_all: bool = False
+    reward_model: AnswerScorer | None = None
 
-    def stream(self) -> tasks.PromptStream:
-        return tasks.prompts(self.task, "train", seed=self.seed, batch_size=self.prompts, data_dir=self.data_dir)
+    def stream(self) -> RolloutStream:
+        prompts = tasks.prompts(self.task, "train", seed=self.seed, batch_size=self.prompts, data_dir=self.data_dir)
+        return RolloutStream(prompts, self._controller.initial)
+
+    @property
+    def _controller(self) -> KlController:
+        return self.scorer.learner.objective.advantage.kl_controller
 
     def read_data(self) -> str:
         if self.read_all:
@@ -56,7 +73,7 @@ class Rollouts:
     def next(
         self, stream: Any, step: int, state: TrainState, reference: Any, frozen: Any, exported: Callable[[], Any]
     ) -> Drawn:
-        """One rollout. The policies score the answers while the verifier still looks at them."""
+        """One rollout. The models score the answers while the verifier still looks at them."""
         start, key = time.monotonic(), jax.random.fold_in(jax.random.key(self.seed), step)
         params = exported()
         asked = collect.begin(
@@ -66,15 +83,25 @@ class Rollouts:
         sampled = time.monotonic()
         epochs = self.layouts(asked.trajectory, step)
         scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)
+        t, judged = asked.trajectory, None
+        if self.reward_model is not None:
+            judged = stream.centred(self.reward_model.score(t.tokens, t.segment_ids, self.updates))
         dispatched = time.monotonic()
-        rollout = asked.finish()
+        rollout = asked.finish(judged)
         host = rollout.metrics | {
             "rollout/tokens_per_s": rollout.tokens / (sampled - start),
             "time/rollout_s": sampled - start,
             "time/verifier_s": time.monotonic() - dispatched,
         }
-        experience = self.scorer.experience(rollout.trajectory, scores)
-        return Drawn(experience.batch, epochs, experience.metrics, host, rollout.samples)
+        kl_coef = stream.kl_coef
+        experience = self.scorer.experience(rollout.trajectory, scores, kl_coef if self._controller.target else None)
+        if kl_coef:
+            host["kl/reward_coef"] = kl_coef
+        if self._controller.target:  # the next rollout's
+            stream.kl_coef = self._controller.next(kl_coef, M.finalize(experience.metrics)["kl/ref_answer"])
+        if stream.centre is not None:
+            host["reward/reward_model_centre"] = stream.centre
+        return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
 
     def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""

@@ -50,7 +50,7 @@ class Learner:
     critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
     several answers, `shared_prompt` that these continue the prompt before them. `temperature` is the rollout's.
     `combine` makes whole parameters, of the policy and of a separate critic, from those that are trained and those that
-    are frozen: a union of two parts, or weights and their adapters.
+    are frozen: a union of two parts, or weights and their adapters. `policy_frozen` lets the critic learn alone.
     """
 
     model: Model
@@ -62,6 +62,15 @@ class Learner:
     packed: bool = False
     shared_prompt: bool = False
     combine: Callable[[Any, Any], Any] = join
+    policy_frozen: bool = False
+
+    @property
+    def critic_only(self) -> "Learner":
+        """The same learner, whose updates leave the policy bit for bit as it is.
+
+        Its optimizer counts those updates, and its moments stay 0: its first own updates are smaller than later ones.
+        """
+        return dataclasses.replace(self, policy_frozen=True)
 
     def policy(self, trained: Any, frozen: Any = None) -> Any:
         """Whole parameters; without frozen ones, those that are trained are all of them."""
@@ -252,10 +261,14 @@ class Learner:
         self, state: TrainState, gradients: Any, loss: Array, occupied: Array, metrics: dict[str, M.Metric]
     ) -> tuple[TrainState, dict[str, M.Metric]]:
         policy_gradient, critic_gradient = gradients
+        if self.policy_frozen:
+            policy_gradient = _with_head(policy_gradient, jax.tree.map(jnp.zeros_like, policy_gradient))
         norm = optax.tree.norm(policy_gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
         changes, opt_state = self.optimizer.update(policy_gradient, state.opt_state, state.params)
-        new = state.replace(params=optax.apply_updates(state.params, changes), opt_state=opt_state)
+        params = optax.apply_updates(state.params, changes)
+        params = _with_head(params, state.params) if self.policy_frozen else params
+        new = state.replace(params=params, opt_state=opt_state)
         if self.critic_optimizer is not None:
             changes, opt_state = self.critic_optimizer.update(critic_gradient, state.critic_opt_state, state.critic)
             new = new.replace(critic=optax.apply_updates(state.critic, changes), critic_opt_state=opt_state)
@@ -269,3 +282,8 @@ class Learner:
             "update/not_finite": M.Maximum(one - finite),
         }
         return state, metrics
+
+
+def _with_head(params: Any, others: Any) -> Any:
+    """Of two trees of a policy's parameters the value head of the first, if it has one, and all else of the second."""
+    return {name: x if name == "value_head" else others[name] for name, x in params.items()}

@@ -7,18 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import base
 from jaxrl_llm import tasks
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
-from jaxrl_llm.training.collect import DynamicSampling, RewardShaping, begin
+from jaxrl_llm.training.collect import DynamicSampling, begin
+from jaxrl_llm.training.rewards import RewardConfig
 from tests.reference import tiny_training as tiny
 from tests.tasks import verifiers_for_tests
 
 GROUP, PROMPTS, BOUND = 2, 3, 4
-OFF, PLAIN = DynamicSampling(1), RewardShaping(0, False)
+OFF = DynamicSampling(1)
 TASK = tasks.Task(
     name="ones",
     prompt_length=2,
@@ -27,6 +29,13 @@ TASK = tasks.Task(
     sample=lambda rng: ("0=", "1"),
     verify=lambda prompt, answer, gold, row: {"1": 1.0, "11": 0.5}.get(answer, 0.0),
 )
+
+
+def weighting(**changes):
+    return RewardConfig(**base.get_config().rewards.to_dict() | changes)
+
+
+PLAIN = weighting()
 
 
 class Prompts:
@@ -89,11 +98,11 @@ def scripted(answers):
     return engine.generate({}, batch["tokens"], batch["lengths"], batch["draw"], None)
 
 
-def run(answers, sampling=OFF, shaping=PLAIN, samples=0, task=TASK):
+def run(answers, sampling=OFF, rewards=PLAIN, samples=0, task=TASK, judged=None):
     engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=tuple(answers))
     stream = Prompts()
-    asked = begin(engine, {}, stream, task, jax.random.key(0), sampling, shaping, samples=samples)
-    return asked.finish(), stream
+    asked = begin(engine, {}, stream, task, jax.random.key(0), sampling, rewards, samples=samples)
+    return asked.finish(judged), stream
 
 
 def prompts_of(found):
@@ -157,14 +166,14 @@ def test_no_group_at_all_is_a_rollout_without_a_loss():
 
 def test_length_does_not_make_a_group_worth_keeping():
     """All wrong with unequal lengths: unlike rewards after shaping, alike before."""
-    shaping = RewardShaping(overlong_cache=4, overlong_filter=False)
+    shaping = weighting(overlong_cache=4)
     found, _ = run([WRONG, MIXED, MIXED, MIXED, ALIKE, ALIKE], DynamicSampling(2), shaping)
     assert prompts_of(found) == ["1=", "1=", "2=", "2=", "3=", "3="]
 
 
 def test_the_ramp_counts_tokens_with_eos():
     """Bound 4, ramp 2: answers of 2, 3 and 4 tokens lose 0, 1/2 and 1. Metrics speak of the task's own rewards."""
-    found, _ = run([("1", "11"), ("000", "0"), ("0000", "00")], shaping=RewardShaping(2, False))
+    found, _ = run([("1", "11"), ("000", "0"), ("0000", "00")], rewards=weighting(overlong_cache=2))
     np.testing.assert_allclose(found.trajectory.rewards, [1, 0.5 - 0.5, 0 - 1, 0, 0 - 1, 0 - 0.5])
     assert found.metrics["reward/mean"] == pytest.approx(1.5 / 6)
 
@@ -173,7 +182,7 @@ def test_answers_cut_off_are_wrong_and_may_leave_the_loss():
     """They stay in the group's mean and deviation: only the mask changes."""
     answers = [("1111", "1"), MIXED, MIXED]
     plain, _ = run(answers)
-    filtered, _ = run(answers, shaping=RewardShaping(0, True))
+    filtered, _ = run(answers, rewards=weighting(overlong_filter=True))
     assert plain.trajectory.loss_mask[0].sum() == BOUND
     np.testing.assert_array_equal(filtered.trajectory.loss_mask.any(1), [False] + [True] * 5)
     np.testing.assert_array_equal(filtered.trajectory.rewards, plain.trajectory.rewards)
@@ -245,7 +254,7 @@ def test_verification_goes_on_while_the_trajectory_is_scored():
     ("make", "message"),
     [
         (lambda: DynamicSampling(0), r"dynamic_sampling\.max_draws=0"),
-        (lambda: RewardShaping(-1, False), r"rewards\.overlong_cache=-1"),
+        (lambda: weighting(overlong_cache=-1), r"rewards\.overlong_cache=-1"),
     ],
 )
 def test_bad_values_name_their_field(make, message):
