@@ -36,7 +36,7 @@ class RewardModel:
     Source: InstructGPT, arXiv 2203.02155 section 3.5.
     """
 
-    path: Path
+    path: str | Path
     step: int
     model: Model
     params: Any = None
@@ -70,7 +70,7 @@ class RewardModel:
                 f"rewards.reward_model={path} reads the {own.vocab_size} tokens of another tokenizer than the policy, "
                 f"which has {tokenizer.vocab_size}; train both on one task, or with one task.tokenizer"
             )
-        return cls(Path(path), checkpoint_identity(path)[0], Model(model, mesh))
+        return cls(path, checkpoint_identity(path)[0], Model(model, mesh))
 
     @property
     def shapes(self) -> dict[str, Any]:

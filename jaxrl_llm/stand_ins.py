@@ -1,7 +1,8 @@
-"""Stand-ins for what a run would download: a tiny random checkpoint with its tokenizer, and a GSM8K made of sums.
+"""Stand-ins for what a run would download or has trained before: a tiny random checkpoint with its tokenizer, a GSM8K
+made of sums, the DIR of a random reward model.
 
 They are written into the user's cache folder at the first request, under a lock, and reused by later ones; equal
-requests give equal files. The `:smoke` variants of the configs of published models run on them.
+requests give equal files. The `:smoke` variants of the configs that need such things run on them.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import filelock
 
 from jaxrl_llm.cache_folder import cache_folder
 
-__all__ = ["checkpoint", "gsm8k"]
+__all__ = ["checkpoint", "gsm8k", "reward_model"]
 
 _VERSION = 1  # goes up when what is written changes
 _POSITIONS = 4096
@@ -50,9 +51,14 @@ def checkpoint(model: Mapping[str, Any]) -> str:
     return str(_made("checkpoint", fields, lambda folder: _write_checkpoint(folder, fields)))
 
 
+def reward_model(config: Mapping[str, Any]) -> str:
+    """The DIR of a reward model with random parameters, for the task and the model of a config."""
+    return str(_made("reward_model", config, lambda folder: _write_reward_model(folder, config)))
+
+
 def _made(kind: str, fields: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
     """The folder of these fields, whole or absent."""
-    digest = hashlib.sha256(json.dumps([_VERSION, fields], sort_keys=True).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([_VERSION, fields], sort_keys=True, default=str).encode()).hexdigest()[:12]
     place = cache_folder() / "stand_ins" / f"{kind}-{digest}"
     place.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{place}.lock"):
@@ -92,6 +98,27 @@ def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
     ids = json.loads(files["generation_config.json"])
     published = Published({**ids, "max_position_embeddings": _POSITIONS}, files)
     save_pretrained(_drawn(Model(config)), config, folder, published=published)
+
+
+def _write_reward_model(folder: Path, config: Mapping[str, Any]) -> None:
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_llm import tasks
+    from jaxrl_llm.checkpointing import Checkpoints
+    from jaxrl_llm.models import Model, ModelConfig, complete_fields
+    from jaxrl_llm.run_log import write_json
+
+    tokenizer = tasks.make(config["task"]["name"], **config["task"]["options"]).tokenizer
+    model = Model(ModelConfig(**complete_fields(config["model"], tokenizer.vocab_size)))
+    size = model.config.hidden_size
+    kernel = jnp.asarray(np.random.default_rng(1).standard_normal(size) * size**-0.5, jnp.float32)
+    params = _drawn(model) | {"value_head": {"kernel": kernel, "bias": jnp.zeros((), jnp.float32)}}
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, {"params": params}, {})
+    checkpoints.close()
+    recorded = {**config, "objective": {"name": "reward_model"}}
+    write_json(folder / "config.json", {"config": recorded, "config_hash": "stand-in"})
 
 
 def _drawn(model: Any) -> Any:

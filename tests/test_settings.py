@@ -128,6 +128,8 @@ BAD = {
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
+    "critic.warmup_steps": (2, "critic.warmup_steps=2 but there is no critic; set it to 0, or critic.kind to head or"),
+    "rewards.verifier_weight": (0.0, "rewards.verifier_weight=0 leaves nothing to learn from; give a source"),
     "rewards.overlong_cache": (9, "rewards.overlong_cache=9 must be at most rollout.max_new_tokens=4"),
     "warm_start.steps": (-1, "warm_start.steps=-1 must be at least 0"),
     "warm_start.target_pass_rate": (1.0, "warm_start.target_pass_rate=1.0 must be at least 0 and below 1"),
@@ -147,6 +149,10 @@ def test_a_bad_field_is_named_with_its_value_and_a_remedy(path):
 
 
 DISAGREE = {
+    "groups are kept by rewards that nothing learns from": (
+        {"dynamic_sampling.max_draws": 2, "rewards.verifier_weight": 0.0, "rewards.length_weight": 1.0},
+        "dynamic_sampling.max_draws=2 keeps groups by the verifier's rewards, which rewards.verifier_weight=0 takes out",
+    ),
     "a shared prompt and answers shuffled": (
         {"updates.layout": "shared", "model.num_experts": 0},
         "updates.layout=shared keeps groups whole; set updates.shuffle=groups",

@@ -87,6 +87,25 @@ def test_bad_rewards_are_refused():
         objectives.group_advantages(jnp.zeros(4), group_size=2, std="samples")
 
 
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_td_and_monte_carlo_are_the_ends_of_gae(gamma):
+    """lambda = 0: A_t = rho_t + gamma V_{t+1} - V_t, so the return bootstraps after one token. lambda = 1: the return
+    is the discounted sum of all rewards to come, whatever the values are. Written without GAE's recursion."""
+    rng = np.random.default_rng(1)
+    rewards, values = rng.normal(size=(2, 1, 5))
+    given = (*(jnp.asarray(x, jnp.float32) for x in (rewards, values)), jnp.ones((1, 5), bool))
+    step, step_return = objectives.gae(*given, gamma=gamma, lam=0.0)
+    target = rewards[0] + gamma * np.append(values[0, 1:], 0.0)
+    np.testing.assert_allclose(step_return[0], target, rtol=1e-5)
+    np.testing.assert_allclose(step[0], target - values[0], rtol=1e-5, atol=1e-6)
+    whole, to_come = objectives.gae(*given, gamma=gamma, lam=1.0)
+    sums = [sum(gamma ** (u - t) * rewards[0, u] for u in range(t, 5)) for t in range(5)]
+    np.testing.assert_allclose(to_come[0], sums, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole[0], sums - values[0], rtol=1e-5, atol=1e-6)
+    other = objectives.gae(given[0], 3 * given[1], given[2], gamma=gamma, lam=1.0)[1]
+    np.testing.assert_allclose(other, to_come, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
 def test_gae_equals_the_definition(gamma, lam):
@@ -162,6 +181,10 @@ def test_kl_inside_the_reward():
     np.testing.assert_allclose(got, [[-0.05, 1.1, 0.0]], rtol=1e-6)
     with pytest.raises(ValueError, match="needs old_logprobs and ref_logprobs"):
         objectives.token_rewards(jnp.asarray([1.0]), mask, kl_coef=0.1)
+    moved = objectives.token_rewards(
+        jnp.asarray([1.0]), mask, old_logprobs=old, ref_logprobs=ref, kl_coef=jnp.float32(0.1)
+    )
+    np.testing.assert_array_equal(moved, got)
 
 
 def test_gae_recipe_whitens_after_the_returns():

@@ -9,6 +9,7 @@ import pytest
 
 from configs import base
 from jaxrl_llm import tasks
+from jaxrl_llm.metrics import finalize
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
@@ -178,6 +179,50 @@ def test_the_ramp_counts_tokens_with_eos():
     assert found.metrics["reward/mean"] == pytest.approx(1.5 / 6)
 
 
+def test_rewards_are_the_weighted_sum_of_their_sources():
+    """Lengths 2, 3 | 4, 2 | 4, 2 with EOS, verified 1, .5 | 0, 0 | 0, 1: weights 2, -1/4 a token and 1/2 of the model."""
+    sources = weighting(
+        verifier_weight=2.0, length_weight=-0.25, reward_model="runs/rm", reward_model_weight=0.5, overlong_cache=2
+    )
+    assert list(sources.weights) == ["verifier", "overlong", "length", "reward_model"]
+    judged = jnp.asarray([1.0, 2, 3, 4, 5, 6])
+    got, _ = run([("1", "11"), ("000", "0"), ("0000", "1")], rewards=sources, judged=judged)
+    ramp, lengths, verified = [0, -0.5, -1, 0, -1, 0], [2, 3, 4, 2, 4, 2], [1, 0.5, 0, 0, 0, 1]
+    expected = 2 * np.array(verified) + np.array(ramp) - 0.25 * np.array(lengths) + 0.5 * np.arange(1, 7)
+    np.testing.assert_allclose(got.trajectory.rewards, expected)
+    assert finalize(got.sources) == pytest.approx(
+        {
+            "reward/verifier": 2.5 / 6,
+            "reward/verifier_weighted": 5 / 6,
+            "reward/overlong": -2.5 / 6,
+            "reward/overlong_weighted": -2.5 / 6,
+            "reward/length": 17 / 6,
+            "reward/length_weighted": -17 / 24,
+            "reward/reward_model": 3.5,
+            "reward/reward_model_weighted": 1.75,
+            "reward/total": expected.mean(),
+        }
+    )
+
+
+def test_one_source_is_its_own_reward():
+    """The default: the verifier's rewards bit for bit."""
+    graded = dataclasses.replace(TASK, verify=lambda prompt, answer, gold, row: len(answer) / 3)
+    got, _ = run([("1", "111"), MIXED, MIXED], task=graded)
+    np.testing.assert_array_equal(got.trajectory.rewards, np.asarray([1 / 3, 1, *[1 / 3] * 4], np.float32))
+    assert PLAIN.weights == {"verifier": 1.0}
+
+
+def test_sources_follow_the_groups_that_are_kept():
+    """Dynamic sampling picks groups by the verifier; the metrics of the sources leave out groups that fill a place."""
+    answers = [WRONG, MIXED, ALIKE, ALIKE, ("11", "0"), WRONG]
+    got, _ = run(answers, DynamicSampling(2), weighting(length_weight=1.0))
+    np.testing.assert_array_equal(got.trajectory.rewards[:4], [1 + 2, 0 + 2, 0.5 + 3, 0 + 2])
+    assert finalize(got.sources)["reward/length"] == pytest.approx((2 + 2 + 3 + 2) / 4)
+    assert finalize(got.sources)["reward/verifier"] == pytest.approx(1.5 / 4)
+    assert got.metrics["reward/mean"] == pytest.approx((0 + 1 + 2 + 2 + 0.5 + 0) / 12)
+
+
 def test_answers_cut_off_are_wrong_and_may_leave_the_loss():
     """They stay in the group's mean and deviation: only the mask changes."""
     answers = [("1111", "1"), MIXED, MIXED]
@@ -255,6 +300,8 @@ def test_verification_goes_on_while_the_trajectory_is_scored():
     [
         (lambda: DynamicSampling(0), r"dynamic_sampling\.max_draws=0"),
         (lambda: weighting(overlong_cache=-1), r"rewards\.overlong_cache=-1"),
+        (lambda: weighting(verifier_weight=0.0), r"rewards\.verifier_weight=0 leaves nothing to learn from"),
+        (lambda: weighting(verifier_weight=0.0, reward_model="runs/rm", reward_model_weight=0.0), "leaves nothing"),
     ],
 )
 def test_bad_values_name_their_field(make, message):

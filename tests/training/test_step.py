@@ -268,3 +268,23 @@ def test_golden_train_step(name):
 if __name__ == "__main__":
     golden = {name: measure(name) for name in ("grpo", "gspo")}
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+def test_a_critic_of_its_own_learns_while_the_policy_waits():
+    """Its gradient is that of a joint update; the policy stays bit for bit, and so do its moments."""
+    adam = optax.adam(0.1)
+    both = Learner(tiny.make_model(), objectives.make("ppo"), adam, critic_optimizer=optax.sgd(1.0))
+    after = []
+    for learner in (both.critic_only, both):
+        params, critic = tiny.draw_params(both.model), tiny.draw_params(both.model, value_head=True, seed=5)
+        state = make_state(both.model, params, adam, critic, both.critic_optimizer)
+        before = jax.device_get(state)
+        after.append(jax.device_get(learner.update(state, tiny.draw_batch(), tiny.layout_of())))
+    (alone, metrics), (joint, _) = after
+    jax.tree.map(np.testing.assert_array_equal, alone.params, before.params)
+    jax.tree.map(np.testing.assert_array_equal, alone.opt_state[0].mu, before.opt_state[0].mu)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), alone.critic, joint.critic)
+    assert np.abs(alone.critic["value_head"]["kernel"] - before.critic["value_head"]["kernel"]).max() > 1e-3
+    assert np.abs(joint.params["ends"]["head"] - before.params["ends"]["head"]).max() > 1e-3
+    assert alone.updates == 1
+    assert M.finalize(metrics)["grad/norm"] == 0
