@@ -151,7 +151,7 @@ def test_a_bad_field_is_named_with_its_value_and_a_remedy(path):
 DISAGREE = {
     "groups are kept by rewards that nothing learns from": (
         {"dynamic_sampling.max_draws": 2, "rewards.verifier_weight": 0.0, "rewards.length_weight": 1.0},
-        "dynamic_sampling.max_draws=2 keeps groups by the verifier's rewards, which rewards.verifier_weight=0 takes out",
+        "dynamic_sampling.max_draws=2 keeps groups by the verifier's rewards, which rewards.verifier_weight=0 takes",
     ),
     "a shared prompt and answers shuffled": (
         {"updates.layout": "shared", "model.num_experts": 0},

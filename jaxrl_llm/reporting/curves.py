@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from jaxrl_llm.reporting.read import Run, Study
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels
 
-__all__ = ["Curve", "aligned", "curves", "mean"]
+__all__ = ["Curve", "aligned", "curves", "mean", "smooth"]
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ def _draw(
         low, high = _least(values)[at], _most(values)[at]
         ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
     few = len(steps) <= 12
-    smooth = middle if few else _smooth(middle)
+    drawn = middle if few else smooth(middle)
     if not few:
         ax.plot(steps, middle, color=look["color"], alpha=0.35, linewidth=0.8)
-    known = np.isfinite(smooth)
+    known = np.isfinite(drawn)
     apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
-    ax.plot(steps, smooth, linewidth=2, markevery=None if few else apart, **look)
+    ax.plot(steps, drawn, linewidth=2, markevery=None if few else apart, **look)
     finite = np.flatnonzero(known)
-    return (float(steps[finite[-1]]), float(smooth[finite[-1]])) if len(finite) else None
+    return (float(steps[finite[-1]]), float(drawn[finite[-1]])) if len(finite) else None
 
 
 def _apart(look: dict[str, Any], curve: Curve, key: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _quiet(reduce: Callable[..., np.ndarray]) -> Callable[[np.ndarray], np.ndarr
 mean, _least, _most = _quiet(np.nanmean), _quiet(np.nanmin), _quiet(np.nanmax)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
+def smooth(values: np.ndarray) -> np.ndarray:
     """Centred moving average over about a fifteenth of the run, narrower towards both ends, which stay where they are.
 
     NaN stays NaN and does not spread.

@@ -12,6 +12,7 @@ from jaxrl_llm.reporting.layer_maps import FLIPS, LOAD, flip_map, load_map
 from jaxrl_llm.reporting.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
 from jaxrl_llm.reporting.read import CLIPPED, Study
 from jaxrl_llm.reporting.reliability import no_reliability, reliability_plot
+from jaxrl_llm.reporting.reward_figures import no_learnt_reward, reward_against_kl
 
 __all__ = ["PLOTS", "Plot"]
 
@@ -174,6 +175,16 @@ PLOTS: Sequence[Plot] = (
         1,
         reliability_plot,
         key="pairs/accuracy",
+    ),
+    Plot(
+        "reward_against_kl",
+        "A learnt reward against the verifier",
+        "What the reward model says and what the verifier says, against the distance from the start. Both rise: the "
+        "model is worth following; the left rises while the right falls: it is being exploited.",
+        no_learnt_reward,
+        1,
+        reward_against_kl,
+        key="reward/reward_model",
     ),
     Plot(
         "survival",

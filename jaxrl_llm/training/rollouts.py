@@ -1,4 +1,4 @@
-"""Batches of rollouts: the policy answers prompts, a verifier and a reward model judge them, the policies score them."""
+"""Batches of rollouts: a policy answers prompts, verifier and reward model judge the answers, policies score them."""
 
 import dataclasses
 import time

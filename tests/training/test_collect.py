@@ -180,7 +180,7 @@ def test_the_ramp_counts_tokens_with_eos():
 
 
 def test_rewards_are_the_weighted_sum_of_their_sources():
-    """Lengths 2, 3 | 4, 2 | 4, 2 with EOS, verified 1, .5 | 0, 0 | 0, 1: weights 2, -1/4 a token and 1/2 of the model."""
+    """Lengths 2, 3 | 4, 2 | 4, 2 with EOS, verified 1, .5 | 0, 0 | 0, 1: weights 2, -1/4 a token, 1/2 of the model."""
     sources = weighting(
         verifier_weight=2.0, length_weight=-0.25, reward_model="runs/rm", reward_model_weight=0.5, overlong_cache=2
     )
