@@ -4,7 +4,7 @@
     python -m jaxrl_llm.sweep --sweep experiments/preferences/rlhf.py:methods --workdir runs/preferences/methods
     python -m jaxrl_llm.sweep --sweep experiments/preferences/rlhf.py:overoptimisation --workdir runs/preferences/over
     python -m jaxrl_llm.report runs/preferences/methods
-    python experiments/preferences/against_kl.py runs/preferences/over FIGURE.png
+    python -m jaxrl_llm.report runs/preferences/over     # figures/reward_against_kl.png
 
 models             the reward models of the other two: `good` saw 4800 pairs, `poor` 192; three seeds
 methods            PPO, GRPO and RLOO with the good model, GRPO with the rule, from one warm start a seed
