@@ -49,7 +49,7 @@ def _run(arguments: list[str]) -> int:
             return complain(error, REFUSED)
         try:
             run_dir.begin(given.workdir, restart=given.restart)
-            log.write_config(provenance.describe(config.to_dict(), identity, source))
+            log.write_config(provenance.describe(config.to_dict(), identity, source) | run.made_from)
             log.result(train(run, log, identity))
         except (ValueError, OSError, FloatingPointError) as error:
             return complain(error, FAILED)

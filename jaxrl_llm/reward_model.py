@@ -31,13 +31,14 @@ class RewardModel:
     r(x, y) = head(hidden state after the last token of y), EOS or the token at which y was cut off. Of differences of
     r alone the Bradley-Terry loss says something: r has a scale (in nats of preference) and no zero.
 
-    params: None until `load`.
+    digest: of the checkpoint of `step`. params: None until `load`.
 
     Source: InstructGPT, arXiv 2203.02155 section 3.5.
     """
 
     path: str | Path
     step: int
+    digest: str
     model: Model
     params: Any = None
 
@@ -70,7 +71,7 @@ class RewardModel:
                 f"rewards.reward_model={path} reads the {own.vocab_size} tokens of another tokenizer than the policy, "
                 f"which has {tokenizer.vocab_size}; train both on one task, or with one task.tokenizer"
             )
-        return cls(path, checkpoint_identity(path)[0], Model(model, mesh))
+        return cls(path, *checkpoint_identity(path), Model(model, mesh))
 
     @property
     def shapes(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
         return
     if recorded["config_hash"] != config_hash(config):
         raise ValueError(
-            f"{workdir} holds a run of another config ({_differences(recorded['config'], config)}); "
+            f"{workdir} holds a run of another config ({_differences(recorded, config)}); "
             "give another --workdir, or erase that run with --restart"
         )
     lost = _lost(workdir, recorded)
@@ -105,9 +105,11 @@ def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
     return ", ".join(what + ["result.json"] * finished)
 
 
-def _differences(old: dict[str, Any], new: ConfigDict) -> str:
+def _differences(recorded: dict[str, Any], new: ConfigDict) -> str:
     """`block.field: old -> new` of the fields that identify a run."""
-    before, after = (configuration.flat(identity_fields(plain(one))) for one in (old, new.to_dict()))
+    before, after = (configuration.flat(identity_fields(plain(one))) for one in (recorded["config"], new.to_dict()))
+    if used := recorded.get("reward_model"):  # its DIR may have gone on since
+        before["rewards.reward_model"] = [used["step"], used["digest"]]
     changed = [key for key in before | after if before.get(key, "absent") != after.get(key, "absent")]
     shown = [f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in changed[:_SHOWN]]
     more = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []

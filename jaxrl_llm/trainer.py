@@ -116,6 +116,14 @@ class Run:
             return None
         return RewardModel.find(s.rewards.reward_model, s.task.tokenizer, self.model.mesh)
 
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """What beside its config a run depends on, for config.json."""
+        found = self.reward_model()
+        if found is None:
+            return {}
+        return {"reward_model": {"path": str(found.path), "step": found.step, "digest": found.digest}}
+
     def with_reward_model(self) -> "Run":
         """The run whose source has loaded the reward model; the same run where there is none."""
         found, source = self.reward_model(), self.source

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding, trainer
+from jaxrl_llm import run_dir, sharding, trainer
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.reward_model import RewardModel
+from jaxrl_llm.run_log import plain, write_json
 from jaxrl_llm.settings import config_hash, validate
 from jaxrl_llm.tasks import CharTokenizer
 from jaxrl_llm.training.state import parameter_axes
@@ -31,7 +32,7 @@ def scores(updates=tiny.UPDATES, mesh=None):
     params = PARAMS
     if mesh is not None:
         params = jax.device_put(params, sharding.shardings(parameter_axes(model, params), params, model.mesh))
-    judge = RewardModel("runs/rm", 1, model, params)
+    judge = RewardModel("runs/rm", 1, "", model, params)
     return np.asarray(judge.score(ROLLOUT.tokens, ROLLOUT.segment_ids, updates))
 
 
@@ -130,6 +131,19 @@ def test_a_run_is_identified_by_what_the_reward_model_is(folder, tmp_path):
     assert config_hash(rlhf(folder, **{"rewards.reward_model": str(tmp_path / "moved")})) == config_hash(config)
     tiny_reward_model.write(tmp_path / "other", tiny_run.make_config(folder), seed=4)
     assert config_hash(rlhf(folder, **{"rewards.reward_model": str(tmp_path / "other")})) != config_hash(config)
+    workdir, used = tmp_path / "run", RewardModel.find(folder / "rm", validate(config).task.tokenizer)
+    workdir.mkdir()
+    (workdir / "metrics.jsonl").write_text('{"step": 1}\n')
+    recorded = {
+        "config": plain(config.to_dict()),
+        "config_hash": "another",
+        **trainer.build(validate(config)).made_from,
+    }
+    assert recorded["reward_model"] == {"path": str(folder / "rm"), "step": 7, "digest": used.digest}
+    write_json(workdir / "config.json", recorded)
+    tiny_reward_model.write(tmp_path / "further", tiny_run.make_config(folder), step=8)
+    with pytest.raises(ValueError, match=r"another config \(rewards.reward_model: \[7, '\w+'\] -> \[8, '\w+'\]\)"):
+        run_dir.check(workdir, rlhf(folder, **{"rewards.reward_model": str(tmp_path / "further")}))
     with pytest.raises(FileNotFoundError, match=r"rewards.reward_model=gone: .*; train one: python -m jaxrl_llm.main"):
         config_hash(rlhf(folder, **{"rewards.reward_model": "gone"}))
 
@@ -142,9 +156,10 @@ def straight(folder, tmp_path_factory):
 
 
 def test_what_a_run_logs(straight):
-    _, workdir, _, said = straight
+    config, workdir, _, said = straight
     rows = tiny_run.metrics(workdir)[1:]
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
+    assert f"rewards    -0.25 length + 2 reward_model ({config.rewards.reward_model})" in said
     assert re.search(r"reward\s+model\s+78\.9\s+kB", said)  # 19697 + 33 numbers, as many as the policy and its head
     centre = rows[0]["reward/reward_model_centre"]
     assert all(row["reward/reward_model_centre"] == centre for row in rows)
