@@ -143,6 +143,18 @@ def test_same_value_and_gradient(case, torch_and_trainer):
     assert np.abs(theirs[1]).max() > 1e-3
 
 
+def test_the_policy_term_of_ppo(torch_and_trainer):
+    """TRL 1.16 has no PPO: its clip over the tokens of a batch, with an advantage for every token, is PPO's policy term.
+    At values that equal the returns the value loss adds nothing."""
+    arrays = random_arrays()
+    arrays["advantages"] = np.random.default_rng(1).normal(size=arrays["mask"].shape)
+    theirs = trl_loss(*torch_and_trainer, {"loss_type": "bnpo"}, arrays)
+    values = dict.fromkeys(("values", "old_values", "returns"), np.zeros(arrays["mask"].shape))
+    ours = our_loss(("ppo", {}), arrays | values)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-9)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-8, atol=1e-12)
+
+
 def test_advantages_with_their_constant():
     """(R - mean) / (sample std + 1e-4)."""
     got = objectives.group_advantages(jnp.asarray([1.0, 0, 0, 0]), group_size=4, eps=1e-4)
