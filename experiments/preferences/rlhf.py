@@ -8,7 +8,7 @@
 
 models             the reward models of the other two: `good` saw 4800 pairs, `poor` 192; three seeds
 methods            PPO, GRPO and RLOO with the good model, GRPO with the rule, from one warm start a seed
-overoptimisation   PPO with the poor model, without and with a KL inside the reward, twice as long
+overoptimisation   PPO with the poor model, twice as long: no KL inside the reward, two coefficients, one that is steered
 """
 
 from typing import Any
@@ -21,7 +21,8 @@ START: dict[str, Any] = {
     "task.options": {"digits": 6, "train_size": 4096, "test_size": 512},
     "model.num_experts": 0,
     "model.num_hidden_layers": 2,
-    "warm_start.steps": 120,
+    "warm_start.steps": 400,
+    "warm_start.target_pass_rate": 0.4,
     "checkpoint.every": 10_000,
     "log.diagnostics_every": 0,
     "evaluation.prompts": 256,
@@ -65,11 +66,10 @@ def get_sweep(variant: str = "methods") -> Sweep:
         runs = [*rule, *product(named(arms), [setting], seeds("good"))]
         return Sweep("Is a reward model as good as the rule that it learnt?", runs, "GRPO, rule", minutes=1)
     if variant == "overoptimisation":
-        arms = {
-            f"beta {beta:g}" if beta > MEASURED else "no KL": {"objective.reward_kl_coef": beta}
-            for beta in (MEASURED, 0.05, 0.2)
-        }
-        setting = POLICY | {"steps": 120, "evaluation.every": 120, "objective.kl_target": None}
+        fixed = {"no KL": MEASURED, "beta 0.1": 0.1, "beta 0.4": 0.4}
+        arms = {name: {"objective.reward_kl_coef": beta, "objective.kl_target": None} for name, beta in fixed.items()}
+        arms["KL of 0.5"] = {"objective.reward_kl_coef": 0.1, "objective.kl_target": 0.5, "objective.kl_gain": 1.0}
+        setting = POLICY | {"steps": 120, "evaluation.every": 120}
         runs = product(named(arms), [setting], seeds("poor"))
         return Sweep("How far does a poor reward model carry?", runs, "no KL", "configs/ppo_rlhf.py", minutes=1)
     raise ValueError(f"unknown variant {variant!r}; it has models, methods and overoptimisation")
