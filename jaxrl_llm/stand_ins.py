@@ -53,7 +53,8 @@ def checkpoint(model: Mapping[str, Any]) -> str:
 
 def reward_model(config: Mapping[str, Any]) -> str:
     """The DIR of a reward model with random parameters, for the task and the model of a config."""
-    return str(_made("reward_model", config, lambda folder: _write_reward_model(folder, config)))
+    read = {name: config[name] for name in ("task", "rollout", "model", "lora")}
+    return str(_made("reward_model", read, lambda folder: _write_reward_model(folder, read)))
 
 
 def _made(kind: str, fields: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
@@ -117,7 +118,7 @@ def _write_reward_model(folder: Path, config: Mapping[str, Any]) -> None:
     checkpoints = Checkpoints(folder)
     checkpoints.save(1, {"params": params}, {})
     checkpoints.close()
-    recorded = {**config, "objective": {"name": "reward_model"}}
+    recorded = {**config, "objective": {"name": "reward_model"}, "optimizer": {}, "warm_start": {}, "checkpoint": {}}
     write_json(folder / "config.json", {"config": recorded, "config_hash": "stand-in"})
 
 

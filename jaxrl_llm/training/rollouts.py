@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -24,6 +24,7 @@ from jaxrl_llm.training.state import TrainState
 __all__ = ["Rollouts"]
 
 
+@runtime_checkable
 class AnswerScorer(Protocol):
     """What gives answers a score: `RewardModel`."""
 
