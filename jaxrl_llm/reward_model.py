@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import scoring, sharding
+from jaxrl_llm import processes, scoring, sharding
 from jaxrl_llm.array_typing import Array, Int, PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.models.transformer import Model
@@ -105,7 +105,7 @@ class RewardModel:
           updates: how the rows are cut into micro-batches: of `micro_batch_rows` rows, or as many as a minibatch has;
             with layout=packed several answers share a row, otherwise (padded, shared) each has one.
         """
-        lengths = np.asarray(jax.device_get(segment_ids) != 0).sum(1)
+        lengths = np.asarray(processes.fetch(segment_ids) != 0).sum(1)
         micro = updates.micro_batch_rows or len(lengths) // updates.minibatches
         layout = "packed" if updates.layout == "packed" else "padded"
         cut = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)

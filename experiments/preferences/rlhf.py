@@ -8,7 +8,7 @@
 
 models             the reward models of the other two: `good` saw 4800 pairs, `poor` 192; three seeds
 methods            PPO, GRPO and RLOO with the good model, GRPO with the rule, from one warm start a seed
-overoptimisation   PPO with the poor model, twice as long: no KL inside the reward, two coefficients, one that is steered
+overoptimisation   PPO with the poor model, twice as long: no KL in the reward, two coefficients, one that is steered
 """
 
 from typing import Any

@@ -99,7 +99,8 @@ class Rollouts:
         if kl_coef:
             host["kl/reward_coef"] = kl_coef
         if self._controller.target:  # the next rollout's
-            stream.kl_coef = self._controller.next(kl_coef, M.finalize(experience.metrics)["kl/ref_answer"])
+            kl = M.finalize({"kl": processes.fetch(experience.metrics["kl/ref_answer"])})["kl"]
+            stream.kl_coef = self._controller.next(kl_coef, kl)
         if stream.centre is not None:
             host["reward/reward_model_centre"] = stream.centre
         return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
