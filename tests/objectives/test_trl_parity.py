@@ -144,7 +144,7 @@ def test_same_value_and_gradient(case, torch_and_trainer):
 
 
 def test_the_policy_term_of_ppo(torch_and_trainer):
-    """TRL 1.16 has no PPO; its clip over the tokens of a batch, with an advantage for every token, is PPO's policy term.
+    """TRL 1.16 has no PPO; its clip over the tokens of a batch with an advantage for every token is PPO's policy term.
 
     At values that equal the returns the value loss adds nothing.
     """

@@ -34,8 +34,6 @@ def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, fin
         row = {
             "step": step,
             "reward/mean": reward,
-            "reward/reward_model": 3 * share,
-            "kl/ref_answer": 2 * share,
             "rollout/length_mean": 11 + rng.normal(0, 0.2),
             "rollout/tokens_per_s": 900 + rng.normal(0, 30),
             "clip/low": clipped / 2 * rng.uniform(0.8, 1.2),
