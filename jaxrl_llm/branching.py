@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm import configuration, provenance, start_up, tasks
+from jaxrl_llm import configuration, provenance, start_up
 from jaxrl_llm import metrics as M
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
@@ -54,7 +54,7 @@ class Trajectory:
         self.plan = plan
         self.parent = build(plan.parent.settings)
         self.arms = {arm: build(setup.settings) for arm, setup in plan.arms.items()}
-        self.stream: tasks.PromptStream = self.parent.source.stream()
+        self.stream = self.parent.source.stream()
         self.reference: Any = None
 
     def run(self, log: RunLog) -> dict[str, Any]:

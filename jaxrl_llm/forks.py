@@ -76,6 +76,11 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
         if own.settings.objective.reads != "rollouts":
             name = own.settings.objective_name
             raise ValueError(f"arm {arm!r}: {name} learns from given data, and branches are of rollouts; use a sweep")
+        if "reward_model" in own.settings.rewards.weights or own.settings.objective.advantage.kl_controller.target:
+            raise ValueError(
+                f"arm {arm!r}: branches serve no reward model and no steered KL; set rewards.reward_model='' and leave "
+                "objective.kl_target out, or use a sweep"
+            )
         theirs, ours = configuration.flat(parent.config), configuration.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS
