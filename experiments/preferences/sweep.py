@@ -4,12 +4,16 @@
     python -m jaxrl_llm.sweep --sweep experiments/preferences/sweep.py:dpo --workdir runs/preferences/dpo
     python -m jaxrl_llm.report runs/preferences/dpo
 
-noise   a reward model of clean pairs, and one of pairs of which 20 % are swapped
-dpo     pairs made of the task, and pairs of the start's own answers (written first, by own_pairs.py)
+noise              a reward model of clean pairs, and one of pairs of which 20 % are swapped
+dpo                pairs made of the task, and pairs of the start's own answers (written first, by own_pairs.py)
+models             the reward models of the next two; the DIR must be runs/preferences/models
+methods            PPO, GRPO and RLOO with a good reward model, GRPO with the rule
+overoptimisation   PPO with a poor one: no KL in the reward, two coefficients, one that is steered
 """
 
 from typing import Any
 
+from experiments.preferences import rlhf
 from experiments.preferences.start import SEEDS, START, named, seeds
 from jaxrl_llm.sweep import Sweep, each, product, zipped
 
@@ -32,4 +36,7 @@ def get_sweep(variant: str = "dpo") -> Sweep:
         ]
         question = "Does DPO raise the share of right answers, and whose answers must the pairs be?"
         return Sweep(question, runs, "DPO, pairs of the task", "configs/dpo.py", minutes=1)
-    raise ValueError(f"unknown variant {variant!r}; it has noise and dpo")
+    made = {"models": rlhf.models, "methods": rlhf.methods, "overoptimisation": rlhf.overoptimisation}
+    if variant in made:
+        return made[variant]()
+    raise ValueError(f"unknown variant {variant!r}; it has noise, dpo, models, methods and overoptimisation")
