@@ -61,12 +61,14 @@ def flash_attention(
 
 
 def _cudnn(queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None) -> Array:
-    """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one."""
+    """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one.
+
+    Causality by flag, so that blocks above the diagonal are not computed; segments by a mask [b 1 t t] in memory.
+    """
     del mesh  # the kernel knows how to be partitioned
-    causal = jnp.tril(jnp.ones((1, *[queries.shape[1]] * 2), bool))
-    visible = (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
+    same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
-    return jax.nn.dot_product_attention(queries, keys, values, mask=visible[:, None], implementation="cudnn")
+    return jax.nn.dot_product_attention(queries, keys, values, mask=same, is_causal=True, implementation="cudnn")
 
 
 def _splash(

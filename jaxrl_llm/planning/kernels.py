@@ -37,8 +37,9 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
         dims = re.findall(r"\d+", contracted[1]) if contracted else []
         return 2.0 * i.shapes[0].size * math.prod(shapes[0][int(d)] for d in dims)
     if target.startswith("__cudnn$fmha"):
-        b, h, t, d = shapes[0]
-        return 2.0 * (5 if "Backward" in target else 2) * b * h * t * t * d
+        b, h, t, d = i.shapes[0].dims  # of the result; operands may be [b t h d]
+        pairs = t * t / (2 if '"CAUSAL"' in i.attributes else 1)
+        return 2.0 * (5 if "Backward" in target else 2) * b * h * pairs * d
     if i.name.startswith("ragged-dot-metadata"):  # of a grouped matmul: which group a tile belongs to
         return 0.0
     label = i.name + i.attributes[: i.attributes.find("backend_config")]

@@ -59,9 +59,9 @@ def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
     """Its backward refuses an odd one where there is a mask; XLA stands in for it."""
     seen = []
 
-    def stand_in(queries, keys, values, *, mask, implementation):
+    def stand_in(queries, keys, values, *, mask, is_causal, implementation):
         seen.append((queries.shape[1], keys.shape[1], mask.shape[2:], implementation))
-        return XLA(queries, keys, values, mask=mask)
+        return XLA(queries, keys, values, mask=mask, is_causal=is_causal)
 
     XLA = jax.nn.dot_product_attention
     cut = problem[0][:, :time], *(x[:, :, :time] for x in problem[1:3]), problem[3][:, :time], problem[4][:, :time]

@@ -101,20 +101,23 @@ def test_bfloat16(path):
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=2e-2 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 1, 1, 2), (2, 2, 1, 1)])
-def test_sharded_vocabulary_and_rows(path, shape):
+@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 2, 1, 1), (1, 1, 2, 2)])
+def test_every_device_walks_its_own_tokens(path, shape):
+    """Values and gradients inside shard_map: tokens over all devices, the head in parts that are gathered."""
     mesh = sharding.make_mesh(shape)
     hidden, head, targets = _problem(24)
-    run = jax.jit(
-        jax.value_and_grad(functools.partial(_loss, functools.partial(selected_logprobs, chunk=8), True), (0, 1))
-    )
-    want = run(hidden, head, targets)
+
+    def run(*args, mesh=None):
+        logprobs = functools.partial(selected_logprobs, chunk=2 if mesh else 8, mesh=mesh)
+        return jax.jit(jax.value_and_grad(functools.partial(_loss, logprobs, True), (0, 1)))(*args)
+
     placed = (
         jax.device_put(hidden, sharding.rows(mesh)),
         jax.device_put(head, sharding.shardings([("embed", "vocab")], [head], mesh)[0]),
         jax.device_put(targets, sharding.rows(mesh)),
     )
-    for a, b in zip(jax.tree.leaves(run(*placed)), jax.tree.leaves(want), strict=True):
+    found, want = (jax.tree.leaves(x) for x in (run(*placed, mesh=mesh), run(hidden, head, targets)))
+    for a, b in zip(found, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 

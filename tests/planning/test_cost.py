@@ -175,3 +175,25 @@ def test_costs_add_up():
     assert both.collectives == {"all-reduce": (4.0, 32.0)}
     assert both.unknown == {"kernel"}
     assert np.isclose(Cost().sent, 0)
+
+
+CUDNN = """HloModule attention
+
+ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,64,4,8]) -> bf16[2,4,64,8] {
+  %q = bf16[2,64,4,8]{3,2,1,0} parameter(0)
+  %k = bf16[2,64,4,8]{3,2,1,0} parameter(1)
+  %run = (bf16[2,4,64,8]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaNAME", backend_config={"cudnn_fmha_backend_config":{"mask_type":"MASK"}}
+  ROOT %out = bf16[2,4,64,8]{3,1,2,0} get-tuple-element(%run), index=0
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "products"),
+    [("Softmax", "CAUSAL", 2 / 2), ("ScaleBiasSoftmax", "NO_MASK", 2), ("SoftmaxBackward", "CAUSAL", 5 / 2)],
+)
+def test_attention_by_cudnn(name, mask, products):
+    """2 rows, 4 heads, 64 x 64 pairs of which a causal mask leaves half, 8 numbers a head."""
+    once, _ = measure(parse(CUDNN.replace("NAME", name).replace("MASK", mask)), 1)
+    assert once.flops == products * 2 * 2 * 4 * 64 * 64 * 8
+    assert not once.unknown
