@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -51,7 +50,8 @@ class Screen:
         self._row: dict[str, Any] = {"step": 0}
         self._clock = _Clock(total_steps)
         self._compiling = ""
-        _listen()
+        if "jax" in sys.modules:  # otherwise nothing compiles here
+            _listen()
         _OPEN.add(self)
 
     def _terminal(self) -> bool:
@@ -173,6 +173,7 @@ _OPEN: "weakref.WeakSet[Screen]" = weakref.WeakSet()
 @functools.cache
 def _listen() -> None:
     """Tell the open screens what JAX compiles; once per process, since listeners cannot be removed."""
+    import jax  # here, so that a sweep does without it
 
     def heard(event: str, duration_secs: float, **known: Any) -> None:
         if event.startswith("/jax/core/compile/"):

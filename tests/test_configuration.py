@@ -167,7 +167,7 @@ def test_commands(tmp_path):
     assert all(name in done.stdout for name in COMMANDS)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert {"train", "evaluate", "sweep", "report"} <= COMMANDS.keys()
-    lazy = "import sys, jaxrl_llm; assert 'jax' not in sys.modules; print(jaxrl_llm.objectives.names()[0])"
+    lazy = "import sys, jaxrl_llm.sweep; assert 'jax' not in sys.modules; print(jaxrl_llm.objectives.names()[0])"
     done = subprocess.run([sys.executable, "-c", lazy], env=environment, capture_output=True, text=True)
     assert done.stdout == f"{objectives.names()[0]}\n", done.stderr
     with pytest.raises(AttributeError, match="has no attribute 'nothing'; it offers models, objectives, tasks"):

@@ -144,7 +144,7 @@ def test_router_shift_of_nothing_is_grpo():
 
 def test_router_shift_carries_no_gradient():
     batch = random_batch()
-    gradient = jax.grad(lambda x: make("rspo")(**{**batch, "router_logprobs": x})[0])(
+    gradient = jax.jit(jax.grad(lambda x: make("rspo")(**{**batch, "router_logprobs": x})[0]))(
         jnp.asarray(batch["router_logprobs"])
     )
     assert not np.asarray(gradient).any()

@@ -137,13 +137,8 @@ def test_own_value_and_own_gradient_agree(name):
     np.testing.assert_allclose(float(up - down) / 2e-7, (gradient * direction).sum(), rtol=1e-5, atol=1e-8)
 
 
-# A critic, the ratio of a sequence, a quantile of the batch. The other recipes are slow.
-WITHOUT_JIT = {"ppo", "gspo", "sat"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in WITHOUT_JIT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.slow  # the examples of the documentation, which are quick tests, run without jit too
+@pytest.mark.parametrize("name", NAMES)
 def test_jit_and_no_jit_agree(name):
     """Everything switched on at once; the objective itself is a static argument."""
     objective = make(name, kl_coef=0.1, kl_estimator="k3_unbiased", entropy_coef=0.01, **corrected(name, "tis"))
