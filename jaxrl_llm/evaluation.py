@@ -74,7 +74,7 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
     for name, low in (("prompts", 1), ("samples", 1), ("show", 0)):
         at_least(f"--{name}", getattr(given, name), low)
     if not re.fullmatch(r"\d+(,\d+)*", given.k):
-        raise ValueError(f"--k={given.k} must be whole numbers with commas between them, for example 1,4,16")
+        raise ValueError(f"--k={given.k} must be whole numbers separated by commas, for example 1,4,16")
     ks = [k for k in map(int, given.k.split(",")) if k <= given.samples]
     if not ks or min(ks) < 1:
         raise ValueError(f"--k={given.k} needs a value between 1 and --samples={given.samples}")

@@ -215,7 +215,7 @@ def _encode(task: Task, kind: str, text: str) -> list[int]:
     ids = task.ids_of_answer(text) if kind == "answer" else task.ids_of_prompt(text)
     room = getattr(task, f"{kind}_length")
     if len(ids) > room:
-        field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+        field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
         raise ValueError(
             f"the {kind} {text!r} has {len(ids)} tokens, over {kind}_length={room}; raise {kind}_length{field}"
         )

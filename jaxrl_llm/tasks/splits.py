@@ -137,7 +137,7 @@ def _check(task: Task, prompt: str, answer: str, row: object) -> None:
         ("answer", answer, task.ids_of_answer(answer)),
     ):
         if len(ids) > getattr(task, f"{kind}_length"):
-            field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+            field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
             raise ValueError(
                 f"task {task.name!r} drew the {kind} {text!r} of {len(ids)} tokens, but {kind}_length="
                 f"{getattr(task, f'{kind}_length')}; raise {kind}_length{field}"
