@@ -120,7 +120,10 @@ BAD = {
     "model.dtype": ("float16", "model.dtype='float16' is not one of"),
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
-    "rollout.temperature": (0.0, "rollout.temperature=0 makes all answers of a group equal.*; set rollout.temperature=1.0$"),
+    "rollout.temperature": (
+        0.0,
+        "rollout.temperature=0 makes all answers of a group equal.*; set rollout.temperature=1.0$",
+    ),
     "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
