@@ -50,10 +50,10 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     ks = _checked(given, fields)
     config = None if given.config is None else configuration.load(configuration.find(given.config), fields)
     start_up.start_jax()
-    policy, asked = _policy_and_task(given, config)
-    task = asked.task
-    prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=asked.data_dir)
-    evaluator = Evaluator(policy.model, task, prompts, given.samples, asked.answer_length, asked.slots)
+    policy, target = _policy_and_task(given, config)
+    task = target.task
+    prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
+    evaluator = Evaluator(policy.model, task, prompts, given.samples, target.answer_length, target.slots)
     rates, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
