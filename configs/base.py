@@ -15,19 +15,21 @@ from jaxrl_llm import objectives
 
 def get_config(variant: str = "") -> ConfigDict:
     config = ConfigDict()
-    config.seed = 0  # of everything: parameters, prompts, sampling, shuffling
+    config.seed = 0  # seed of parameters, prompts, sampling and shuffling
     config.steps = 60  # rollouts
 
     config.task = ConfigDict()
     config.task.name = "sort"  # see docs/tasks.md
     config.task.options = ConfigDict({"digits": 10})  # the task's own options; empty: its defaults
-    config.task.data_dir = ""  # where the data lies or is written; empty: the user's cache folder
+    config.task.data_dir = ""  # folder of the data; empty: the user's cache folder
     config.task.tokenizer = ""  # folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own
     config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
-    config.task.chat = False  # the tokenizer's chat template around that
+    config.task.chat = False  # wrap that in the tokenizer's chat template
     config.task.system = ""  # system message of the chat; empty: none, or the template's own
-    config.task.chat_options = ConfigDict()  # of the chat template, for example {"enable_thinking": False}
-    config.task.verify_truncated = False  # answers cut off by the bound are verified as they are; otherwise they get 0
+    config.task.chat_options = (
+        ConfigDict()
+    )  # other variables of the chat template, for example {"enable_thinking": False}
+    config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
     config.model = ConfigDict()  # names as in the published configuration of Qwen3-MoE
     config.model.pretrained = ""  # path of a checkpoint, which the fields must not contradict; empty: fresh parameters
@@ -45,13 +47,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model.decoder_sparse_step = 1  # every n-th layer has experts
     config.model.mlp_only_layers = ()  # layers that stay dense
     config.model.qk_norm = "head"  # none (Llama, Qwen2) | head (Qwen3) | full (OLMoE): RMSNorm of q and k
-    config.model.attention_bias = False  # on q, k and v (Qwen2)
+    config.model.attention_bias = False  # biases of q, k and v (Qwen2)
     config.model.rope_theta = 10_000.0
     config.model.rope_scaling = ()  # Llama 3: factor, low and high frequency factor, original length; (): none
     config.model.rms_norm_eps = 1e-6
     config.model.tie_word_embeddings = False
     config.model.param_dtype = "float32"  # float32 | bfloat16
-    config.model.dtype = "float32"  # compute; router and logits stay float32
+    config.model.dtype = "float32"  # of the computation; router and logits stay float32
     config.model.remat = "none"  # none | block | dots: what the backward pass recomputes
     config.model.experts_implementation = "auto"  # auto | dense | grouped | blocks
     config.model.attention_implementation = "auto"  # auto | plain | flash
@@ -59,19 +61,19 @@ def get_config(variant: str = "") -> ConfigDict:
     config.lora = ConfigDict()  # low-rank adapters on a frozen base, which is the start of the run and the reference
     config.lora.rank = 0  # 0: off, all parameters are trained
     config.lora.alpha = 16.0  # the change of a weight is scaled by alpha / rank
-    config.lora.targets = "attention,mlp"  # of attention, mlp (dense layers and experts) and router
+    config.lora.targets = "attention,mlp"  # some of attention, mlp (dense layers and experts), router
 
     config.warm_start = ConfigDict()  # supervised training before RL, cached and shared by equal runs
-    config.warm_start.steps = 160  # at most; 0: start from scratch
+    config.warm_start.steps = 160  # most steps; 0: start from scratch
     config.warm_start.target_pass_rate = 0.0  # stop as soon as sampled pass@1 reaches it; 0: take all steps
     config.warm_start.evaluate_every = 20  # steps between pass rates, if there is a target
     config.warm_start.batch_size = 64
     config.warm_start.learning_rate = 3e-3
-    config.warm_start.seed = 0  # of its parameters and batches, apart from the run's seed
+    config.warm_start.seed = 0  # seed of its parameters and batches, independent of the run's seed
     config.warm_start.cache_dir = ""  # empty: the user's cache folder
 
     config.rollout = ConfigDict()
-    config.rollout.prompts = 32  # prompts a step
+    config.rollout.prompts = 32  # prompts per step
     config.rollout.group_size = 8  # G, answers to each prompt; of pairs 2, of supervised training 1
     config.rollout.max_prompt_length = 0  # tokens; 0: the task's own bound
     config.rollout.max_new_tokens = 0  # tokens of an answer, EOS included; 0: the task's own bound
@@ -80,10 +82,10 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.top_p = 1.0  # 1: off; likewise
     config.rollout.allow_truncated = False  # train on samples of a truncated distribution
     config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
-    config.rollout.dtype = "float32"  # of the sampler; bfloat16 makes a real trainer-sampler mismatch
+    config.rollout.dtype = "float32"  # of the sampler; bfloat16 gives a real trainer-sampler mismatch
 
-    config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all alike
-    config.dynamic_sampling.max_draws = 1  # rollouts a step at most; 1: off
+    config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all equal
+    config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off
 
     config.rewards = ConfigDict()  # the sum of weight times source over the sources below; each is logged apart
     config.rewards.verifier_weight = 1.0  # of the task's verifier; at 0 it is still asked, for the metrics
@@ -92,7 +94,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards.overlong_cache = 0  # tokens of DAPO's soft overlong ramp; 0: off
     config.rewards.overlong_weight = 1.0  # of that ramp, which goes from 0 down to -1
     config.rewards.length_weight = 0.0  # of the number of tokens of an answer; below 0: a cost for each
-    config.rewards.overlong_filter = False  # truncated answers leave the loss
+    config.rewards.overlong_filter = False  # leave truncated answers out of the loss
 
     config.preference = ConfigDict()  # pairs of answers, for objectives on pairs: see docs/preferences.md
     config.preference.file = ""  # JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task
@@ -113,12 +115,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)
     config.replay.what = "experts"  # experts | logits
 
-    config.updates = ConfigDict()  # N = minibatches x epochs optimizer steps a rollout
+    config.updates = ConfigDict()  # N = minibatches x epochs optimizer steps per rollout
     config.updates.minibatches = 4
     config.updates.epochs = 1
-    config.updates.micro_batch_rows = 0  # rows of one forward and backward; 0: the whole minibatch
-    config.updates.layout = "padded"  # padded | packed (several answers a row) | shared (a group a row, one prompt)
-    config.updates.length_buckets = 1  # padded rows are cut to one of so many lengths; each compiles once
+    config.updates.micro_batch_rows = 0  # rows per forward and backward; 0: the whole minibatch
+    config.updates.layout = "padded"  # padded | packed (several answers per row) | shared (a group per row, one prompt)
+    config.updates.length_buckets = 1  # number of lengths to which padded rows are cut; each compiles once
     config.updates.shuffle = "answers"  # answers | groups
     config.updates.aux_coef = 0.0  # load-balance loss; 0: off
 
@@ -126,7 +128,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 1.5e-4
     config.optimizer.schedule = "constant"  # constant | linear | cosine
     config.optimizer.warmup_steps = 0  # optimizer steps
-    config.optimizer.final_fraction = 0.1  # of the rate, at the end of linear and cosine
+    config.optimizer.final_fraction = 0.1  # final rate of linear and cosine, as a fraction
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.95
     config.optimizer.eps = 1e-8
@@ -142,21 +144,21 @@ def get_config(variant: str = "") -> ConfigDict:
     config.evaluation = ConfigDict()  # on held-out prompts with fixed keys
     config.evaluation.every = 10  # steps; also before the first and after the last
     config.evaluation.prompts = 128
-    config.evaluation.samples = 4  # answers a prompt, for pass@1 and pass@k
+    config.evaluation.samples = 4  # answers per prompt, for pass@1 and pass@k
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     config.checkpoint.keep = 2
 
     config.log = ConfigDict()
-    config.log.samples = 4  # answers a step written to samples.jsonl
-    config.log.diagnostics_every = 5  # steps between the heavy routing diagnostics; 0: never
-    config.log.wandb = ""  # project of Weights & Biases that gets the run too; empty: none
+    config.log.samples = 4  # answers per step written to samples.jsonl
+    config.log.diagnostics_every = 5  # steps between routing diagnostics with extra forwards; 0: never
+    config.log.wandb = ""  # project of Weights & Biases to log to; empty: none
 
     config.mesh = ConfigDict()
-    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor over the first devices; one -1 takes what remains
+    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor; a size of -1 takes all remaining devices
 
-    config.processes = ConfigDict()  # several hosts, or one process a GPU: docs/several_processes.md
+    config.processes = ConfigDict()  # several hosts, or one process per GPU: docs/several_processes.md
     config.processes.start_timeout_s = 300  # until all processes have joined
     config.processes.heartbeat_timeout_s = 10  # without a sign of life of one process, the others end
 

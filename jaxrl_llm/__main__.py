@@ -11,12 +11,12 @@ __all__ = ["COMMANDS", "main"]
 
 # A command is a module with main(arguments) -> exit code.
 COMMANDS = {
-    "train": ("jaxrl_llm.main", "train a config in a DIR, or go on with it"),
+    "train": ("jaxrl_llm.main", "start or resume a training run"),
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
-    "generate": ("jaxrl_llm.generate", "answer a prompt or talk on the terminal, with any DIR or checkpoint"),
+    "generate": ("jaxrl_llm.generate", "answer a prompt or chat, with any DIR or checkpoint"),
     "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),
-    "sweep": ("jaxrl_llm.sweep", "run many configs, or go on with them"),
-    "plan": ("jaxrl_llm.plan", "memory, time and network of a config on chips that need not be there"),
+    "sweep": ("jaxrl_llm.sweep", "run or resume many configs"),
+    "plan": ("jaxrl_llm.plan", "memory and time of a config on TPUs or GPUs, without having them"),
     "report": ("jaxrl_llm.report", "tables, plots and one page of one or many DIRs"),
 }
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="jaxrl-llm",
         description=f"Policy optimisation of language models in JAX.\n\ncommands:\n{listed}",
-        epilog="jaxrl-llm COMMAND --help tells more",
+        epilog="arguments of a command: jaxrl-llm COMMAND --help",
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=" | ".join(COMMANDS))
     given = parser.parse_args(arguments[:1])

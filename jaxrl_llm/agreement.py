@@ -71,7 +71,7 @@ def _check_batch(s: Settings) -> None:
         )
     if s.rollout.group_size < 2 and s.objective.compares_groups:
         raise ValueError(
-            f"rollout.group_size={s.rollout.group_size} gives {s.objective_name} no group to compare with; "
+            f"rollout.group_size={s.rollout.group_size} leaves {s.objective_name} nothing to compare an answer with; "
             "set it to at least 2"
         )
     if s.rollout.slots and s.rollout.slots > rows:

@@ -65,7 +65,7 @@ class RolloutConfig:
         one_of("rollout.dtype", self.dtype, ("float32", "bfloat16"))
         if self.temperature == 0:
             raise ValueError(
-                "rollout.temperature=0 gives every prompt one answer, so that a group has nothing to compare; "
+                "rollout.temperature=0 makes all answers of a group equal, so there is nothing to compare; "
                 "set rollout.temperature=1.0"
             )
         assert self.sampling  # checks the ranges of temperature, top_k and top_p

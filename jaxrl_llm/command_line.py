@@ -81,11 +81,15 @@ def field_help() -> str:
 
     comments |= {f"objective.{name}": declared.meaning for name, declared in objectives.fields().items()}
 
-    def place(item: tuple[str, Any]) -> int:
-        field = item[0]
-        while field not in order:  # an option stands below its block
-            field = field.rpartition(".")[0]
-        return order.index(field)
+    blocks = list(dict.fromkeys(name.partition(".")[0] if "." in name else "" for name in order))
+
+    def place(item: tuple[str, Any]) -> tuple[int, int, int]:
+        """By block; inside one the fields as in the file, then those of the blocks inside it."""
+        block, dot, _ = field = item[0].partition(".")
+        name = "".join(field)
+        while name not in order:
+            name = name.rpartition(".")[0]
+        return blocks.index(block if dot else ""), item[0].count("."), order.index(name)
 
     lines = ["fields, their defaults and what they mean; a config changes some of them:"]
     block = None

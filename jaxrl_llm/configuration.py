@@ -54,7 +54,7 @@ def find(name: str) -> Source:
     if path.suffix in ("", ".py") and path.parent in (Path(), Path("configs")) and path.stem in own_configs():
         return Source(str(own.absolute()), variant)
     raise FileNotFoundError(
-        f"--config={name} names no file and none of the package's configs ({', '.join(own_configs())}); "
+        f"--config={name} is neither a file nor one of the package's configs ({', '.join(own_configs())}); "
         "give one of these names, or the path of a file that defines get_config(variant)"
     )
 

@@ -53,12 +53,12 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     ks = _checked(given, fields)
     config = None if given.config is None else configuration.load(configuration.find(given.config), fields)
     start_up.start_jax()
-    policy, asked = _policy_and_task(given, config)
+    policy, target = _policy_and_task(given, config)
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
-    result |= {"task": asked.task.name, "split": given.split}
+    result |= {"task": target.task.name, "split": given.split}
     objective = None if policy.run is None or config is not None else policy.run.settings.objective
     if objective is None or not objective.learns_rewards:
-        result |= _answers(policy, asked, given, ks)
+        result |= _answers(policy, target, given, ks)
     if objective is not None and objective.reads == "pairs":
         result |= _pairs(policy, given)
     print(json.dumps(plain(result)))
@@ -68,11 +68,11 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     return 0
 
 
-def _answers(policy: Policy, asked: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
+def _answers(policy: Policy, target: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
     """How often the policy is right; prints a few of its answers."""
-    task = asked.task
-    prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=asked.data_dir)
-    evaluator = Evaluator(policy.model, task, prompts, given.samples, asked.answer_length, asked.slots)
+    task = target.task
+    prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
+    evaluator = Evaluator(policy.model, task, prompts, given.samples, target.answer_length, target.slots)
     rates, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:
@@ -100,7 +100,7 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
     for name, low in (("prompts", 1), ("samples", 1), ("show", 0)):
         at_least(f"--{name}", getattr(given, name), low)
     if not re.fullmatch(r"\d+(,\d+)*", given.k):
-        raise ValueError(f"--k={given.k} must be whole numbers with commas between them, for example 1,4,16")
+        raise ValueError(f"--k={given.k} must be whole numbers separated by commas, for example 1,4,16")
     ks = [k for k in map(int, given.k.split(",")) if k <= given.samples]
     if not ks or min(ks) < 1:
         raise ValueError(f"--k={given.k} needs a value between 1 and --samples={given.samples}")

@@ -25,9 +25,9 @@ _LENGTH = 512  # tokens of an answer of a published checkpoint, unless --max-tok
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="jaxrl-llm generate",
-        description="Answer a prompt, or talk on the terminal, with a checkpoint or the policy of a DIR.\n\n"
-        "Without --prompt and --chat the prompt is read from standard input. A DIR gets the\n"
-        "prompt as its training did, with the template and the chat of its config.",
+        description="Answer a prompt, or chat, with a checkpoint or the policy of a DIR.\n\n"
+        "Without --prompt and --chat the prompt is read from standard input. For a DIR\n"
+        "it is rendered as in training, with the template and the chat of its config.",
     )
     policies.add_arguments(parser)
     what = parser.add_mutually_exclusive_group()
@@ -36,10 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--system", default="", help="system message of the chat")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: 1")
     parser.add_argument("--greedy", action="store_true", help="the most probable token every time: temperature 0")
-    parser.add_argument("--top-k", type=int, default=0, help="sample among so many tokens; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample among tokens of this much mass; 1: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
-    parser.add_argument("--max-tokens", type=int, help="of an answer; default: the DIR's bound, or 512")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from this many tokens; 0: all")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the tokens with this much probability; 1: all"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of an answer; default: the DIR's bound, or 512")
     given = parser.parse_args(arguments)
     logging.set_verbosity(logging.ERROR)
     try:

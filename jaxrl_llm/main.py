@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     epilog = field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
-    parser = Parser(prog="jaxrl-llm train", description="Train a config in a DIR, or go on with it.", epilog=epilog)
+    parser = Parser(prog="jaxrl-llm train", description="Start or resume a training run.", epilog=epilog)
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")

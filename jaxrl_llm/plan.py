@@ -149,10 +149,14 @@ def _wrapped(name: str, parts: Iterable[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = Parser(prog="jaxrl-llm plan", description="What a config needs of chips that need not be there.")
+    parser = Parser(
+        prog="jaxrl-llm plan", description="Memory and time of a config on TPUs or GPUs, without having them."
+    )
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
-    parser.add_argument("--topology", required=True, help="v5e:2x2 | v5p:4x4x4 | v6e:2x2 | h100:8: the chips")
-    parser.add_argument("--only", nargs="+", default=(), choices=PROGRAMS, help="compile these programs alone")
+    parser.add_argument("--topology", required=True, help="the chips: v5e:2x2, v5p:4x4x4, v6e:2x2, h100:8")
+    parser.add_argument(
+        "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only rollout, score or update"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     logging.set_verbosity(logging.WARNING)
     try:

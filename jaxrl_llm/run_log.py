@@ -64,7 +64,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is not whole JSON ({error}); bring it back from a copy, or remove it") from error
+        raise ValueError(f"{path} is not valid JSON ({error}); bring it back from a copy, or remove it") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object; bring it back from a copy, or remove it")
     return value

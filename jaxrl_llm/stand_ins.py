@@ -84,8 +84,8 @@ def _write_questions(folder: Path) -> None:
         for template, name in itertools.product(_TEMPLATES, _NAMES)
     ]
     unique = list({row["question"]: row for row in rows}.values())
-    for split, held in (("test", unique[::8]), ("train", [row for i, row in enumerate(unique) if i % 8])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    for split, rows in (("test", unique[::8]), ("train", [row for i, row in enumerate(unique) if i % 8])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:

@@ -207,7 +207,7 @@ MISTAKES = {
     "evaluate --checkpoint=x": "--checkpoint=x has no task; name a config that has one: --config=NAME",
     "evaluate --checkpoint=x --step=1 --config=grpo": "--step=1 belongs to a DIR",
     "evaluate --workdir=DIR --config.task.name=sort": "--config.task.name is a field of no config",
-    "evaluate --workdir=DIR --config=countdown": "--config=countdown names no file",
+    "evaluate --workdir=DIR --config=countdown": "--config=countdown is neither a file nor",
     "export --workdir=DIR": "the following arguments are required: --to",
     "export --workdir=nowhere --to=x": "nowhere holds no run (no config.json)",
 }

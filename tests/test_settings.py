@@ -120,7 +120,10 @@ BAD = {
     "model.dtype": ("float16", "model.dtype='float16' is not one of"),
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
-    "rollout.temperature": (0.0, "rollout.temperature=0 gives every prompt one answer.*; set rollout.temperature=1.0$"),
+    "rollout.temperature": (
+        0.0,
+        "rollout.temperature=0 makes all answers of a group equal.*; set rollout.temperature=1.0$",
+    ),
     "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
@@ -182,7 +185,7 @@ DISAGREE = {
         {"updates.micro_batch_rows": 3},
         r"updates.micro_batch_rows=3 must divide the 8 rows of a minibatch",
     ),
-    "a group of one": ({"rollout.group_size": 1}, "rollout.group_size=1 gives grpo no group to compare with"),
+    "a group of one": ({"rollout.group_size": 1}, "rollout.group_size=1 leaves grpo nothing to compare an answer with"),
     "devices do not divide the rows": ({"mesh.shape": (3, 1, 1, 1)}, r"mesh.shape=\(3, 1, 1, 1\) spreads rows over 3"),
     "micro-batches of what reads the whole minibatch": (
         {"objective.name": "sat", "updates.micro_batch_rows": 4},

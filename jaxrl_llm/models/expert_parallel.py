@@ -58,7 +58,9 @@ def move_tokens(
     pairs = _Pairs(axes, experts, weights[0].shape[0])
 
     def one_round(r: Array, y: Array) -> Array:
-        rows, expert, gate = pairs.to_experts(r, (x, None), (experts % pairs.held, pairs.held), (gates, 0))
+        rows, expert, gate = pairs.to_experts(
+            r, (x, None), (experts % pairs.local_experts, pairs.local_experts), (gates, 0)
+        )
         z = local(rows, expert, gate, weights)
         (z,) = pairs.to_tokens(r, z)
         return y + jnp.sum(z, axis=1, dtype=jnp.float32)
@@ -76,13 +78,13 @@ def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tup
 
     def one_round(r: Array, totals: Any) -> Any:
         rows, cotangents, expert, gate = pairs.to_experts(
-            r, (x, None), (dy, None), (experts % pairs.held, pairs.held), (gates, 0)
+            r, (x, None), (dy, None), (experts % pairs.local_experts, pairs.local_experts), (gates, 0)
         )
         _, pull = jax.vjp(lambda rows, gate, weights: local(rows, expert, gate, weights), rows, gate, weights)
         d_rows, d_gate, d_weights = pull(cotangents)
         d_rows, d_gate = pairs.to_tokens(r, d_rows, d_gate)
-        found = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
-        return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, found)
+        parts = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
+        return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, parts)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, gates, weights))
     dx, d_gates, d_weights = pairs.in_rounds(one_round, zeros)
@@ -96,16 +98,16 @@ move_tokens.defvjp(_move_tokens_fwd, _move_tokens_bwd)
 class _Pairs:
     """The (token, expert) pairs of a device, sorted by expert, and how they travel."""
 
-    def __init__(self, axes: Axes, experts: Array, held: int):
-        self.axes, self.held, (self.n, self.k) = axes, held, experts.shape
+    def __init__(self, axes: Axes, experts: Array, local_experts: int):
+        self.axes, self.local_experts, (self.n, self.k) = axes, local_experts, experts.shape
         self.devices = lax.axis_size(axes.experts)
-        most, mean = self.n * min(self.k, held), -(-self.n * self.k // self.devices)
+        most, mean = self.n * min(self.k, local_experts), -(-self.n * self.k // self.devices)
         self.capacity = min(most, max(8, int(SLACK * mean)))
-        groups = group_by_expert(experts, self.devices * held)
+        groups = group_by_expert(experts, self.devices * local_experts)
         self.order = groups.order
-        self.sizes = jnp.sum(groups.counts.reshape(self.devices, held), axis=1)  # pairs for each device
+        self.sizes = jnp.sum(groups.counts.reshape(self.devices, local_experts), axis=1)  # pairs for each device
         self.starts = jnp.cumsum(self.sizes) - self.sizes
-        self.device = experts // held  # of each pair, [n k], and its place among those for that device
+        self.device = experts // local_experts  # of each pair, [n k], and its place among those for that device
         self.place = groups.rank.reshape(self.n, self.k) - self.starts[self.device]
         self.rounds = -(-lax.pmax(jnp.max(self.sizes), axes.mesh) // self.capacity)
 

@@ -68,13 +68,13 @@ def apply_experts(
 
     Source: Qwen3-MoE's sparse block (arXiv 2505.09388) with SwiGLU experts (arXiv 2002.05202, eq. 5).
     """
-    chosen = choose_implementation(implementation, mesh)
-    if implementation == "auto" and chosen == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
-        chosen = "dense"
+    form = choose_implementation(implementation, mesh)
+    if implementation == "auto" and form == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
+        form = "dense"
     args = (x, experts, gates, (w_gate, w_up, w_down))
-    if chosen == "dense":
+    if form == "dense":
         return _dense(*args)
-    local = _blocks if chosen == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
+    local = _blocks if form == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
     return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
 
 

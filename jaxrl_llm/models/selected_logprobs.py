@@ -101,8 +101,8 @@ def _chunk_forward(hidden, head, targets, temperature):
     total = jnp.sum(weights, axis=-1)
     mean = jnp.sum(weights * logits, axis=-1) / total
     log_partition = jnp.log(total) + top[:, 0]
-    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return chosen - log_partition, log_partition - mean, log_partition, weights / total[:, None]
+    of_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return of_target - log_partition, log_partition - mean, log_partition, weights / total[:, None]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -133,8 +133,8 @@ def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logp
     if probs is None or d_entropy is not None:
         log_probs = _logits(hidden, head, temperature) - log_partition[:, None]
         probs = jnp.exp(log_probs)
-    chosen = lax.broadcasted_iota(jnp.int32, probs.shape, 1) == targets[:, None]
-    d_logits = d_logprob[:, None] * (chosen.astype(jnp.float32) - probs)
+    is_target = lax.broadcasted_iota(jnp.int32, probs.shape, 1) == targets[:, None]
+    d_logits = d_logprob[:, None] * (is_target.astype(jnp.float32) - probs)
     if d_entropy is not None:
         d_logits -= d_entropy[:, None] * probs * (log_probs + entropy[:, None])
     d_logits = (d_logits / temperature).astype(hidden.dtype)

@@ -78,12 +78,12 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        found: dict[str, list[Instruction]] = {i.name: [] for i in self.instructions}
+        users: dict[str, list[Instruction]] = {i.name: [] for i in self.instructions}
         for i in self.instructions:
             for operand in i.operands:
-                if operand in found:
-                    found[operand].append(i)
-        return found
+                if operand in users:
+                    users[operand].append(i)
+        return users
 
     @functools.cached_property
     def parameters(self) -> list[Instruction]:
@@ -128,7 +128,7 @@ def _instruction(name: str, rest: str) -> Instruction:
     return Instruction(
         name=name,
         opcode=rest[:opened],
-        shapes=tuple(_shape(*found) for found in _SHAPE.findall(kind)),
+        shapes=tuple(_shape(*match) for match in _SHAPE.findall(kind)),
         operands=tuple(_NAME.findall(inside)),
         attributes=rest[closed + 1 :],
         literal=inside,

@@ -116,17 +116,17 @@ def differences_by_condition(study: Study) -> Figure:
         ends = []
         for place, arm in enumerate(others):
             look, ink = line(study.arms, arm), colour(study.arms, arm)
-            found = [
+            points = [
                 (x, c.difference)
                 for x, row in enumerate(compared)
                 for c in row
                 if (c.arm, c.outcome.name) == (arm, name)
             ]
-            at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found])
-            means = np.array([d.mean for _, d in found])
+            at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in points])
+            means = np.array([d.mean for _, d in points])
             ax.plot(at, means, linewidth=1.6, **look)
-            ax.vlines(at, [d.low for _, d in found], [d.high for _, d in found], color=ink, linewidth=1.6)
-            if found:
+            ax.vlines(at, [d.low for _, d in points], [d.high for _, d in points], color=ink, linewidth=1.6)
+            if points:
                 ends.append((float(at[-1]), float(means[-1]), arm, ink))
         ax.axhline(0, color=INK, linewidth=0.8)
         ax.set_xticks(range(len(study.conditions)), study.conditions)

@@ -113,13 +113,13 @@ class Refilled:
         prompt = jnp.minimum(answer, total - 1) // decoder.group
         row = jnp.clip(prompt - state.prompts.first, 0, self.chunk - 1)
         index = jnp.zeros_like(answer)
-        answers, held, tokens = decoder.draw(state.answers, answer, index, state.prompts.hidden[row])
+        answers, running, tokens = decoder.draw(state.answers, answer, index, state.prompts.hidden[row])
 
         def put(old: Array, new: Array) -> Array:
             return old.at[slot].set(new, mode="drop")
 
         slots = Slots(
-            answer=put(slots.answer, held),
+            answer=put(slots.answer, running),
             tokens=put(slots.tokens, tokens),
             index=put(slots.index, index),
             position=put(slots.position, decoder.lengths[prompt]),

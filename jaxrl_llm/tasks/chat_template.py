@@ -42,9 +42,9 @@ def render(
             messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **values
         )
     except jinja2.TemplateError as error:
-        asked = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
+        shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
         raise ValueError(
-            f"the chat template refuses the messages {asked} ({error}); change task.system, task.chat_options or "
+            f"the chat template refuses the messages {shown} ({error}); change task.system, task.chat_options or "
             "set task.chat=False"
         ) from error
 

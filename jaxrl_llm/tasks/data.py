@@ -194,17 +194,17 @@ class _SupervisedCollate:
     task: Task
 
     def __call__(self, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
-        asked = [_encode(self.task, "prompt", example["prompt"]) for _, example in numbered]
-        given = [_encode(self.task, "answer", example["answer"]) for _, example in numbered]
+        prompts = [_encode(self.task, "prompt", example["prompt"]) for _, example in numbered]
+        answers = [_encode(self.task, "answer", example["answer"]) for _, example in numbered]
         length = self.task.prompt_length + self.task.answer_length
         position = np.arange(length)[None, :]
-        start = np.array([len(a) for a in asked])[:, None]
-        end = np.array([len(a) + len(g) for a, g in zip(asked, given, strict=True)])[:, None]
+        start = np.array([len(a) for a in prompts])[:, None]
+        end = np.array([len(a) + len(g) for a, g in zip(prompts, answers, strict=True)])[:, None]
         return SupervisedBatch(
             uid=np.array([example["uid"] for _, example in numbered], np.int64),
             draw=np.array([draw for draw, _ in numbered], np.int64),
             tokens=_left_aligned(
-                [a + g for a, g in zip(asked, given, strict=True)], length, self.task.tokenizer.pad_id
+                [a + g for a, g in zip(prompts, answers, strict=True)], length, self.task.tokenizer.pad_id
             ),
             loss_mask=(position >= start) & (position < end),
             segment_ids=(position < end).astype(np.int32),
@@ -215,7 +215,7 @@ def _encode(task: Task, kind: str, text: str) -> list[int]:
     ids = task.ids_of_answer(text) if kind == "answer" else task.ids_of_prompt(text)
     room = getattr(task, f"{kind}_length")
     if len(ids) > room:
-        field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+        field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
         raise ValueError(
             f"the {kind} {text!r} has {len(ids)} tokens, over {kind}_length={room}; raise {kind}_length{field}"
         )

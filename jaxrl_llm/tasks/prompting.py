@@ -46,13 +46,13 @@ class Prompting:
         Raises:
             ValueError: chat=True with a tokenizer that has no chat template.
         """
-        asked = self.template.replace(_PLACE, prompt)
+        question = self.template.replace(_PLACE, prompt)
         if not self.chat:
-            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + asked
+            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + question
         if not isinstance(tokenizer, TextTokenizer):
             raise ValueError(
                 "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
                 "checkpoint that has one, or task.chat=False"
             )
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        return tokenizer.chat([*messages, {"role": "user", "content": asked}], **self.chat_options)
+        return tokenizer.chat([*messages, {"role": "user", "content": question}], **self.chat_options)

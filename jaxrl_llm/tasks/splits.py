@@ -137,7 +137,7 @@ def _check(task: Task, prompt: str, answer: str, row: object) -> None:
         ("answer", answer, task.ids_of_answer(answer)),
     ):
         if len(ids) > getattr(task, f"{kind}_length"):
-            field = " (in a run rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
+            field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
             raise ValueError(
                 f"task {task.name!r} drew the {kind} {text!r} of {len(ids)} tokens, but {kind}_length="
                 f"{getattr(task, f'{kind}_length')}; raise {kind}_length{field}"
@@ -152,9 +152,9 @@ def _check(task: Task, prompt: str, answer: str, row: object) -> None:
 
 def _exhausted(task: Task, splits: dict[str, Split]) -> ValueError:
     name = next(name for name, split in splits.items() if len(split.examples) < getattr(task, f"{name}_size"))
-    held = len(splits[name].examples)
+    available = len(splits[name].examples)
     return ValueError(
         f"{name}_size={getattr(task, f'{name}_size')} is more than task {task.name!r} with {dict(task.options)} "
-        f"holds: {held} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
-        f"{name}_size <= {held} or choose options with more prompts"
+        f"holds: {available} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
+        f"{name}_size <= {available} or choose options with more prompts"
     )

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_llm.cores import usable_cores
 from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.verifier_worker import checked
 
@@ -197,5 +198,4 @@ def _take(verifier: tuple[float, bytes]) -> list[_Worker]:
 
 def _cores() -> int:
     """How many workers: the cores that this process may use, within bounds."""
-    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(known, _MOST_WORKERS)
+    return min(len(usable_cores()), _MOST_WORKERS)
