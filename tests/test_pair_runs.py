@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import evaluation, generate, report, trainer
+from jaxrl_llm import evaluation, generate, report, run_dir, trainer
 from jaxrl_llm.main import main
 from jaxrl_llm.objectives.calibration import calibrate
 from jaxrl_llm.run_log import plain, write_json
@@ -35,7 +35,7 @@ def make(folder, name, **changes):
 def dpo(folder, tmp_path_factory):
     """(config, DIR, last evaluation) of a run from the first step to the last."""
     config, workdir = make(folder, "dpo"), tmp_path_factory.mktemp("dpo")
-    return config, workdir, tiny_run.train(workdir, config)[0]
+    return config, workdir, plain(tiny_run.train(workdir, config)[0])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_run_on_pairs_resumes_bit_for_bit(dpo, folder, tmp_path, lost):
     kept = np.load(tmp_path / "reference" / "train.npy")
     if lost:
         shutil.rmtree(tmp_path / "reference")
-    assert tiny_run.train(tmp_path, config)[0] == found
+    assert plain(tiny_run.train(tmp_path, config)[0]) == found
     np.testing.assert_array_equal(np.load(tmp_path / "reference" / "train.npy"), kept)
     (_, state), (_, wanted) = (tiny_run.final_state(workdir, config) for workdir in (tmp_path, whole))
     jax.tree.map(np.testing.assert_array_equal, state, wanted)
@@ -170,3 +170,35 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
     config.objective.name = "ipo"
     with pytest.raises(ValueError, match=r"has margins, which a squared loss \(ipo\) has no place for"):
         trainer.build(validate(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("reward_model", {"lora.rank": 2}),
+        ("reward_model", {"updates.layout": "packed", "updates.micro_batch_rows": 8, "updates.minibatches": 2}),
+        ("dpo", {"updates.layout": "shared", "model.num_experts": 0, "updates.epochs": 2}),
+        ("dpo", {"lora.rank": 2, "objective.name": "ipo"}),
+        ("dpo", {"objective.name": "simpo", "mesh.shape": (2, 1, 1, 1)}),
+        ("sft", {"objective.kl_coef": 0.1}),
+    ],
+    ids=[
+        "reward model, LoRA",
+        "reward model, packed",
+        "DPO, shared",
+        "IPO, LoRA",
+        "SimPO, two devices",
+        "KL to the start",
+    ],
+)
+def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
+    """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
+    whole, parts = (make(folder, name, steps=n, **changes) for n in (3, 1))
+    tiny_run.train(tmp_path / "whole", whole)
+    tiny_run.train(tmp_path / "parts", parts)
+    tiny_run.train(tmp_path / "parts", whole)
+    for part in ("parts", "whole"):
+        record(tmp_path / part, whole)
+    (_, _, state), (_, _, wanted) = (run_dir.restored(tmp_path / part) for part in ("parts", "whole"))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(wanted))
