@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -31,6 +31,7 @@ class Drawn:
     samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Draws what a step learns from; a value without a state of its own, which lies in the stream.
 
