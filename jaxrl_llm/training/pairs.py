@@ -132,12 +132,13 @@ class Pairs:
             together=2,
         )
         labels = np.tile(np.array([1.0, -1.0], np.float32), self.pairs)
-        batch = TrainBatch(drawn["tokens"], drawn["segment_ids"], mask, advantages=np.where(mask, labels[:, None], 0))
+        arrays = {"tokens": drawn["tokens"], "segment_ids": drawn["segment_ids"], "loss_mask": mask}
+        arrays["advantages"] = np.where(mask, labels[:, None], 0)
         if reference is not None:
-            batch = batch.replace(ref_logprobs=np.concatenate([reference.train[uid] for uid in drawn["uid"].tolist()]))
+            arrays["ref_logprobs"] = np.concatenate([reference.train[uid] for uid in drawn["uid"].tolist()])
         if self._margins:
-            batch = batch.replace(margins=np.where(mask, np.repeat(drawn["margins"], 2)[:, None], 0))
-        return Drawn(sharding.put_rows(batch, self.learner.model.mesh), epochs)
+            arrays["margins"] = np.where(mask, np.repeat(drawn["margins"], 2)[:, None], 0)
+        return Drawn(TrainBatch(**sharding.put_rows(arrays, self.learner.model.mesh)), epochs)
 
     def evaluate(self, state: TrainState, reference: Any, frozen: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Accuracy, margins and calibration on the held-out pairs."""

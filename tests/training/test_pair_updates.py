@@ -26,27 +26,27 @@ CUTS = {  # layout, rows of a micro-batch
 }
 
 
-def batch():
+def arrays():
     rng = np.random.default_rng(0)
     column = np.arange(TIME)[None]
     segment_ids = (column < LENGTHS[:, None]).astype(np.int32)
     mask = (column >= PROMPT) & (segment_ids > 0)
     tokens = rng.integers(1, 16, (2 * PAIRS, TIME)).astype(np.int32)
     tokens[1::2, :PROMPT] = tokens[::2, :PROMPT]
-    return TrainBatch(
-        tokens=np.where(segment_ids > 0, tokens, 0),
-        segment_ids=segment_ids,
-        loss_mask=mask,
-        advantages=np.where(mask, np.tile([1.0, -1.0], PAIRS)[:, None], 0).astype(np.float32),
-        ref_logprobs=np.where(mask, rng.normal(-2.7, 0.4, mask.shape), 0).astype(np.float32),
-    )
+    return {
+        "tokens": np.where(segment_ids > 0, tokens, 0),
+        "segment_ids": segment_ids,
+        "loss_mask": mask,
+        "advantages": np.where(mask, np.tile([1.0, -1.0], PAIRS)[:, None], 0).astype(np.float32),
+        "ref_logprobs": np.where(mask, rng.normal(-2.7, 0.4, mask.shape), 0).astype(np.float32),
+    }
 
 
 def cut(layout, micro):
     updates = UpdateConfig(
         minibatches=1, epochs=1, micro_batch_rows=micro, layout=layout, length_buckets=1, shuffle="groups", aux_coef=0.0
     )
-    groups = groups_of(np.asarray(batch().loss_mask), LENGTHS, 2, 8)
+    groups = groups_of(arrays()["loss_mask"], LENGTHS, 2, 8)
     found = lay_out(ORDER, LENGTHS, TIME, updates, groups, together=2)
     return found if layout == "shared" else tiny.in_one_shape(found)
 
@@ -63,7 +63,8 @@ def update(name, layout="padded", micro=0, mesh=None):
     learner = Learner(model, objective, DESCENT, packed=True, shared_prompt=layout == "shared")
     params = tiny.draw_params(model, value_head=name == "reward_model")
     before, state = jax.device_get(params), make_state(model, params, DESCENT)
-    after, metrics = learner.update(state, sharding.put_rows(batch(), model.mesh), cut(layout, micro))
+    batch = TrainBatch(**sharding.put_rows(arrays(), model.mesh))
+    after, metrics = learner.update(state, batch, cut(layout, micro))
     return jax.tree.map(np.subtract, before, jax.device_get(after.params)), finalize(jax.device_get(metrics))
 
 
