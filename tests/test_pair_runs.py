@@ -121,7 +121,7 @@ def test_supervised_training_is_the_warm_start(folder, tmp_path):
     config.optimizer.learning_rate = config.warm_start.learning_rate
     tiny_run.train(tmp_path, config)
     losses = [row["loss/policy"] for row in tiny_run.metrics(tmp_path)[1:]]
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 0.7 * losses[0]
     _, state = tiny_run.final_state(tmp_path, config)
     jax.tree.map(np.testing.assert_array_equal, state.params, tiny_run.start_of(make(folder, "dpo")))
 
@@ -154,18 +154,15 @@ def test_a_bad_line_ends_the_command_with_its_number(folder, tmp_path, capsys, n
 
 def test_lines_that_are_left_out_are_counted(folder, tmp_path):
     """Own pairs with margins are trained on; what was skipped is said when the run opens."""
-    rows = [
-        {"prompt": f"{n}{m}=", "chosen": f"{n}", "rejected": f"{m}", "margin": 0.5} for n in range(5) for m in (7, 8, 9)
-    ]
+    rows = [{"prompt": f"{n:02}=", "chosen": "1", "rejected": "2", "margin": 0.5} for n in range(60)]
+    rows.append({"prompt": "1=", "chosen": "1", "rejected": "1"})
     path = tmp_path / "pairs.jsonl"
-    path.write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "1=", "chosen": "1", "rejected": "1"}])
-    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = {"preference.file": str(path), "preference.bad_lines": "skip", "steps": 1}
     config = make(folder, "dpo", **changes)
     run = trainer.build(validate(config))
     assert "lines left out: equal 1" in run.data
-    drawn = run.source.next(run.source.stream(), 1, None, None, None, lambda: None)
+    drawn = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank), None, None, lambda: None)
     np.testing.assert_array_equal(np.unique(drawn.batch.margins), [0, 0.5])
     config.objective.name = "ipo"
     with pytest.raises(ValueError, match=r"has margins, which a squared loss \(ipo\) has no place for"):

@@ -155,7 +155,9 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
     }
     if "ref_logprobs" in run.learner.objective.needs:
         kinds["ref_logprobs"] = jnp.float32
-    batch = TrainBatch(**{name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()})
+    batch = jax.eval_shape(
+        lambda: TrainBatch(**{name: jnp.zeros((rows, length), kind) for name, kind in kinds.items()})
+    )
     return _placed(batch, _row_shardings(batch, mesh))
 
 
