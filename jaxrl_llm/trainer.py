@@ -10,21 +10,18 @@ import jax
 import numpy as np
 
 from jaxrl_llm import processes, sharding, tasks
+from jaxrl_llm.batches import source_of
 from jaxrl_llm.checkpointing import Checkpoints, digest
 from jaxrl_llm.memory import Memory, needed
 from jaxrl_llm.models.lora import Attached, adapter_axes, init_adapters, merged
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.opening import closing, opening
 from jaxrl_llm.reward_model import RewardModel
-from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.run_log import RunLog
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.stopping import Stopped, interruptible
-from jaxrl_llm.training.answers import Answers
-from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
-from jaxrl_llm.training.pairs import Pairs
 from jaxrl_llm.training.pending import Pending
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.routing_diagnostics import diagnose
@@ -149,51 +146,10 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
         shared_prompt=s.updates.layout == "shared",
         combine=Attached(s.lora.scale) if s.lora.rank else join,
     )
-    run = Run(s, model, learner, _source(s, learner))
+    run = Run(s, model, learner, source_of(s, learner))
     if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them
         _ = run.data
     return run
-
-
-def _source(s: Settings, learner: Learner) -> Source:
-    """Where the objective's batches come from: rollouts, pairs or given answers."""
-    shared: dict[str, Any] = {"task": s.task, "data_dir": s.data_dir, "seed": s.seed, "updates": s.updates}
-    if s.objective.reads == "answers":
-        return Answers(learner=learner, answers=s.rows, **shared)
-    if s.objective.reads == "pairs":
-        return Pairs(
-            learner=learner,
-            data=s.preference,
-            answer_length=s.answer_length,
-            pairs=s.rollout.prompts,
-            held_out=s.evaluation.prompts,
-            samples=s.log.samples,
-            **shared,
-        )
-    engine = Engine(
-        learner.model,
-        s.rollout.sampling,
-        s.rollout.group_size,
-        s.answer_length,
-        s.task.tokenizer.end_ids,
-        slots=s.rollout.slots,
-        dtype=s.rollout.dtype,
-        record_routing=s.model.num_moe_layers > 0,
-        record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
-    )
-    # One update a rollout, nothing to replay and no values: its own forward is pi_old.
-    once = s.updates.updates_per_rollout == 1 and s.replay.mode == "off"
-    first_forward = once and not {"values", "router_logprobs"} & s.objective.needs
-    return Rollouts(
-        engine=engine,
-        scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),
-        prompts=s.rollout.prompts,
-        sampling=s.dynamic_sampling,
-        rewards=s.rewards,
-        samples=s.log.samples,
-        read_all=s.rollout.max_prompt_length > 0,
-        **shared,
-    )
 
 
 def exported_params(run: Run, state: TrainState) -> Any:

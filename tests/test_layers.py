@@ -15,6 +15,7 @@ FLOORS = (
     {"command_line", "training", "provenance", "reporting", "start_up", "stopping", "sweeping"},
     {
         "agreement",
+        "batches",
         "blocks",
         "forks",
         "memory",
