@@ -1,9 +1,9 @@
 """Pairs of the start's own answers: to each prompt a right and a wrong one of its samples, as JSONL for DPO.
 
-    python -m experiments.preferences.own_pairs --config configs/dpo.py --out pairs.jsonl [--config.seed=0 ...]
+    python -m experiments.preferences.own_pairs --config configs/dpo.py --out pairs.jsonl --seed 0 [--config.FIELD=...]
 
-The answers come from the policy that a run of this config starts with; prompts are those of the train split, and one
-without both a right and a wrong sample gives no pair.
+The answers come from the start of the runs of this folder (start.py), or of the fields that are given; prompts are
+those of the train split, and one without both a right and a wrong sample gives no pair.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.preferences.start import START
 from jaxrl_llm import configuration, start_up, tasks
 from jaxrl_llm.command_line import fields_and_rest
 from jaxrl_llm.rollout.pass_rate import Evaluator
@@ -41,12 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0, help="of the warm start")
     parser.add_argument("--prompts", type=int, default=4096)
     parser.add_argument("--samples", type=int, default=8)
     fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else list(arguments))
     given = parser.parse_args(rest)
     start_up.start_jax()
-    settings = validate(configuration.load(configuration.find(given.config), fields))
+    start = [(name, str(value)) for name, value in (START | {"warm_start.seed": given.seed}).items()]
+    settings = validate(configuration.load(configuration.find(given.config), [*start, *fields]))
     pairs = own_pairs(settings, given.prompts, given.samples)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
