@@ -258,7 +258,7 @@ def test_the_constant_aggregation_gets_the_longest_answer():
     assert validate(changed({"objective.aggregation": "constant", "objective.max_length": 7})) != settings
 
 
-FREE = ("steps", "log", "evaluation", "checkpoint")  # may change when a run resumes
+FREE = ("steps", "log", "evaluation", "checkpoint", "processes")  # may change when a run resumes
 
 
 def test_the_hash_knows_every_other_field():
