@@ -178,6 +178,7 @@ def _source(s: Settings, learner: Learner) -> Source:
         s.task.tokenizer.end_ids,
         slots=s.rollout.slots,
         dtype=s.rollout.dtype,
+        router=s.rollout.router,
         record_routing=s.model.num_moe_layers > 0,
         record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
     )
@@ -247,13 +248,11 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
-    # Adapters are merged in the dtype of the weights: in bfloat16 that is what is sampled from.
-    merged_dtype = settings.model.param_dtype if settings.lora.rank else "float32"
     write = functools.partial(
         Pending.write,
         log=log,
         dtype=settings.model.dtype,
-        sampler_dtype=settings.rollout.dtype if merged_dtype == "float32" else merged_dtype,
+        sampler_dtype=settings.sampler_precision,
         truncated=settings.rollout.allow_truncated,
         answers=settings.rows,
     )
