@@ -75,7 +75,9 @@ class Trajectory:
             log.note(f"resumed from rollout {done}")
         log.cut(done if checkpoints.latest is not None else -1)
         branches, evaluated = log.workdir / "branches.jsonl", {}
-        keep_rows(branches, lambda row: row["state"] < done)
+        writes = jax.process_index() == 0
+        if writes:
+            keep_rows(branches, lambda row: row["state"] < done)
         states = branching.states(settings.steps)
         for step in range(done, settings.steps):
             place, sampled = self.stream.get_state(), {}
@@ -91,7 +93,8 @@ class Trajectory:
                     else:
                         taken = self._branch(run, state, step, sampled)
                     rows += [{"state": step, "arm": arm, **row} for row in taken]
-                add_rows(branches, rows)
+                if writes:
+                    add_rows(branches, rows)
             self.stream.set_state(ahead)
             state = after
             log.metrics(step + 1, values)
