@@ -82,7 +82,11 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.top_p = 1.0  # 1: off; likewise
     config.rollout.allow_truncated = False  # train on samples of a truncated distribution
     config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
-    config.rollout.dtype = "float32"  # of the sampler; bfloat16 gives a real trainer-sampler mismatch
+    config.rollout.dtype = "float32"  # of the sampler; bfloat16, and float8_e4m3 of weights, give a real mismatch
+    config.rollout.router_dtype = "float32"  # of the sampler's router; bfloat16 gives a mismatch
+    config.rollout.router_noise = (
+        0.0  # standard deviation of noise on the sampler's router logits: a mismatch on purpose
+    )
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all equal
     config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off

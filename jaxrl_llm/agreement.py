@@ -5,6 +5,7 @@ import math
 from jaxrl_llm.blocks import Settings
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import adapter_axes
+from jaxrl_llm.models.routing import EXACT
 from jaxrl_llm.sharding import AXES
 
 __all__ = ["check_agreement"]
@@ -129,6 +130,8 @@ def _check_routing(s: Settings) -> None:
             )
         if "router_logprobs" in s.objective.needs:
             raise ValueError(f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0")
+        if s.rollout.router != EXACT:
+            raise ValueError("rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out")
         if s.updates.aux_coef:
             raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
     elif (

@@ -37,6 +37,7 @@ def source_of(s: Settings, learner: Learner) -> Source:
         s.task.tokenizer.end_ids,
         slots=s.rollout.slots,
         dtype=s.rollout.dtype,
+        router=s.rollout.router,
         record_routing=s.model.num_moe_layers > 0,
         record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
     )

@@ -7,6 +7,7 @@ from typing import Any
 from jaxrl_llm import tasks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
+from jaxrl_llm.models.routing import EXACT, Router
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.ranges import at_least, at_least_zero, one_of
 from jaxrl_llm.rollout.sampling import Sampling
@@ -56,19 +57,22 @@ class RolloutConfig:
     allow_truncated: bool
     slots: int
     dtype: str
+    router_dtype: str
+    router_noise: float
 
     def __post_init__(self) -> None:
         for name in ("prompts", "group_size"):
             at_least(f"rollout.{name}", getattr(self, name), 1)
         for name in ("max_prompt_length", "max_new_tokens", "slots"):
             at_least(f"rollout.{name}", getattr(self, name), 0)
-        one_of("rollout.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("rollout.dtype", self.dtype, ("float32", "bfloat16", "float8_e4m3"))
         if self.temperature == 0:
             raise ValueError(
                 "rollout.temperature=0 makes all answers of a group equal, so there is nothing to compare; "
                 "set rollout.temperature=1.0"
             )
         assert self.sampling  # checks the ranges of temperature, top_k and top_p
+        assert self.router  # and those of its dtype and noise
         truncated = self.top_p < 1 or self.top_k > 0
         if truncated and not self.allow_truncated:
             raise ValueError(
@@ -79,6 +83,10 @@ class RolloutConfig:
     @property
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def router(self) -> Router:
+        return Router(self.router_dtype, self.router_noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,3 +189,14 @@ class Settings:
     @property
     def rows(self) -> int:
         return self.rollout.prompts * self.rollout.group_size
+
+    @property
+    def sampler_precision(self) -> str:
+        """How closely the trainer may expect to agree with the sampler: that of a dtype, "made different" of none.
+
+        Adapters are merged in the dtype of the weights: in bfloat16 that is what is sampled from.
+        """
+        if self.rollout.router != EXACT:
+            return "made different"
+        merged = self.model.param_dtype if self.lora.rank else "float32"
+        return self.rollout.dtype if merged == "float32" else merged

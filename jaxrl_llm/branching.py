@@ -75,7 +75,9 @@ class Trajectory:
             log.note(f"resumed from rollout {done}")
         log.cut(done if checkpoints.latest is not None else -1)
         branches, evaluated = log.workdir / "branches.jsonl", {}
-        keep_rows(branches, lambda row: row["state"] < done)
+        writes = jax.process_index() == 0
+        if writes:
+            keep_rows(branches, lambda row: row["state"] < done)
         states = branching.states(settings.steps)
         for step in range(done, settings.steps):
             place, sampled = self.stream.get_state(), {}
@@ -91,10 +93,11 @@ class Trajectory:
                     else:
                         taken = self._branch(run, state, step, sampled)
                     rows += [{"state": step, "arm": arm, **row} for row in taken]
-                add_rows(branches, rows)
+                if writes:
+                    add_rows(branches, rows)
             self.stream.set_state(ahead)
             state = after
-            log.metrics(step + 1, values | (evaluated if step in states else {}))
+            log.metrics(step + 1, values)
             if step + 1 == settings.steps or (step + 1) % settings.checkpoint.every == 0:
                 extra = {"config_hash": identity, "stream": self.stream.get_state()}
                 checkpoints.save(step + 1, state, extra)
@@ -131,7 +134,8 @@ class Trajectory:
         every = s.log.diagnostics_every
         diagnosed = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
         old_params = _copy(state.params) if diagnosed else None
-        state, updates = learn(run.learner, state, Drawn(experience.batch, epochs), run.base)
+        learner = run.learner.critic_only if step <= s.critic.warmup_steps else run.learner
+        state, updates = learn(learner, state, Drawn(experience.batch, epochs), run.base)
         scored = experience.metrics
         if diagnosed:
             scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[0], run.base)
@@ -141,7 +145,7 @@ class Trajectory:
             M.finalize(scored),
             [M.finalize(update) for update in updates],
             dtype=s.model.dtype,
-            sampler_dtype=s.rollout.dtype,
+            sampler_dtype=s.sampler_precision,
             truncated=s.rollout.allow_truncated,
             answers=s.rows,
         )

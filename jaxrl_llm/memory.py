@@ -132,7 +132,8 @@ def of_device(mesh: jax.sharding.Mesh) -> int | None:
 def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[str, int]:
     """Weights cut into layers and cast; the cache of every slot, prompt included; one step's logits."""
     config, width = s.model, s.task.prompt_length
-    size = jnp.dtype(s.rollout.dtype).itemsize
+    dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
+    size = jnp.dtype(dtype).itemsize
     slots = min(s.rollout.slots, s.rows) or s.rows
     column = 2 * len(config.kinds) * _over(config.num_key_value_heads, tensor) * config.head_dim * size
     if slots == s.rows:  # a group shares its prompt

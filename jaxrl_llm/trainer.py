@@ -203,13 +203,11 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
-    # Adapters are merged in the dtype of the weights: in bfloat16 that is what is sampled from.
-    merged_dtype = settings.model.param_dtype if settings.lora.rank else "float32"
     write = functools.partial(
         Pending.write,
         log=log,
         dtype=settings.model.dtype,
-        sampler_dtype=settings.rollout.dtype if merged_dtype == "float32" else merged_dtype,
+        sampler_dtype=settings.sampler_precision,
         truncated=settings.rollout.allow_truncated,
         answers=settings.rows,
     )

@@ -117,6 +117,7 @@ BAD = {
     "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of padded, packed, shared"),
     "critic.kind": ("tail", "critic.kind='tail' is unknown.*; use one of none, head, separate"),
     "rollout.dtype": ("float16", "rollout.dtype='float16' is unknown.*; use one of float32, bfloat16"),
+    "rollout.router_dtype": ("float16", "rollout.router_dtype='float16' is unknown.*; use one of float32, bfloat16"),
     "model.dtype": ("float16", "model.dtype='float16' is not one of"),
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
@@ -128,6 +129,7 @@ BAD = {
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
     "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
+    "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 is out of range; give rollout.router_noise at least 0"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
@@ -190,6 +192,10 @@ DISAGREE = {
     "micro-batches of what reads the whole minibatch": (
         {"objective.name": "sat", "updates.micro_batch_rows": 4},
         "updates.micro_batch_rows=4 cuts the minibatch that sat reads as a whole; set it to 0",
+    ),
+    "a noisy router and no experts": (
+        {"model.num_experts": 0, "rollout.router_noise": 0.1},
+        "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out",
     ),
     "three mesh axes": ({"mesh.shape": (1, 1, 1)}, r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),
     "PPO without a critic": ({"objective.name": "ppo"}, "objective.name='ppo' needs values; set critic.kind"),

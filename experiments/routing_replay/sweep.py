@@ -14,9 +14,10 @@ mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, 
 regime   where do expert changes drive the ratio? layers, experts, k, router learning rate, longer answers
 what     indices against logits under R2, 5 seeds
 branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
-clips    the calibration of its arm "GRPO tight clip": share of tokens clipped under GSPO and under three clip ranges;
-         `python experiments/routing_replay/clips.py DIR` writes `clips.json` from it
-         (branch@1e-4,4e-4 and clips@1e-4 are the parts at these rates; the whole goes on in the same DIR)
+         (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
+control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
+         4: does R3 or TIS repair what the noise does? (control@4 is the part at N = 4)
+dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
@@ -91,37 +92,68 @@ def clipped(epsilon: float) -> dict[str, float]:
     return {"objective.name": "grpo", "objective.clip_low": 0.8 * epsilon, "objective.clip_high": epsilon}
 
 
-def branch_arms(*rates_of_part: float) -> list[dict[str, Any]]:
-    """The arms of `branch` at each rate; the tight clip is the one of `clips.json` at that rate."""
-    path = Path(__file__).with_name("clips.json")
-    clips = json.loads(path.read_text()) if path.exists() else {}
-    plain = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
-    runs = []
-    for rate in rates(*rates_of_part):
-        tight = [{"arm": "GRPO tight clip", **clipped(clips[rate["condition"]])}] if rate["condition"] in clips else []
-        runs += product(chain(plain, tight), [rate])
-    return runs
-
-
 def branches(variant: str, part: str) -> Sweep:
     if variant == "branch_smoke":
         runs = product(arms("GRPO", "GRPO+R2"), seeds(0, 2))
         branching = Branching(first=0, every=1)
         return Sweep(QUESTION, runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=0.5, branching=branching)
+    if variant == "control":
+        return control(part)
+    if variant == "dose":
+        return dose()
+    tight = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.002)]
+    compared = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}], tight)
     own = [float(rate) for rate in part.split(",")] if part else BRANCH_RATES
-    if variant == "clips":
-        grid = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.05, 0.12)]
-        runs = product(chain(arms("GRPO", "GSPO"), grid), rates(*own), [BRANCHED | {"steps": 15}], seeds(100, 1))
-        return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=Branching(first=2, every=4))
-    runs = product(branch_arms(*own), [BRANCHED], seeds(0, 8))
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=2))
+    runs = product(compared, rates(*own), [BRANCHED], seeds(0, 8))
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
+
+
+# Standard deviations of the sampler's router noise at which so many of the experts differ (docs/routing_replay.md).
+NOISE = {"no noise": 0.0, "1 % flips": 0.04, "3 % flips": 0.12, "10 % flips": 0.45}
+# The rates of `full` at N = 1 and of its neighbour at N = 4.
+CONTROL_RATES = {1: 2e-4, 4: 1e-4}
+
+
+def control(part: str) -> Sweep:
+    corrected = [{"arm": "GRPO+TIS", "objective.name": "grpo", "objective.correction": "tis"}]
+    noisy = [
+        {
+            "condition": f"N = {n}, {name}",
+            "updates.minibatches": n,
+            "optimizer.learning_rate": CONTROL_RATES[n],
+            "rollout.router_noise": scale,
+        }
+        for n in ([int(n) for n in part.split(",")] if part else CONTROL_RATES)
+        for name, scale in NOISE.items()
+    ]
+    runs = product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy, [BRANCHED | {"steps": 16}], seeds(0, 5))
+    branching = Branching(first=0, every=4, rollouts=4)
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
+
+
+def dose() -> Sweep:
+    """From experts that hardly move to a router that moves alone; what trains the router alone needs larger steps."""
+    small = {"optimizer.learning_rate": 1e-4}
+    alone = {"lora.rank": 8, "lora.targets": "router"}
+    settings = chain(
+        [{"condition": "as above", **small}],
+        [{"condition": "router x 10", **small, "optimizer.router_factor": 10.0}],
+        [{"condition": "router x 100", **small, "optimizer.router_factor": 100.0}],
+        [{"condition": "router alone, 1e-3", **alone, "optimizer.learning_rate": 1e-3}],
+        [{"condition": "router alone, 1e-2", **alone, "optimizer.learning_rate": 1e-2}],
+        [{"condition": "8 layers", **small, "model.num_hidden_layers": 8}],
+        [{"condition": "64 experts, top-2", **small, "model.num_experts": 64, "model.num_experts_per_tok": 2}],
+    )
+    measured = BRANCHED | {"log.diagnostics_every": 1, "steps": 20}
+    runs = product(arms("GRPO", "GRPO+R2"), settings, [measured], seeds(0, 5))
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=Branching(first=1, every=2))
 
 
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "clips"):
-        raise ValueError(f"variant {variant}@{part}: only full and tune have parts by N, branch and clips by rate")
-    if variant in ("branch", "branch_smoke", "clips"):
+    if part and variant not in ("full", "tune", "branch", "control"):
+        raise ValueError(f"{variant}@{part}: full, tune and control have parts by N, branch by rate")
+    if variant in ("branch", "branch_smoke", "control", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
@@ -156,6 +188,6 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        known = "quick, seeds, full, tune, mismatch, regime, what, clips, branch and branch_smoke"
+        known = "quick, seeds, full, tune, mismatch, regime, what, branch, control, dose and branch_smoke"
         raise ValueError(f"unknown variant {variant!r}; it has {known}")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)

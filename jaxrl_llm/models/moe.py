@@ -13,7 +13,7 @@ from jaxrl_llm.models.attention import matrix
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import apply_experts
 from jaxrl_llm.models.low_rank import project, whole
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models.routing import EXACT, Router, Routing
 
 __all__ = ["MoE", "SwiGLU", "load_balance_loss"]
 
@@ -46,13 +46,15 @@ class MoE(nnx.Module):
         self.implementation = config.experts_implementation
 
     def __call__(
-        self, x: Float[Array, "b t d"], replay: Routing | None, mesh: jax.sharding.Mesh | None
+        self,
+        x: Float[Array, "b t d"],
+        replay: Routing | None,
+        mesh: jax.sharding.Mesh | None,
+        router: Router = EXACT,
     ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
         """Returns the output, the experts used and the current router's logits."""
         b, t, d = x.shape
-        logits = jnp.matmul(
-            x.astype(jnp.float32), whole(self.router[...]).astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
-        )
+        logits = router.logits(x, whole(self.router[...]))
         experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         y = apply_experts(

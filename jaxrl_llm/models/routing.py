@@ -1,12 +1,15 @@
-"""Which experts every token used: a forward returns the record, and a later forward can replay it."""
+"""The router's logits, and which experts every token used: a forward returns the record, a later one can replay it."""
+
+import dataclasses
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer
+from jaxrl_llm.ranges import at_least_zero, one_of
 
-__all__ = ["Routing", "is_recorded", "no_record", "routing_dtype", "select_experts"]
+__all__ = ["EXACT", "Router", "Routing", "is_recorded", "no_record", "routing_dtype", "select_experts"]
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -22,6 +25,47 @@ class Routing(flax.struct.PyTreeNode):
 
     def __getitem__(self, index: object) -> "Routing":
         return jax.tree.map(lambda x: x[index], self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """How a forward computes the router's logits. Another than the default makes a sampler differ on purpose.
+
+        s = x W  in `dtype`,   s_i + noise z_i   with z_i standard normal
+
+    z_i is a fixed function of the bits of s_i and of i, as rounding is a fixed function of its operands: an answer
+    depends neither on its place in the batch nor on a key. Equal programs give equal noise; another batch shape, whose
+    logits differ in their last bits, gives another draw.
+    """
+
+    dtype: str = "float32"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("rollout.router_dtype", self.dtype, ("float32", "bfloat16"))
+        at_least_zero("rollout.router_noise", self.noise)
+
+    def logits(self, x: Float[Array, "*n d"], weight: Float[Array, "d e"]) -> Float[Array, "*n e"]:
+        """The float32 logits of every expert."""
+        operands = x.astype(self.dtype).astype(jnp.float32), weight.astype(self.dtype).astype(jnp.float32)
+        logits = jnp.matmul(*operands, precision=jax.lax.Precision.HIGHEST)
+        if self.dtype != "float32":
+            logits = logits.astype(self.dtype).astype(jnp.float32)
+        return logits + self.noise * _fixed_normal(logits) if self.noise else logits
+
+
+EXACT = Router()
+
+
+def _fixed_normal(x: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
+    """A standard normal number for every element, from its bits and its place in the last axis."""
+    place = jnp.arange(x.shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + place
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # bijections of 32 bits
+        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+    bits = bits ^ (bits >> 16)
+    uniform = (bits >> 9).astype(jnp.float32) * 2.0**-22 - 1 + 2.0**-23  # 23 bits, inside (-1, 1)
+    return jnp.sqrt(2.0) * jax.lax.erf_inv(uniform)
 
 
 def routing_dtype(num_experts: int) -> jnp.dtype:

@@ -24,7 +24,7 @@ from jaxrl_llm.models.flash import choose_attention
 from jaxrl_llm.models.kv_cache import KVCache, LayerCache, by_layer
 from jaxrl_llm.models.moe import MoE, SwiGLU
 from jaxrl_llm.models.rope import rotation
-from jaxrl_llm.models.routing import Routing, no_record, routing_dtype
+from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
@@ -57,12 +57,13 @@ class Block(nnx.Module):
         cache: Any,
         replay: Routing | None,
         mesh: jax.sharding.Mesh | None,
+        router: Router,
     ) -> tuple[Array, Any, Any]:
         y, kv = self.attention(self.attention_norm(x), *seen, cache, mesh)
         x = sharding.constrain(x + y, _ROW, mesh)
         if isinstance(self.mlp, SwiGLU):
             return sharding.constrain(x + self.mlp(self.mlp_norm(x)), _ROW, mesh), kv, None
-        y, experts, logits = self.mlp(self.mlp_norm(x), replay, mesh)
+        y, experts, logits = self.mlp(self.mlp_norm(x), replay, mesh, router)
         return sharding.constrain(x + y, _ROW, mesh), kv, (experts, logits)
 
 
@@ -114,6 +115,7 @@ class Model:
 
     config: ModelConfig
     mesh: jax.sharding.Mesh | None = None
+    router: Router = EXACT
 
     def init(self, key: Key) -> dict[str, Any]:
         """Fresh parameters: {"ends": ..., "dense": stacked dense blocks, "moe": stacked MoE blocks}."""
@@ -256,7 +258,7 @@ class Model:
 
         def block(x: Array, inputs: Any) -> tuple[Array, Any]:
             params, cache, replay = inputs
-            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh)
+            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
             return x, (kv, route)
 
         return block

@@ -218,7 +218,7 @@ PLOTS: Sequence[Plot] = (
         "Share of the variance of the log-ratio that comes from the changed selection of experts alone: "
         "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does. "
         "Parameters first: routing is what remains once the parameters have moved; the mean of both orders (Shapley) "
-        "favours neither. Measured on the last minibatch of some rollouts, an unweighted mean of heavy-tailed ratios.",
+        "favours neither. Every point is one measurement of a heavy-tailed ratio: the table weighs them by variance.",
         _DECOMPOSITION,
     ),
     _plot(

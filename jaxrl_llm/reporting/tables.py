@@ -64,30 +64,33 @@ def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[st
     for arm in study.arms:
         runs = [run for run in study.select(arm, condition) if run.rows]
 
-        def values(key: str, runs: Sequence[Run] = runs) -> np.ndarray:
-            series = [run.series(f"routing/{key}")[1] for run in runs]
-            return np.concatenate([np.ravel(one) for one in series] or [np.zeros(0)])
+        measured = [row for run in runs for row in run.rows if "routing/log_ratio_var" in row]
+
+        def values(key: str, measured: Sequence[Mapping[str, Any]] = measured) -> np.ndarray:
+            return np.array([row.get(f"routing/{key}") for row in measured], np.float64)  # absent: NaN
 
         variance, share, both = (values(key) for key in ("log_ratio_var", "share_of_variance", _SHAPLEY))
-        known = np.isfinite(variance) & np.isfinite(share) & np.isfinite(both) & (variance > 0)
+        known = np.isfinite(variance) & np.isfinite(share) & (variance > 0)
         if not known.any():
             continue
         variance, share, both = variance[known], share[known], both[known]
         low, middle, high = np.quantile(share, [0.1, 0.5, 0.9])
         tails = [values(f"part_above_{bound}") for bound in ("0.2", "ln2")]
+        both_orders = np.average(both, weights=variance)
         rows.append(
             [
                 arm,
                 str(len(share)),
                 f"{np.average(share, weights=variance):.1%}",
-                f"{np.average(both, weights=variance):.1%}",
+                f"{both_orders:.1%}" if np.isfinite(both_orders) else "",
                 f"{middle:.1%}",
                 f"{low:.1%} to {high:.1%}",
                 f"{variance.mean():.2g}",
                 *(_number(tail.tolist(), "{:.3%}") for tail in tails),
             ]
         )
-    return header, rows
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 _SHAPLEY = "share_of_variance_shapley"

@@ -18,10 +18,10 @@ from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Params
 from jaxrl_llm.models import KVCache, Model, Routing
 from jaxrl_llm.models.kv_cache import Prefix
-from jaxrl_llm.models.routing import routing_dtype
+from jaxrl_llm.models.routing import Router, routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
-__all__ = ["Answers", "Decoder", "Prompts", "Slots", "in_dtype", "is_end"]
+__all__ = ["Answers", "Decoder", "Prompts", "Slots", "as_sampler", "in_dtype", "is_end"]
 
 
 class Prompts(flax.struct.PyTreeNode):
@@ -166,6 +166,28 @@ def in_dtype(model: Model, dtype: str) -> Model:
     return dataclasses.replace(
         model, config=dataclasses.replace(model.config, dtype=dtype, attention_implementation="auto")
     )
+
+
+def as_sampler(model: Model, params: Params, dtype: str, router: Router) -> tuple[Model, Params]:
+    """The model and the parameters that sample: in `dtype`, with this router.
+
+    float8_e4m3 rounds the matrices of the layers, but for the router's, through that type and computes in the model's
+    own: the largest entry of each matrix is scaled to the type's largest number, as engines do.
+    """
+    model = dataclasses.replace(model, router=router)
+    if dtype != "float8_e4m3":
+        return in_dtype(model, dtype), params
+
+    def rounded(path: Any, x: Array) -> Array:
+        name = jax.tree_util.keystr(path)
+        if x.ndim < 3 or "router" in name:  # a stack of vectors: norms and biases
+            return x
+        scale = float(jnp.finfo(jnp.float8_e4m3fn).max) / jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+        scale = jnp.where(jnp.isfinite(scale), scale, 1)
+        return ((x * scale).astype(jnp.float8_e4m3fn).astype(x.dtype) / scale).astype(x.dtype)
+
+    kinds = {kind: jax.tree_util.tree_map_with_path(rounded, params[kind]) for kind in set(model.config.kinds)}
+    return model, {**params, **kinds}
 
 
 def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:

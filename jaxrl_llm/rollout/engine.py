@@ -14,9 +14,9 @@ import numpy as np
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model
-from jaxrl_llm.models.routing import Routing, no_record
+from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
 from jaxrl_llm.ranges import at_least
-from jaxrl_llm.rollout.decoder import Answers, Decoder, in_dtype, is_end
+from jaxrl_llm.rollout.decoder import Answers, Decoder, as_sampler, is_end
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.slots import Refilled
 from jaxrl_llm.rollout.together import decode_together, groups_share_prompts
@@ -35,7 +35,8 @@ class Engine:
     max_new_tokens: int
     end_ids: tuple[int, ...]  # an answer ends with the first of these tokens
     slots: int = 0  # answers decoded at once; 0 = all
-    dtype: str = "float32"  # of weights, activations and cache; router, logits and log-probs stay float32
+    dtype: str = "float32"  # of weights, activations and cache; logits and log-probs stay float32. float8_e4m3: weights
+    router: Router = EXACT
     record_routing: bool = True
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
 
@@ -97,7 +98,7 @@ class Engine:
 def _generate(
     engine: Engine, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
-    model = in_dtype(engine.model, engine.dtype)
+    model, params = as_sampler(engine.model, params, engine.dtype, engine.router)
     params = model.unstack(params, model.config.compute_dtype)
     decoder = Decoder(
         model=model,

@@ -83,8 +83,8 @@ class Branching:
             at_least(f"branching.{name}", getattr(self, name), least)
 
     def states(self, steps: int) -> range:
-        """The states from which branches start in a trajectory of so many rollouts: no branch is longer than it."""
-        return range(self.first, steps - self.rollouts + 1, self.every)
+        """The states of a trajectory of so many rollouts from which branches start; branches may go beyond its end."""
+        return range(self.first, steps, self.every)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.models import Routing
-from jaxrl_llm.models.routing import is_recorded, no_record, routing_dtype, select_experts
+from jaxrl_llm.models.routing import EXACT, Router, is_recorded, no_record, routing_dtype, select_experts
 from tests.reference import transformer_numpy
 
 MOE = dict(num_experts=4, num_experts_per_tok=2)
@@ -123,3 +123,46 @@ def test_the_router_learns_under_replayed_experts_not_under_replayed_logits(tiny
     assert np.all(by_layer[:, [0, 3]] > 0)
     assert np.all(by_layer[:, [1, 2]] == 0)  # experts outside the record are outside the gates
     assert not np.any(router_gradient(params, frozen))
+
+
+def _operands(seed=0, rows=2000):
+    rng = np.random.default_rng(seed)
+    x, weight = rng.standard_normal((rows, 8)), rng.standard_normal((8, 6)) / 3
+    return jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32)
+
+
+def test_the_exact_router_is_the_product():
+    x, weight = _operands(rows=5)
+    np.testing.assert_allclose(EXACT.logits(x, weight), np.asarray(x, np.float64) @ np.asarray(weight), atol=1e-6)
+
+
+def test_noise_is_standard_normal():
+    """12000 draws: mean, variance, fourth moment and correlations between experts within five standard errors."""
+    x, weight = _operands()
+    exact = EXACT.logits(x, weight)
+    z = np.asarray(Router(noise=0.5).logits(x, weight) - exact, np.float64) / 0.5
+    n = z.size
+    assert abs(z.mean()) < 5 / np.sqrt(n)
+    assert abs(z.var() - 1) < 5 * np.sqrt(2 / n)
+    assert abs((z**4).mean() - 3) < 5 * np.sqrt(96 / n)
+    assert np.abs(np.corrcoef(z.T) - np.eye(6)).max() < 5 / np.sqrt(len(z))
+
+
+def test_noise_does_not_know_the_place_of_a_token():
+    """On operands whose products and sums are exact, so that no order of sums changes a bit."""
+    x, weight = (jnp.round(8 * one) / 8 for one in _operands(rows=50))
+    order = np.random.default_rng(1).permutation(len(x))
+    moved = Router(noise=0.5).logits(x[order], weight)
+    np.testing.assert_array_equal(moved, Router(noise=0.5).logits(x, weight)[order])
+
+
+def test_a_bfloat16_router_rounds_operands_and_logits():
+    """By hand: 1 + 2^-9 is 1 in bfloat16 (8 bits), so the products with 1 and 3 are 1 and 3; 257 becomes 256."""
+    x, weight = jnp.array([[1 + 2.0**-9]]), jnp.array([[1.0, 3.0, 257.0]])
+    np.testing.assert_array_equal(Router("bfloat16").logits(x, weight), [[1, 3, 256]])
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float16"), ("noise", -0.1)])
+def test_a_router_that_cannot_be_is_named(field, value):
+    with pytest.raises(ValueError, match=f"rollout.router_{field}="):
+        Router(**{field: value})

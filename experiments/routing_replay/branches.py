@@ -1,0 +1,143 @@
+"""The tables and the figure of a sweep of branches for this page, and its data in small.
+
+    python experiments/routing_replay/branches.py runs/routing_replay/branch                  # prints Markdown
+    python experiments/routing_replay/branches.py runs/routing_replay/branch --figure OUT.png
+    python experiments/routing_replay/branches.py runs/routing_replay/branch --pack OUT.tar.xz
+
+The packed sweep is what the report reads, with the evaluations, the clipped shares and the routing of every branch.
+"""
+
+import argparse
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxrl_llm.reporting.comparisons import OUTCOMES, compare
+from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
+from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
+from jaxrl_llm.reporting.style import INK, colour, panels
+from jaxrl_llm.run_log import read_rows
+
+SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
+SECOND_BATCH = 4  # the first seed of the second batch of trajectories
+KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
+KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
+
+
+def batches(study: Study, arm: str, condition: str) -> Iterator[PairedDifference]:
+    """The difference to the baseline over all trajectories, over the first batch and over the second."""
+    theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
+    pairs = [(run, theirs[run.seed, run.branch]) for run in study.select(arm, condition) if run.ended]
+    late = [int(run.seed) >= SECOND_BATCH for run, _ in pairs]
+    for wanted in ((False, True), (False,), (True,)):
+        own = [pair for pair, second in zip(pairs, late, strict=True) if second in wanted]
+        values = [[SAMPLED.measure(run) for run in pair] for pair in own]
+        left, right = np.array(values, np.float64).reshape(-1, 2).T
+        yield paired_difference(left, right, [run.seed for run, _ in own])
+
+
+def mean(runs: Sequence[Run], key: str) -> float:
+    values = [run.average(key) for run in runs]
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def table(study: Study) -> list[list[str]]:
+    """Condition, arm, states, tokens clipped, difference with interval, detectable, the two batches."""
+    rows = []
+    for condition in study.conditions:
+        for arm in study.arms:
+            runs = study.select(arm, condition)
+            clipped = mean(runs, CLIPPED)
+            cells = [condition, arm, str(len(runs)), f"{clipped * 100:.1f} %"]
+            if arm == study.baseline:
+                start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
+                rows.append([*cells, f"({start:.3f} -> {end:.3f})", "", "", ""])
+                continue
+            whole, *parts = batches(study, arm, condition)
+            told = [f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}" if d.n > 1 else "" for d in parts]
+            size = f"{SAMPLED.signed(whole.mean)} {SAMPLED.interval(whole.low, whole.high)}"
+            rows.append([*cells, size, f"{whole.detectable:.3f}", *told])
+    return rows
+
+
+def routing(study: Study) -> list[list[str]]:
+    """Condition, arm, experts changed, share of routing by variance, median, Var(log r), tails of the routing part."""
+    rows = []
+    for condition in study.conditions:
+        for arm in study.arms:
+            runs = [run for run in study.select(arm, condition) if run.series("routing/log_ratio_var")[0].size]
+            if not runs:
+                continue
+            weights = np.array([run.value("routing/log_ratio_var") for run in runs])
+            shares = np.array([run.value("routing/share_of_variance") for run in runs])
+            tails = [f"{mean(runs, f'routing/part_above_{name}'):.2%}".replace("%", " %") for name in ("0.2", "ln2")]
+            known = weights > 0
+            share = np.average(shares[known], weights=weights[known]) if known.any() else np.nan
+            shown = [f"{share * 100:.0f} %", f"{np.median(shares[known]) * 100:.0f} %", f"{weights.mean():.2g}"]
+            changed = f"{mean(runs, 'routing/flips_fresh') * 100:.1f} %"
+            rows.append([condition, arm, str(len(runs)), changed, *shown, *tails])
+    return rows
+
+
+def figure(study: Study) -> Figure:
+    """Difference to the baseline with its interval against the share of tokens clipped, one panel a condition."""
+    drawn, axes = panels([f"{one}: against {study.baseline}" for one in study.conditions], columns=3, height=3.2)
+    for ax, condition in zip(axes, study.conditions, strict=True):
+        for c in compare(study, condition):
+            if c.outcome.name == SAMPLED.name and c.difference.n > 1:
+                ink, x = colour(study.arms, c.arm), 100 * mean(study.select(c.arm, condition), CLIPPED)
+                ax.plot([x, x], [c.difference.low, c.difference.high], color=ink, linewidth=1.8)
+                ax.plot(x, c.difference.mean, "o", color=ink, markersize=5)
+                ax.annotate(c.arm, (x, c.difference.mean), (5, 3), textcoords="offset points", color=ink, fontsize=8)
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.margins(x=0.25)
+        ax.set_xlabel("tokens clipped (%)", fontsize=8.5, color=INK)
+    return drawn
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """The sweep with the rows that the tables read."""
+    with tarfile.open(archive, "w:xz") as packed:
+
+        def add(name: str, content: bytes) -> None:
+            info = tarfile.TarInfo(f"{folder.name}/{name}")
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+
+        add("sweep.json", (folder / "sweep.json").read_bytes())
+        for path in sorted(folder.rglob("branches.jsonl")):
+            place = path.parent.relative_to(folder)
+            lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]
+            add(f"{place}/branches.jsonl", "".join(lines).encode())
+            for name in ("config.json", "result.json"):
+                if (path.parent / name).exists():
+                    add(f"{place}/{name}", (path.parent / name).read_bytes())
+
+
+def _kept(key: str) -> bool:
+    routed = key.startswith(tuple(f"routing/{name}" for name in KEPT_ROUTING)) and "by_layer" not in key
+    return key in ("state", "arm", "step", "failed") or key.startswith(KEPT) or routed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--pack", type=Path)
+    given = parser.parse_args()
+    study = load(given.dir)
+    for rows in (table(study), routing(study)):
+        print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
+    if given.figure:
+        figure(study).savefig(given.figure)
+    if given.pack:
+        pack(given.dir, given.pack)
+
+
+if __name__ == "__main__":
+    main()
