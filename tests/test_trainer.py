@@ -227,8 +227,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_pat
     """The row is written, for who looks for the reason; the checkpoint of the step is not."""
     finish, calls = collect.Rollout.finish, []
 
-    def poisoned(rollout):
-        found = finish(rollout)
+    def poisoned(rollout, judged):
+        found = finish(rollout, judged)
         calls.append(None)
         if len(calls) < 4:
             return found
@@ -260,6 +260,8 @@ def test_four_devices_train_as_one(straight, folder, tmp_path):
         tiny_run.train(workdir, config, start=tiny_run.start_of(straight[0]))
         one, four = tiny_run.metrics(straight[1])[1], tiny_run.metrics(workdir)[1]
         for name in one.keys() & four.keys():
+            if four[name] is None and one[name] is None:  # of no token
+                continue
             np.testing.assert_allclose(four[name], one[name], rtol=2e-3, atol=1e-4, err_msg=f"{shape} {name}")
 
 
