@@ -37,7 +37,7 @@ here = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "con
 CHECKOUT = here[0] if here else Path("jaxrl_llm_checkout").resolve()
 if not CHECKOUT.exists():
     subprocess.run(["git", "clone", "--depth", "1", REPOSITORY, str(CHECKOUT)], check=True)
-sys.path.insert(0, str(CHECKOUT))  # the configurations lie there, wherever the package itself comes from
+sys.path.insert(0, str(CHECKOUT))  # the configurations are there, wherever the package itself comes from
 needed = ("array_record", "jaxtyping", "ml_collections", "optax", "orbax", "tensorboardX")
 if any(importlib.util.find_spec(package) is None for package in needed):
     tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))

@@ -2,7 +2,7 @@
 
 Command:  python -m jaxrl_llm.main --config configs/dppo.py --workdir runs/dppo
 Minutes:  about 1 for 40 steps on two CPU cores; :smoke under one
-Expect:   in 40 steps held-out greedy accuracy from 0.79 to 0.88 (one seed); the mask acts on next to no token there
+Expect:   in 40 steps held-out greedy accuracy from 0.79 to 0.88 (one seed); the mask removes almost no token there
 """
 
 from ml_collections import ConfigDict

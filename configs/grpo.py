@@ -1,4 +1,4 @@
-"""GRPO: one importance ratio a token, clipped (arXiv 2402.03300).
+"""GRPO: one importance ratio per token, clipped (arXiv 2402.03300).
 
 Command:  python -m jaxrl_llm.main --config configs/grpo.py --workdir runs/grpo
 Minutes:  about 2 on two CPU cores; :smoke under one

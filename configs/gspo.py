@@ -1,4 +1,4 @@
-"""GSPO: one length-normalised importance ratio a sequence, clipped (arXiv 2507.18071).
+"""GSPO: one length-normalised importance ratio per sequence, clipped (arXiv 2507.18071).
 
 Command:  python -m jaxrl_llm.main --config configs/gspo.py --workdir runs/gspo
 Minutes:  about 2 on two CPU cores; :smoke under one

@@ -1,4 +1,4 @@
-"""GSPO-token: GSPO's ratio with a gradient of its own for every token (arXiv 2507.18071, section 4.3).
+"""GSPO-token: GSPO's ratio with a separate gradient for every token (arXiv 2507.18071, section 4.3).
 
 Command:  python -m jaxrl_llm.main --config configs/gspo_token.py --workdir runs/gspo_token
 Minutes:  about 2 on two CPU cores; :smoke under one

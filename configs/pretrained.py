@@ -1,12 +1,12 @@
-"""GRPO from a published checkpoint: every size of the model is the checkpoint's. The task must speak its tokenizer.
+"""GRPO from a published checkpoint: every size of the model is taken from it, and the task uses its tokenizer.
 
 Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir DIR
           with the task and the lengths of the answers as further flags
 Minutes:  those of the model; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 
-For a run that is to be planned or tried before the checkpoint is fetched, write a config that holds its sizes in the
-fields of `model`, as qwen3_0_6b_gsm8k_grpo.py does: a checkpoint that contradicts them is an error.
+To plan or try a run without the checkpoint's files, write a config with its sizes in the fields of `model`, as
+qwen3_0_6b_gsm8k_grpo.py does: a checkpoint that contradicts them is an error.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ _TINY = {
 
 
 def on_stand_ins(config: Any, sizes: dict[str, Any]) -> ConfigDict:
-    """The whole run in its smallest form: GSM8K and a checkpoint of `sizes` that were written on the spot."""
+    """The whole run in its smallest form: GSM8K and a checkpoint of `sizes`, both generated locally."""
     smoke: Any = base.smoke(base.get_config())
     for block in ("rollout", "updates", "evaluation", "checkpoint", "log"):
         for field in ("prompts", "group_size", "minibatches", "every", "samples", "diagnostics_every"):
@@ -77,7 +77,7 @@ def on_stand_ins(config: Any, sizes: dict[str, Any]) -> ConfigDict:
     config.task.options = ConfigDict({"folder": stand_ins.gsm8k(), "prompt_length": 96, "answer_length": 4})
     config.rollout.slots = 8
     config.updates.micro_batch_rows = 0
-    config.warm_start.steps = 30  # a policy that is right now and then: without rewards nothing would be learned
+    config.warm_start.steps = 30  # a policy that is sometimes right: without rewards nothing would be learned
     config.warm_start.learning_rate = 1e-2
     config.mesh.shape = (1, 1, 1, 1)
     given = {name: value for name, value in config.model.items() if value is not None} | sizes

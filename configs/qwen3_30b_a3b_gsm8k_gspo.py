@@ -24,7 +24,7 @@ def get_config(variant: str = "") -> ConfigDict:
     set_qwen3(config)
     config.model.num_hidden_layers = 48
     config.model.hidden_size = 2048
-    config.model.intermediate_size = 6144  # no layer is dense; the published file has it all the same
+    config.model.intermediate_size = 6144  # no layer is dense, but the published file has the field
     config.model.num_attention_heads = 32
     config.model.num_key_value_heads = 4
     config.model.num_experts = 128

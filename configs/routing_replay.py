@@ -5,8 +5,8 @@ Minutes:  about 1 on one CPU core; :smoke under one
 Expect:   with GRPO reward/mean falls from about 0.7 within 30 rollouts of N = 32 updates each, and
           routing/flips_old_current reaches 5 to 10 % by the last update of a rollout
 
-Sixteen experts of which four work, thirty-two updates of eight answers a rollout, and a learning rate at which the
-objectives part. experiments/routing_replay/ compares them in pairs.
+Sixteen experts of which four are active, thirty-two updates of eight answers per rollout, and a learning rate at which
+the objectives differ. experiments/routing_replay/ compares them in pairs.
 """
 
 from ml_collections import ConfigDict

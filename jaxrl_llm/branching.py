@@ -169,7 +169,7 @@ def _copy(tree: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Branch off the trajectory of a DIR, or go on with it; returns the exit code (see command_line.py)."""
+    """Branch off the trajectory of a DIR, or resume it; returns the exit code (see command_line.py)."""
     parser = Parser(prog="python -m jaxrl_llm.branching", description="Fork states of one run into arms.")
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="DIR of the trajectory; the same command resumes it")

@@ -3,7 +3,7 @@
 0    done
 1    failed: what was started could not end (a loss that is not finite, a full disk, a damaged checkpoint)
 2    refused: the command line, the config or the DIR is wrong, and nothing was started or written
-130  stopped by Ctrl-C, 143 by SIGTERM: a run has saved itself, and the same command goes on with it
+130  stopped by Ctrl-C, 143 by SIGTERM: a run has saved its state, and the same command resumes it
 134  of several processes: JAX aborted this one because another is gone (see docs/several_processes.md)
 """
 

@@ -95,9 +95,9 @@ def main(arguments: Sequence[str] | None = None, program: Program | None = None)
 
     It is 0 when all finished, 1 when a run failed, 2 when something was refused, 130 when interrupted.
     """
-    parser = Parser(prog="jaxrl-llm sweep", description="Run a sweep, or go on with it.")
+    parser = Parser(prog="jaxrl-llm sweep", description="Run or resume a sweep.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
-    parser.add_argument("--workdir", required=True, help="DIR of the sweep; runs lie in DIR/[condition/]arm/seed")
+    parser.add_argument("--workdir", required=True, help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed")
     parser.add_argument("--launcher", choices=("local", "submitit", "none"), default="local")
     parser.add_argument("--cores", type=int, help="cores to use in all; default: every usable one")
     parser.add_argument("--cores_per_run", type=int, default=1, help="the same for every run")

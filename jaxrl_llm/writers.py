@@ -90,7 +90,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases under the name of the DIR; the same DIR goes on with the same run.
+    """A run of Weights & Biases under the name of the DIR; the same DIR continues the same run.
 
     Args:
         project: its name there.

@@ -1,4 +1,4 @@
-"""The setting of three ablations: countdown, whose answers differ in length and of which several are right.
+"""The setting of three ablations: countdown, where answers differ in length and several are right.
 
 Command:  python -m jaxrl_llm.main --config experiments/ablations/countdown.py --workdir runs/countdown
 Minutes:  about 1 on one CPU core

@@ -2,8 +2,8 @@
 
 python -m experiments.performance.bench --workload S --json OUT.json [--peers trl,tunix|none] [--repeats 3]
 
-Each peer has a run of its own beside ours, so that no more than two systems are in memory. The two are processes on one
-core that take turns step by step; a figure is the CPU seconds of the best step after the first. The floor is 6 x active
+Each peer is run separately against ours, so that at most two systems are in memory. The two are processes on one core
+that take turns step by step; a figure is the CPU seconds of the best step after the first. The floor is 6 x active
 parameters x tokens at this core's own float32 matrix rate.
 """
 
@@ -48,7 +48,7 @@ def measure(
     environment = {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a start from nothing, every time
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # an empty cache at every start
         "XLA_FLAGS": "",
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -75,7 +75,7 @@ def _short(step: Mapping[str, float]) -> str:
 def compare(workload: Workload, peers: Sequence[str], repeats: int, core: int | None) -> dict[str, Any]:
     """Everything that goes into the JSON: ours at the top, the peers, how much faster we are, and the floor.
 
-    Ours runs again beside each peer, which is compared with that very run; ours at the top is the first run.
+    Ours runs again with each peer, which is compared with that run; ours at the top is the first run.
 
     Raises:
       RuntimeError: a system ended, or a peer needs more memory than is free.

@@ -4,8 +4,8 @@ Command:  python -m experiments.performance.loading --folder DIR [--layers 24] [
 
 DIR receives a generated checkpoint, unless it holds one. Every measurement is a process of its own, in turns, so that
 the peaks are apart: `read` goes through the files in pieces of 16 MiB and keeps nothing, `keep` reads them into memory
-and leaves them there, as they lie, `load` is `load_pretrained`. Between `read` and `keep` lies the price of memory that
-the process had not touched before, which every way of loading pays.
+and leaves them there unchanged, `load` is `load_pretrained`. The difference between `read` and `keep` is the cost of
+touching new memory, which every way of loading pays.
 """
 
 import argparse

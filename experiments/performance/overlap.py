@@ -2,8 +2,8 @@
 
 Command:  python -m experiments.performance.overlap [--seconds 0.05] [--steps 8] [--turns 2]
 
-The same run twice a turn; the second arm waits for the verifier before it scores. All that is logged but the clock must
-be equal, to the last bit. The fastest step of each arm counts: other work on the machine only adds to it.
+The same run twice a turn; the second arm waits for the verifier before it scores. Everything logged except times must
+be equal to the last bit. The fastest step of each arm counts: other work on the machine only adds to it.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slow:
-    """A verifier that sleeps; its reward is of no interest."""
+    """A verifier that sleeps; its reward does not matter."""
 
     seconds: float
 

@@ -91,7 +91,7 @@ class TakeTurns(TrainerCallback):
         )
 
     def figures(self) -> dict[str, float]:
-        """What else is told of a step."""
+        """Further figures of a step."""
         return {}
 
 

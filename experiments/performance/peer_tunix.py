@@ -73,7 +73,7 @@ def make_cluster(w: Workload) -> Any:
 
 
 class TakeTurns:
-    """A turn goes from before generation to after the update of the actor."""
+    """A turn lasts from before generation to after the update of the actor."""
 
     def __init__(self, cluster: Any):
         self.turns, self.began, self.rollout = Turns(), 0.0, 0.0

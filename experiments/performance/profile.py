@@ -3,7 +3,7 @@
 python -m experiments.performance.profile [--workload S] [--phase update|rollout] [--top 25]
 
 Traces one run of the compiled program with jax.profiler, takes each instruction's own time (without what it calls) and
-names it by the operation of the source that it was compiled from. A loop in a loop counts as experts: so it is where
+names it by the operation of the source that it was compiled from. A nested loop counts as experts, which holds where
 layers are unrolled and a minibatch is one micro-batch, as in S and M.
 """
 
@@ -64,7 +64,7 @@ def own_times(run: Callable[[], Any]) -> dict[str, float]:
 
 
 def by_kind(own: Mapping[str, float], sources: Mapping[str, str]) -> dict[str, float]:
-    """Times summed over what the instructions are for; what has no rule goes by its operation."""
+    """Times summed by the purpose of the instructions; those without a rule are listed by their operation."""
     kinds: dict[str, float] = collections.defaultdict(float)
     for name, time in own.items():
         source = sources.get(name, "")

@@ -1,4 +1,4 @@
-"""What a training step must compute and a decode step must read, and what a device could do of either in a second."""
+"""What a training step must compute and a decode step must read, and the peak rates of devices."""
 
 import re
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ def train_flops(config: ModelConfig, rows: int, length: int) -> float:
     6 A rows length + 12 L H h rows length (length + 1) / 2: A active parameters (2 forward, 4 backward a token), and in
     L layers for every pair of a token and one that it sees q k^T and w v over H heads of size h (4 H h forward, 8 H h
     backward). What the norms, the softmaxes, the router's top-k and AdamW compute is left out.
-    What rematerialisation computes again does not count, nor what attention computes of unseen pairs.
+    Recomputation by rematerialisation does not count, nor does attention between pairs that do not see each other.
     """
     pairs = rows * length * (length + 1) / 2
     attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs

@@ -1,7 +1,7 @@
 """How the timed programs take turns on one core: each is a process that waits for a line before every step.
 
 A runner calls `Turns.begin` before a step and `Turns.end` with its figures after it; the driver (`Runner`) starts the
-processes on one core and lets one of them go at a time, so that drift of the machine falls on all alike.
+processes on one core and lets one of them run at a time, so that drift of the machine affects all of them equally.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def check_room(name: str, needed_mb: float) -> None:
-    """Refuse to start what memory does not hold: the system would kill a program, perhaps another one.
+    """Refuse to start a program that does not fit into memory: the system would kill it, or another one.
 
     Raises:
-      RuntimeError: less is free than it needs (where the system tells, in /proc/meminfo).
+      RuntimeError: less memory is free than it needs (only where /proc/meminfo exists).
     """
     if not _MEMORY.exists():
         return
@@ -70,7 +70,7 @@ class Runner:
         )
 
     def step(self) -> dict[str, Any]:
-        """Let it go for one step; returns that step's figures.
+        """Run one step; returns its figures.
 
         Raises:
           RuntimeError: it ended; the message holds the end of its log.

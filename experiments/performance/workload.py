@@ -1,4 +1,4 @@
-"""What is timed: the shape of a model, of its prompts and of its answers. Imports neither jax nor torch."""
+"""What is timed: the shapes of a model, its prompts and its answers. Imports neither jax nor torch."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ class Workload:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets, the embedding table excluded."""
+        """Parameters that act on one token, without the embedding table."""
         attention = 2 * self.d * self.hd * (self.H + self.KV) + 2 * self.hd
         feed_forward = (self.k or 1) * 3 * self.d * self.ff + self.d * self.E
         return self.L * (attention + feed_forward + 2 * self.d) + self.V * self.d + self.d
@@ -93,7 +93,7 @@ class Workload:
 
 
 def load(name: str) -> Workload:
-    """A workload that ships (S, M, ...) or any JSON file with the fields of `Workload`.
+    """An included workload (S, M, ...) or any JSON file with the fields of `Workload`.
 
     Raises:
       ValueError: no such file, or fields that a workload does not have or that are missing.
@@ -115,7 +115,7 @@ def reward_of(text: str) -> float:
 
 
 def gemm_gflops(size: int = 1536, repeats: int = 5) -> float:
-    """float32 matrix product rate of one core in numpy, best of `repeats`: what the floor is reckoned with."""
+    """float32 matrix product rate of one core in numpy, best of `repeats`: the basis of the floor."""
     import numpy as np
 
     rng = np.random.default_rng(0)

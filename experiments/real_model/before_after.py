@@ -1,4 +1,4 @@
-"""What the runs changed: held-out accuracy before and after by arm, minutes, and answers that a person can read.
+"""Before and after training: held-out accuracy by arm, minutes, and readable answers.
 
 python -m experiments.real_model.before_after runs/real_model
 """

@@ -43,7 +43,7 @@ def export(folder: Path) -> None:
 
 
 def work(model: Path, seed: int, steps: int, layout: str) -> dict[str, Any]:
-    """What both programs are told; the prompts of every step are those of our stream."""
+    """The settings of both programs; the prompts of every step are those of our stream."""
     from jaxrl_llm import tasks
 
     overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout)]

@@ -44,7 +44,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "DAPO": {"objective.name": "dapo", "dynamic_sampling.max_draws": 3},
 }
 UPDATES = (1, 2, 4, 8, 16, 32)
-# From that N on: the more updates, the shorter the steps.
+# Learning rates from that N on: the more updates, the lower.
 RATES = {
     1: (2e-4, 4e-4, 8e-4, 1.6e-3),
     4: (5e-5, 1e-4, 2e-4, 4e-4),
@@ -52,7 +52,7 @@ RATES = {
 }
 
 
-# Sorting twenty digits takes a longer warm start to as good a policy.
+# Sorting twenty digits needs a longer warm start for an equally good policy.
 LONGER = {"warm_start.steps": 1200, "warm_start.target_pass_rate": 0.7}
 
 

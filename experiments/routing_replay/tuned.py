@@ -2,8 +2,8 @@
 
     python experiments/routing_replay/tuned.py runs/routing_replay/tune
 
-Highest in held-out sampled accuracy; a run that diverged counts as 0. A missing run refuses the whole, so that every
-arm is tuned with the same budget.
+Highest in held-out sampled accuracy; a run that diverged counts as 0. A missing run is an error, so that every arm is
+tuned with the same budget.
 """
 
 import json

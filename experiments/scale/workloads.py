@@ -1,4 +1,4 @@
-"""Runs at the size of published models, for the plan alone: their task stands in for its lengths."""
+"""Runs at the size of published models, only for plans: of the task only the lengths matter."""
 
 import dataclasses
 

@@ -3,7 +3,7 @@
 multiply     out_i = rows_i @ weights_e, or @ weights_e^T     a program a (tile of rows, block of columns)
 accumulate   d weights_e = sum of rows_i^T cotangent_i        a program a (group, block of weights_e)
 
-Rows are sorted by group. A tile lies inside one group: a schedule made on the device names each tile's group and rows,
+Rows are sorted by group. A tile is inside one group: a schedule made on the device names each tile's group and rows,
 with room for every way of cutting m rows into groups, so that nothing waits for the host. Tiles that are left over do
 nothing, and a group without rows costs nothing but its zeros in the gradient. XLA runs `jax.lax.ragged_dot` on GPUs as
 a product of every row with every group.

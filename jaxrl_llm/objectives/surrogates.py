@@ -85,7 +85,7 @@ class Clip(Surrogate):
             positive("dual_clip", self.dual_clip, above=1.0)
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken | float, PerToken | float]:
-        """How far below and above 1 a ratio may lie: numbers, or one a token."""
+        """How far a ratio may be below and above 1: numbers, or one per token."""
         return self.clip_low, self.clip_high
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:

@@ -101,6 +101,7 @@ _PAIRS = (
 _ROUTING = {  # titles of what _other_routing shows
     "routing/flips_sampler_old": "experts changed, sampler to old",
     "routing/flips_numeric": "experts changed at equal parameters",
+    "routing/flips_fresh": "experts changed, without replay",
 }
 
 

@@ -47,7 +47,7 @@ def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[st
 
     The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because a
     mean of ratios with a small denominator is heavy-tailed; the median and the 10th and 90th percentile of the single
-    shares stand beside it. The tails are shares of answer tokens.
+    shares are reported beside it. The tails are shares of answer tokens.
     """
     header = [
         "arm",

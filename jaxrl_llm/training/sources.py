@@ -33,7 +33,7 @@ class Drawn:
 
 @runtime_checkable
 class Source(Protocol):
-    """Draws what a step learns from; a value without a state of its own, which lies in the stream.
+    """Draws the data of a step; a value without state, which is all in the stream.
 
     `frozen` is what the learner combines with trained parameters (`Learner.policy`).
     """
@@ -51,7 +51,8 @@ class Source(Protocol):
         ...
 
     def reference(self, start: TrainState | None, frozen: Any, folder: Path) -> Any:
-        """What is kept of the start of the run, in `folder` so that a resume has the very same; None for nothing.
+        """What a source keeps of the start of the run, stored in `folder` so that a resume uses the same; None for
+        nothing.
 
         start: None where all of it lies there already.
         """
