@@ -46,5 +46,5 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     for name, products in _ATTENTION.items():
         if name in label:
             queries = max(shapes, key=math.prod)  # [.. heads, time, head_dim]; other operands tell blocks of the mask
-            return products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
+            return 1.0 * products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
     return 0.0 if _NONE.search(target) or not target.startswith(("tpu_custom_call", "__", "triton")) else None
