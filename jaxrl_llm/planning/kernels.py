@@ -22,8 +22,8 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
 
     Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
-    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul
-    multiplies each row by the matrix of its group.
+    q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul multiplies each row
+    by the matrix of its group.
     """
     target = i.attribute("custom_call_target").strip('"')
     stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
@@ -45,6 +45,6 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     label = i.name + i.attributes[: i.attributes.find("backend_config")]
     for name, products in _ATTENTION.items():
         if name in label:
-            queries = next(s for s in shapes if len(s) >= 3)  # [.. heads, time, head_dim]
-            return products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
+            queries = max(shapes, key=math.prod)  # [.. heads, time, head_dim]; other operands tell blocks of the mask
+            return 1.0 * products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
     return 0.0 if _NONE.search(target) or not target.startswith(("tpu_custom_call", "__", "triton")) else None

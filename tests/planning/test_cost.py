@@ -188,6 +188,25 @@ ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,64,4,8]) -> bf16[2,4,64,8] {
 """  # noqa: E501
 
 
+SPLASH = """HloModule attention
+
+ENTRY %main (blocks: s8[4,8,8], q: bf16[2,4,64,8], k: bf16[2,2,64,8]) -> bf16[2,4,64,8] {
+  %blocks = s8[4,8,8]{2,1,0} parameter(0)
+  %q = bf16[2,4,64,8]{3,2,1,0} parameter(1)
+  %k = bf16[2,2,64,8]{3,2,1,0} parameter(2)
+  ROOT %splash_mha_NAME_segmented.3 = bf16[2,4,64,8]{3,2,1,0} custom-call(%blocks, %q, %k, %k), custom_call_target="tpu_custom_call"
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("name", "products"), [("fwd", 2), ("dkv", 4), ("dq", 3)])
+def test_attention_by_splash(name, products):
+    """Causal: half of the 64 x 64 pairs, 2 FLOPs each; the first operand says which blocks of the mask are empty."""
+    once, _ = measure(parse(SPLASH.replace("NAME", name)), 1)
+    assert once.flops == products * 2 * 4 * 64 * 64 * 8
+    assert not once.unknown
+
+
 @pytest.mark.parametrize(
     ("name", "mask", "products"),
     [("Softmax", "CAUSAL", 2 / 2), ("ScaleBiasSoftmax", "NO_MASK", 2), ("SoftmaxBackward", "CAUSAL", 5 / 2)],
