@@ -135,7 +135,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
     begin, calls = collect.begin, []
