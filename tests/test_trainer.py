@@ -263,18 +263,29 @@ def test_four_devices_train_as_one(straight, folder, tmp_path):
             np.testing.assert_allclose(four[name], one[name], rtol=2e-3, atol=1e-4, err_msg=f"{shape} {name}")
 
 
+KINDS = {
+    "separate critic": ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
+    "R3 packed": ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
+    "R3 logits": ("grpo", {"replay.mode": "R3", "replay.what": "logits", "updates.minibatches": 4}),
+    "R2 logits": (
+        "grpo",
+        {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01},
+    ),
+    "one update, bfloat16 rollout": (
+        "grpo",
+        {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"},
+    ),
+    "DAPO": ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
-        ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
-        ("grpo", {"replay.mode": "R3", "replay.what": "logits", "updates.minibatches": 4}),
-        ("grpo", {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01}),
-        ("grpo", {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"}),
-        ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("separate critic", "R3 packed")))
+        for name, kind in KINDS.items()
     ],
-    ids=["separate critic", "R3 packed", "R3 logits", "R2 logits", "one update, bfloat16 rollout", "DAPO"],
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
