@@ -170,6 +170,7 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

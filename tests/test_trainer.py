@@ -135,7 +135,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
     begin, calls = collect.begin, []
@@ -265,18 +265,29 @@ def test_four_devices_train_as_one(straight, folder, tmp_path):
             np.testing.assert_allclose(four[name], one[name], rtol=2e-3, atol=1e-4, err_msg=f"{shape} {name}")
 
 
+KINDS = {
+    "separate critic": ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
+    "R3 packed": ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
+    "R3 logits": ("grpo", {"replay.mode": "R3", "replay.what": "logits", "updates.minibatches": 4}),
+    "R2 logits": (
+        "grpo",
+        {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01},
+    ),
+    "one update, bfloat16 rollout": (
+        "grpo",
+        {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"},
+    ),
+    "DAPO": ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
-        ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
-        ("grpo", {"replay.mode": "R3", "replay.what": "logits", "updates.minibatches": 4}),
-        ("grpo", {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01}),
-        ("grpo", {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"}),
-        ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("separate critic", "R3 packed")))
+        for name, kind in KINDS.items()
     ],
-    ids=["separate critic", "R3 packed", "R3 logits", "R2 logits", "one update, bfloat16 rollout", "DAPO"],
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""

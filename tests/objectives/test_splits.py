@@ -12,7 +12,7 @@ from jaxrl_llm.metrics import finalize, merge
 from tests.reference.answers import corrected, make, random_batch
 
 AGGREGATIONS = ["sequence_mean_token_mean", "token_mean", "sequence_mean_token_sum", "constant"]
-# Every aggregation with a surrogate of tokens and with one that needs its sequence; the rest of the product is slow.
+# Every aggregation with a surrogate of tokens and with one that needs its sequence; the rest of the product is long.
 PAIRS = [
     ("ppo", "token_mean"),
     ("sapo", "sequence_mean_token_mean"),
@@ -26,7 +26,7 @@ PAIRS = [
     ("sat", "sequence_mean_token_mean"),
 ]
 PAIRS += [
-    pytest.param(name, aggregation, marks=pytest.mark.slow)
+    pytest.param(name, aggregation, marks=[pytest.mark.slow, pytest.mark.long])
     for name in objectives.names("rollouts")
     for aggregation in AGGREGATIONS
     if (name, aggregation) not in PAIRS

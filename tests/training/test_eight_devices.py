@@ -47,6 +47,7 @@ def test_every_axis_at_once():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh(mesh):
     experts = itertools.product(("moe",), IMPLEMENTATIONS, ("R2", "R3"), (mesh,))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -27,6 +28,8 @@ OBJECTIVES = {
     "sequence_mean_token_sum": tiny.everything(objectives.SequenceMeanTokenSum(), surrogate=objectives.Soft()),
     "constant": tiny.everything(objectives.Constant(tiny.ANSWER), surrogate=objectives.GeometricMean()),
 }
+# Means over answers and over tokens. Sums are slow; tests/objectives/test_splits.py has all of them without a model.
+MEANS = ("sequence_mean_token_mean", "token_mean")
 MESHES = [(4, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2)]
 CUTS = {
     f"{layout}, {micro or 1} micro-batches": tiny.in_one_shape(tiny.layout_of(layout=layout, micro=rows))
@@ -79,7 +82,9 @@ def test_every_term_is_in_the_update():
     assert 0 < metrics["clip/low"] + metrics["clip/high"] < 1
 
 
-@pytest.mark.parametrize("aggregation", OBJECTIVES)
+@pytest.mark.parametrize(
+    "aggregation", [pytest.param(name, marks=[pytest.mark.slow] * (name not in MEANS)) for name in OBJECTIVES]
+)
 def test_no_cut_changes_an_update(aggregation):
     """1, 2 and 4 micro-batches, padded and packed: each aggregation and every term, in one compiled program."""
     for name, layout in CUTS.items():
@@ -106,7 +111,7 @@ def test_natural_shapes_give_the_same_update():
     assert_same_update(found, whole("sequence_mean_token_mean"))
 
 
-@pytest.mark.parametrize(("mesh", "aggregation"), list(zip(MESHES, OBJECTIVES, strict=False)), ids=str)
+@pytest.mark.parametrize(("mesh", "aggregation"), list(zip(MESHES, itertools.cycle(MEANS), strict=False)), ids=str)
 def test_four_devices_give_the_same_update(mesh, aggregation):
     check_mesh(mesh, aggregation)
 
@@ -249,7 +254,7 @@ def measure(name):
     return {"metrics": {key: metrics[key] for key in names}, "params": params}
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", pytest.param("gspo", marks=pytest.mark.slow)])
 def test_golden_train_step(name):
     """The numbers of one step on fixed parameters and data.
 
