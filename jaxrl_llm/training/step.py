@@ -160,8 +160,8 @@ class Learner:
         counts = self._counts(masks, layout, rows, time)
 
         def one(i: Array | int) -> Any:
-            segment_ids = jnp.asarray(layout.segment_ids)[i]  # in the rollout every answer is segment 1
-            micro = micro_batch(i).replace(segment_ids=segment_ids)
+            # In the rollout every answer is segment 1.
+            micro = micro_batch(i).replace(segment_ids=layout.segment_ids[i])
             sequences = (sequence_ids(jnp.asarray(layout.index[i]), time), rows)
 
             def loss(trained: Any) -> Any:
