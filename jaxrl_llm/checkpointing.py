@@ -234,7 +234,8 @@ class Checkpoints:
 
 def _reader() -> ocp.Checkpointer:
     """Reads this process's shards and waits for no other: one that meets a damaged file would be waited for in vain."""
-    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     handler = ocp.CompositeCheckpointHandler(
         state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
         payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),

@@ -25,7 +25,7 @@ __all__ = [
     "platform",
     "put_rows",
     "replicated",
-    "rollout_shardings",
+    "rollout_sharding",
     "row_shards",
     "rows",
     "shardings",
@@ -158,11 +158,7 @@ def constrain_rollout(tree: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(lambda x: constrain_rows(x, mesh, 1 if x.ndim == 4 else 0), tree)
 
 
-def rollout_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Where arrays [b ...] and records [l b t x] live."""
-
-    def one(x: Any) -> NamedSharding:
-        axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
-        return NamedSharding(mesh, spec(axes, x.shape, mesh))
-
-    return jax.tree.map(one, tree)
+def rollout_sharding(x: Any, mesh: Mesh) -> NamedSharding:
+    """Where an array [b ...] or a record [l b t x] of a rollout lives."""
+    axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
+    return NamedSharding(mesh, spec(axes, x.shape, mesh))

@@ -156,14 +156,14 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
     if "ref_logprobs" in run.learner.objective.needs:
         kinds["ref_logprobs"] = jnp.float32
     batch = TrainBatch(**{name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()})
-    return _placed(batch, sharding.rollout_shardings(batch, mesh))
+    return _by_rows(batch, mesh)
 
 
 def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:
     """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
     out = source.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
     out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
-    return _placed(out, sharding.rollout_shardings(out, mesh))
+    return _by_rows(out, mesh)
 
 
 def _abstract_batch(
@@ -173,7 +173,14 @@ def _abstract_batch(
     needs = source.scorer.learner.objective.needs
     reference = state.params if "ref_logprobs" in needs else None
     shapes = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
-    return _placed(shapes, sharding.rollout_shardings(shapes, mesh))
+    return _by_rows(shapes, mesh)
+
+
+def _by_rows(shapes: Any, mesh: Any) -> Any:
+    """Arrays of a rollout on the devices of their rows."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), shapes
+    )
 
 
 def _placed(shapes: Any, where: Any) -> Any:

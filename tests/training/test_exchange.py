@@ -42,7 +42,7 @@ def layout(shape, seed=1):
 
 
 def on(mesh, tree):
-    return jax.device_put(tree, sharding.rollout_shardings(tree, mesh))
+    return jax.tree.map(lambda x: jax.device_put(x, sharding.rollout_sharding(x, mesh)), tree)
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
