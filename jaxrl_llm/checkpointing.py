@@ -154,7 +154,8 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), payload=ocp.args.JsonRestore())  # pyright: ignore
         restored, error = None, None
         try:
-            restored = self._manager.restore(step, args=items)
+            with _reader() as reader:
+                restored = reader.restore(self.folder / str(step), args=items)
         except Exception as own:  # Orbax raises exceptions of any type
             error = own
         if not processes.everywhere(error is None) or restored is None:
@@ -229,6 +230,17 @@ class Checkpoints:
                 f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
                 "same command"
             ) from error
+
+
+def _reader() -> ocp.Checkpointer:
+    """Reads this process's shards and waits for no other: one that meets a damaged file would be waited for in vain."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    handler = ocp.CompositeCheckpointHandler(
+        state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    )
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _digest_of(payload: Mapping[str, Any]) -> str:

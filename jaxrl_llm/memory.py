@@ -158,12 +158,14 @@ def _of_update(s: Settings, parameters: int, shards: int, tensor: int, platform:
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // shards)
     chunk = min(rows * length, -(-_CHUNK // shards))
+    record = config.num_moe_layers * config.num_experts_per_tok
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
         "activations": _activations(config, rows, length, tensor, platform),
         "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
-        "records": 2 * s.rows * length * config.num_moe_layers * config.num_experts_per_tok,
+        # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
+        "records": 2 * (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
     }
 
 

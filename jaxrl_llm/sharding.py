@@ -19,11 +19,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 __all__ = [
     "AXES",
     "constrain",
+    "constrain_rollout",
     "constrain_rows",
     "make_mesh",
     "platform",
     "put_rows",
     "replicated",
+    "rollout_sharding",
     "row_shards",
     "rows",
     "shardings",
@@ -149,3 +151,14 @@ def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> ja
 def constrain_rows(tree: Any, mesh: Mesh | None, axis: int = 0) -> Any:
     """Pin the row dimension of every array of a tree."""
     return jax.tree.map(lambda x: constrain(x, [None] * axis + ["rows"] + [None] * (x.ndim - axis - 1), mesh), tree)
+
+
+def constrain_rollout(tree: Any, mesh: Mesh | None) -> Any:
+    """Pin the rows of arrays [b ...] and of records [l b t x]."""
+    return jax.tree.map(lambda x: constrain_rows(x, mesh, 1 if x.ndim == 4 else 0), tree)
+
+
+def rollout_sharding(x: Any, mesh: Mesh) -> NamedSharding:
+    """Where an array [b ...] or a record [l b t x] of a rollout lives."""
+    axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
+    return NamedSharding(mesh, spec(axes, x.shape, mesh))

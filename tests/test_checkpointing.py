@@ -228,7 +228,7 @@ _TWO_PROCESSES = """
 import sys
 import jax
 import numpy as np
-from jaxrl_llm import sharding
+from jaxrl_llm import checkpointing, sharding
 from jaxrl_llm.checkpointing import Checkpoints, digests
 
 folder, port, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -243,6 +243,17 @@ for step in (1, 2):
     checkpoints.save(step, state, {"step": step})
 checkpoints.wait()
 assert Checkpoints(folder, 2).restore(state)[0] == 2
+if number == 1:  # it alone meets what cannot be read
+    reader = checkpointing._reader
+
+    def broken():
+        checkpointing._reader = reader
+        raise OSError("a lost sector")
+
+    checkpointing._reader = broken
+said = []
+assert Checkpoints(folder, 2).restore(state, note=said.append)[0] == 1
+assert len(said) == 1 and "going on from step 1" in said[0], said
 print(digests(state)["['x']"])
 """
 

@@ -2,7 +2,7 @@
 
 Each time one file of the checkpoint, or a folder of it, is changed: a bit, a block of zeros, its end cut off, or gone.
 What is restored must be the state of that step as it was written (harmless), or the step before with a line that names
-the damage (detected). Every tenth time the run goes on and must end as the one that nothing disturbed.
+the damage (detected). Every twentieth time the run goes on and must end as the one that nothing disturbed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from jaxrl_llm.trainer import build
 
 _RESULTS = Path(__file__).parent / "results"
 _STOPPED = STEPS // 2  # where the runs have come to when their newest checkpoint is damaged
-_GOES_ON = 10  # one corruption in so many is followed by the rest of the run
+_GOES_ON = 20  # one corruption in so many is followed by the rest of the run
 
 
 def main() -> int:

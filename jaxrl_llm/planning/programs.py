@@ -158,40 +158,31 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
     batch = jax.eval_shape(
         lambda: TrainBatch(**{name: jnp.zeros((rows, length), kind) for name, kind in kinds.items()})
     )
-    return _placed(batch, _row_shardings(batch, mesh))
+    return _by_rows(batch, mesh)
 
 
 def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:
     """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
     out = source.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
     out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
-    return _placed(out, _row_shardings(out, mesh))
+    return _by_rows(out, mesh)
 
 
 def _abstract_batch(
     source: Rollouts, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
 ) -> TrainBatch:
-    """The scored batch of a rollout: scores are replicated, everything else is sharded by rows."""
+    """The scored batch of a rollout, sharded by rows."""
     needs = source.scorer.learner.objective.needs
     reference = state.params if "ref_logprobs" in needs else None
     shapes = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
-    where = _row_shardings(shapes, mesh)
-    whole = jax.tree.map(lambda _: sharding.replicated(mesh), shapes)
-    scored = ("old_logprobs", "ref_logprobs", "old_values", "returns")
-    routing = where.routing.replace(scored=whole.routing.scored)
-    if source.scorer.replay.mode == "R2":
-        routing = routing.replace(replayed=whole.routing.replayed)
-    return _placed(shapes, where.replace(routing=routing, **{name: getattr(whole, name) for name in scored}))
+    return _by_rows(shapes, mesh)
 
 
-def _row_shardings(tree: Any, mesh: Any) -> Any:
-    """Rows are the first axis of an array [b ...], the second of a record [l b t x]."""
-
-    def one(x: Any) -> Any:
-        axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
-        return jax.sharding.NamedSharding(mesh, sharding.spec(axes, x.shape, mesh))
-
-    return jax.tree.map(one, tree)
+def _by_rows(shapes: Any, mesh: Any) -> Any:
+    """Arrays of a rollout on the devices of their rows."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), shapes
+    )
 
 
 def _placed(shapes: Any, where: Any) -> Any:

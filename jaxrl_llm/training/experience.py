@@ -132,8 +132,9 @@ class Scorer:
         into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
         mesh = self.learner.model.mesh
         if mesh is not None:
-            whole = sharding.replicated(mesh)
-            into = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), into)
+            into = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
+            )
         return Learner.score.lower(
             self.learner, params, t.tokens, in_scoring(self.replay, t.routing), layout, into=into
         )

@@ -1,4 +1,9 @@
-"""What a `Layout` does to arrays: cut micro-batches out of a rollout, write their results back, sum over them."""
+"""What a `Layout` does to arrays: cut micro-batches out of a rollout, write their results back, sum over them.
+
+On a mesh the rows of a rollout stay on their devices, and so do those of a micro-batch: once a minibatch every device
+is sent what its rows need (training/exchange.py), and then cuts micro-batches out of what it has. One device cuts them
+out of the rollout, one after the other.
+"""
 
 import functools
 from collections.abc import Callable
@@ -10,9 +15,51 @@ import jax.numpy as jnp
 from jaxrl_llm import metrics as M
 from jaxrl_llm.array_typing import Array
 from jaxrl_llm.models.routing import no_record
+from jaxrl_llm.sharding import row_shards
+from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
 
-__all__ = ["accumulate", "put", "take"]
+__all__ = ["accumulate", "cut", "fill", "put", "take"]
+
+
+def cut(tree: Any, layout: Layout, mesh: Any) -> Callable[[Any], Any]:
+    """A function from the number of a micro-batch (or slice(None), all) to its places out of arrays, as `take`."""
+    if not _spread(tree, layout, mesh):
+        return functools.partial(take, tree, layout)
+    arrays, structure = jax.tree.flatten(tree)
+    there = bring(arrays, layout.index, mesh)
+
+    def of(micro: Any) -> Any:
+        return jax.tree.unflatten(structure, [x[micro] if x.ndim == 3 else x[:, micro] for x in there])
+
+    return of
+
+
+def fill(into: Any, of: Callable[[Any], Any], layout: Layout, mesh: Any) -> Any:
+    """Arrays of the rollout with of(i) in the places of every micro-batch i in use, as `put`."""
+    if not _spread(into, layout, mesh):
+        return jax.lax.fori_loop(0, layout.used, lambda i, into: put(into, of(i), layout, i), into)
+
+    arrays, structure = jax.tree.flatten(into)
+
+    def blank(x: Array) -> Array:
+        shape = layout.index.shape
+        return jnp.zeros(shape if x.ndim == 2 else (x.shape[0], *shape, x.shape[-1]), x.dtype)
+
+    def set_one(filled: Array, new: Array, i: Any) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(filled, new.astype(filled.dtype), i, 0 if filled.ndim == 3 else 1)
+
+    def body(i: Array, filled: list[Array]) -> list[Array]:
+        return [set_one(old, new, i) for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)]
+
+    filled = jax.lax.fori_loop(0, layout.used, body, [blank(x) for x in arrays])
+    return jax.tree.unflatten(structure, bring_back(arrays, filled, layout.index, mesh))
+
+
+def _spread(tree: Any, layout: Layout, mesh: Any) -> bool:
+    """Whether the devices have rows of their own: they divide those of the rollout and of every micro-batch."""
+    rows = {x.shape[0 if x.ndim == 2 else 1] for x in jax.tree.leaves(tree)} | {layout.index.shape[1]}
+    return row_shards(mesh) > 1 and not any(n % row_shards(mesh) for n in rows)
 
 
 def take(tree: Any, layout: Layout, micro: Any) -> Any:

@@ -23,8 +23,8 @@ from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.agreement import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
-from jaxrl_llm.training.micro_batches import accumulate, put, take
-from jaxrl_llm.training.routing_records import RoutingRecords, blank, by_router, router_logprobs
+from jaxrl_llm.training.micro_batches import accumulate, cut, fill
+from jaxrl_llm.training.routing_records import blank, by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, TrainState, check_shapes, join
 
 __all__ = ["Learner", "Scored"]
@@ -87,29 +87,29 @@ class Learner:
         """
         params = self.policy(params, frozen)
         logits = into.recorded is not None and into.recorded.logits is not None
+        micro_batch = cut((tokens, routing), layout, self.model.mesh)
 
-        def body(i: Array, into: Scored) -> Scored:
+        def of(i: Array) -> Scored:
+            tokens, routing = micro_batch(i)
             out = scoring.score(
                 self.model,
                 params,
-                sharding.constrain_rows(take(tokens, layout, i), self.model.mesh),
+                tokens,
                 layout.segment_ids[i],
-                routing=take(routing, layout, i),
+                routing=routing,
                 temperature=self.temperature,
                 router_logits=logits or into.by_router is not None,
                 shared_prompt=self.shared_prompt,
             )
             routed: Any = out.routing
-            scores = Scored(
+            return Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
                 state_values=None if into.state_values is None else scoring.values(params["value_head"], out.hidden),
                 recorded=None if into.recorded is None else routed if logits else Routing(routed.experts),
                 by_router=None if into.by_router is None else by_router(routed),
             )
-            return put(into, scores, layout, i)
 
-        scores = jax.lax.fori_loop(0, layout.used, body, into)
-        return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), scores)
+        return sharding.constrain_rollout(fill(into, of, layout, self.model.mesh), self.model.mesh)
 
     @functools.partial(jax.jit, static_argnums=0, static_argnames=("logprobs", "values", "record", "by_router"))
     def blank_scores(
@@ -121,7 +121,7 @@ class Learner:
         record: str = "none",
         by_router: bool = False,
     ) -> Scored:
-        """Empty arrays for the scores of a rollout, replicated on every device.
+        """Empty arrays for the scores of a rollout, sharded by rows.
 
         Args:
           record: what to record of the routing: none, experts, or logits (both); nothing for a dense model.
@@ -136,7 +136,7 @@ class Learner:
             recorded=blank(config, rows, time, record == "logits") if routed else None,
             by_router=blank(config, rows, time, False) if routed and by_router else None,
         )
-        return jax.tree.map(lambda x: sharding.constrain(x, [None] * x.ndim, self.model.mesh), scores)
+        return sharding.constrain_rollout(scores, self.model.mesh)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("state",))
     def update(
@@ -155,14 +155,13 @@ class Learner:
         """
         check_shapes(batch)
         rows, time = batch.tokens.shape
-        counts = self._counts(take(batch.loss_mask, layout, slice(None)), layout, rows, time)
+        micro_batch = cut(batch, layout, self.model.mesh)
+        masks = cut(batch.loss_mask, layout, self.model.mesh)(slice(None))
+        counts = self._counts(masks, layout, rows, time)
 
         def one(i: Array | int) -> Any:
-            micro = take(batch.replace(routing=RoutingRecords()), layout, i)
-            micro = sharding.constrain_rows(micro, self.model.mesh).replace(
-                segment_ids=layout.segment_ids[i],  # in the rollout every answer is segment 1
-                routing=take(batch.routing, layout, i),
-            )
+            # In the rollout every answer is segment 1.
+            micro = micro_batch(i).replace(segment_ids=layout.segment_ids[i])
             sequences = (sequence_ids(jnp.asarray(layout.index[i]), time), rows)
 
             def loss(trained: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.training.layout import bucket, lay_out, minibatches, sequence_ids
-from jaxrl_llm.training.step import take
+from jaxrl_llm.training.micro_batches import take
 from tests.reference import tiny_training as tiny
 
 TIME = 12

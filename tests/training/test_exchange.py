@@ -1,0 +1,88 @@
+"""What goes between devices: the same elements as on one device, and no device ever has a whole record of routing."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives, sharding
+from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.training.exchange import bring, bring_back
+from jaxrl_llm.training.layout import Layout
+from jaxrl_llm.training.micro_batches import put, take
+from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_training as tiny
+
+LAYERS, ROWS, TIME, K = 2, 8, 6, 3
+MESHES = ((4, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2))
+
+
+def rollout(seed=0):
+    """One array of every kind: tokens, a mask, log-probs and a record of experts."""
+    rng = np.random.default_rng(seed)
+    return {
+        "tokens": rng.integers(1, 99, (ROWS, TIME)).astype(np.int32),
+        "mask": rng.random((ROWS, TIME)) < 0.5,
+        "logprobs": rng.normal(size=(ROWS, TIME)).astype(np.float32),
+        "experts": rng.integers(0, 8, (LAYERS, ROWS, TIME, K)).astype(np.uint8),
+    }
+
+
+def layout(shape, seed=1):
+    """Any tokens of the rollout in any places, each at most once, and padding."""
+    places = np.random.default_rng(seed).permutation(ROWS * TIME)[: np.prod(shape)]
+    index = np.where(places % 5 == 0, -1, places).reshape(shape).astype(np.int32)
+    return Layout(index, (index >= 0).astype(np.int32), np.asarray(shape[0], np.int32))
+
+
+def on(mesh, tree):
+    return jax.tree.map(lambda x: jax.device_put(x, sharding.rollout_sharding(x, mesh)), tree)
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
+    mesh, cut = sharding.make_mesh(shape), layout((2, 4, 5))
+    there = jax.jit(functools.partial(bring, mesh=mesh))(on(mesh, rollout()), cut.index)
+    expected = take(jax.tree.map(jnp.asarray, rollout()), cut, slice(None))
+    jax.tree.map(np.testing.assert_array_equal, there, expected)
+    assert {x.sharding.shard_shape(x.shape)[x.ndim - 2 - (x.ndim == 5)] for x in jax.tree.leaves(there)} == {
+        4 // sharding.row_shards(mesh)
+    }
+    other = rollout(2)
+    back = jax.jit(functools.partial(bring_back, mesh=mesh))(on(mesh, other), there, cut.index)
+    for micro in range(2):
+        one = jax.tree.map(lambda x, m=micro: x[m] if x.ndim == 3 else x[:, m], expected)
+        other = put(jax.tree.map(jnp.asarray, other), one, cut, micro)
+    jax.tree.map(np.testing.assert_array_equal, back, other)
+    assert back["experts"].sharding.shard_shape(back["experts"].shape)[1] == ROWS // sharding.row_shards(mesh)
+
+
+def gathered(compiled):
+    """Elements of every array that an all-gather makes."""
+    shapes = re.findall(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", compiled.as_text())
+    return [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes]
+
+
+def test_the_programs_of_training_gather_no_record_of_routing():
+    """Rows alone are spread, so no parameter is gathered either. The control takes by index and is seen."""
+    mesh = sharding.make_mesh(MESHES[0])
+    model = tiny.make_model(MESHES[0])
+    learner = Learner(model, objectives.make("grpo"), optax.sgd(1.0))
+    experts = np.zeros((model.config.num_moe_layers, tiny.ROWS, tiny.TIME, 2), np.uint8)
+    records = on(mesh, Routing(jnp.asarray(experts)))
+    batch = on(mesh, tiny.draw_batch(routing=RoutingRecords(scored=records, replayed=records)))
+    state, cut = make_state(model, tiny.draw_params(model), learner.optimizer), tiny.layout_of(micro=4)
+    update = Learner.update.lower(learner, state, batch, cut).compile()
+    into = learner.blank_scores(batch.tokens, record="experts")
+    score = Learner.score.lower(learner, state.params, batch.tokens, None, cut, into=into).compile()
+    control = jax.jit(lambda tree: take(tree, cut, 0)).lower(records).compile()
+    assert max(gathered(control), default=0) >= experts.size
+    for program in (update, score):
+        assert max(gathered(program), default=0) < experts.size
+        assert "collective-permute" in program.as_text()
