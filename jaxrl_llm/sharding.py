@@ -154,8 +154,10 @@ def constrain_rows(tree: Any, mesh: Mesh | None, axis: int = 0) -> Any:
 
 
 def constrain_rollout(tree: Any, mesh: Mesh | None) -> Any:
-    """Pin the rows of arrays [b ...] and of records [l b t x]."""
-    return jax.tree.map(lambda x: constrain_rows(x, mesh, 1 if x.ndim == 4 else 0), tree)
+    """Pin the rows of arrays [b ...] and of records [l b t x]; also on one device, whose results would be named anew."""
+    if mesh is None:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rollout_sharding(x, mesh)), tree)
 
 
 def rollout_sharding(x: Any, mesh: Mesh) -> NamedSharding:
