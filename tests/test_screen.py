@@ -179,8 +179,9 @@ def test_formulas(name, changes, terms, letters):
     assert letters in "; ".join(definitions)
 
 
-@pytest.mark.parametrize("name", names("rollouts"))
-@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything on"])
+@pytest.mark.parametrize(
+    ("name", "everything"), [*((name, False) for name in names()), *((name, True) for name in names("rollouts"))]
+)
 def test_every_recipe_has_a_formula_that_fits(name, everything):
     """Mathematics and no class names; at 80 columns no line breaks inside a definition or a term."""
     changes: dict = {"max_length": 8} if name == "dr_grpo" else {}
