@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.memory import Memory, of_device
-from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.settings import validate
 from jaxrl_llm.trainer import build
 from jaxrl_llm.training.layout import Groups, lay_out
@@ -79,11 +78,7 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     s, state = run.settings, jax.eval_shape(run.blank)
     said = run.memory()
     prompts, width = s.rollout.prompts, s.task.prompt_length
-    inputs = (jnp.zeros((prompts, width), jnp.int32), *(jnp.zeros(prompts, jnp.int32) for _ in range(2)))
-    lowered = engine_module._generate.lower(
-        run.source.engine, state.params, *inputs, jnp.zeros(s.rows, jnp.int32), jax.random.key(0)
-    )
-    rollout = lowered.compile().memory_analysis().temp_size_in_bytes
+    rollout = run.source.engine.lower(state.params, prompts, width).compile().memory_analysis().temp_size_in_bytes
     assert rollout / 1.6 < sum(said.rollout.values()) < rollout * 1.6
 
     time = width + s.answer_length
