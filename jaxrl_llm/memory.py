@@ -135,7 +135,8 @@ def of_device(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def _of_rollout(s: Settings, parameters: int, merged: int, shards: int, tensor: int) -> dict[str, int]:
-    """Weights that adapters are merged into, all weights cut into layers and cast; the cache of every slot, prompt included; one step's logits."""
+    """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
+    included; one step's logits."""
     config, width = s.model, s.task.prompt_length
     dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
     size = jnp.dtype(dtype).itemsize

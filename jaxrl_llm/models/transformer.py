@@ -289,7 +289,12 @@ class Model:
     def _one_by_one(
         self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
     ) -> tuple[Array, list[Any], list[Any]]:
-        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, routing parts."""
+        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, routing parts.
+
+        Tried instead for decoding: a scan over stacked layers and a stacked cache. On one CPU core with the 30 layers
+        of SmolLM2 it compiles in half the time (22 s against 45) and needs no second copy of the weights (400 MB), but
+        a token costs 7 % (8 slots) to 12 % (64) more CPU time: each turn copies its slice of weights and cache.
+        """
         caches, routes = [], []
         blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
         for kind, places in self._runs_of_layers():
