@@ -82,6 +82,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.top_p = 1.0  # 1: off; likewise
     config.rollout.allow_truncated = False  # train on samples of a truncated distribution
     config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
+    config.rollout.prompt_buckets = 1  # a step's prompts are cut to one of so many widths; each compiles once
     config.rollout.dtype = "float32"  # of the sampler; bfloat16, and float8_e4m3 of weights, give a real mismatch
     config.rollout.router_dtype = "float32"  # of the sampler's router; bfloat16 gives a mismatch
     config.rollout.router_noise = (

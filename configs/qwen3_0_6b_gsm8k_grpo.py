@@ -63,6 +63,7 @@ def set_gsm8k(config: ConfigDict) -> None:
     config.task.chat = True
     config.task.chat_options = ConfigDict({"enable_thinking": False})
     config.task.template = "{prompt}\nReason step by step and end with the answer as a number."
+    config.rollout.prompt_buckets = 4
     config.warm_start.steps = 0
     config.optimizer.learning_rate = 1e-6
     config.evaluation.prompts = 256

@@ -36,6 +36,7 @@ def source_of(s: Settings, learner: Learner) -> Source:
         s.answer_length,
         s.task.tokenizer.end_ids,
         slots=s.rollout.slots,
+        prompt_buckets=s.rollout.prompt_buckets,
         dtype=s.rollout.dtype,
         router=s.rollout.router,
         record_routing=s.model.num_moe_layers > 0,

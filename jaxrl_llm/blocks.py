@@ -56,12 +56,13 @@ class RolloutConfig:
     top_p: float
     allow_truncated: bool
     slots: int
+    prompt_buckets: int
     dtype: str
     router_dtype: str
     router_noise: float
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "group_size"):
+        for name in ("prompts", "group_size", "prompt_buckets"):
             at_least(f"rollout.{name}", getattr(self, name), 1)
         for name in ("max_prompt_length", "max_new_tokens", "slots"):
             at_least(f"rollout.{name}", getattr(self, name), 0)

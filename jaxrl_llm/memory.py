@@ -3,9 +3,9 @@
     needed = what stays + the larger of the temporaries of a rollout and of an update
 
 What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
-with the model and the batch are counted: weights in the rollout's dtype, the cache and the logits of the slots;
-gradients, activations, the logits of a chunk of tokens. What the compiler adds or saves is not included; `python -m
-jaxrl_llm.plan` is exact.
+with the model and the batch are counted: weights in the rollout's dtype (and those that adapters are merged into), the
+cache and the logits of the slots; gradients, activations, the logits of a chunk of tokens. What the compiler adds or
+saves is not included; `python -m jaxrl_llm.plan` is exact.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jaxrl_llm import sharding
 from jaxrl_llm.models.config import ModelConfig
@@ -54,21 +55,23 @@ class Memory:
         return sum(self.stays.values()) + sum(getattr(self, self.phase).values())
 
     def lines(self, width: int = 69) -> list[str]:
-        """What is needed, what stays, and the temporaries of both phases; lines of at most `width` characters."""
+        """What is needed, what stays, and the temporaries of both phases, of which the cache and the largest by name;
+        lines of at most `width` characters."""
         has = "" if self.available is None else f" of {_size(self.available)}"
         parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
-        if self.rollout:
-            parts.append(f"rollout {_size(sum(self.rollout.values()))} (cache {_size(self.rollout['cache'])})")
-        parts.append(f"update {_size(sum(self.update.values()))}")
+        for name, phase in (("rollout", self.rollout), ("update", self.update)):
+            if phase:
+                shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
+                sizes = ", ".join(f"{part} {_size(phase[part])}" for part in shown)
+                parts.append(f"{name} {_size(sum(phase.values()))} ({sizes})")
         return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", width)
 
     def check(self) -> None:
         """Raises ValueError when a device has less memory than the run needs."""
         if self.available is None or self.total <= self.available:
             return
-        temporaries: Mapping[str, int] = getattr(self, self.phase)
-        largest = max(temporaries, key=lambda name: temporaries[name])
-        remedy = _REMEDIES["parameters" if sum(self.stays.values()) > self.available else largest]
+        stay = sum(self.stays.values()) > self.available
+        remedy = _REMEDIES["parameters" if stay else _largest(getattr(self, self.phase))]
         raise ValueError(
             f"the run needs {_size(self.total)} on each device, which has {_size(self.available)} "
             f"({' '.join(self.lines())}); {remedy}"
@@ -77,6 +80,7 @@ class Memory:
 
 _REMEDIES = {
     "parameters": "spread them over more devices with mesh.shape, or set model.param_dtype=bfloat16",
+    "merged": "spread the model over more devices with mesh.shape, or adapt fewer matrices with lora.targets",
     "weights": "spread the model over more devices with mesh.shape, or set rollout.dtype=bfloat16",
     "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
     "logits": "lower rollout.slots or updates.micro_batch_rows",
@@ -97,10 +101,11 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
     where = state_shardings(learner.model, state, learner.optimizer, learner.critic_optimizer, axes)
     trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
-    parameters, stays = trained, {"parameters": trained, "optimizer": moments}
+    parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
     if s.lora.rank:
         base = learner.model.shapes()
         parameters = _local(base, jax.tree.map(lambda x: x.sharding, base))
+        merged = sum(_local(x, x.sharding) for path, x in flatten_dict(base).items() if s.lora.holds(path))
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
@@ -113,7 +118,7 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
     shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     return Memory(
         stays=stays,
-        rollout=_of_rollout(s, parameters, shards, tensor) if s.objective.reads == "rollouts" else {},
+        rollout=_of_rollout(s, parameters, merged, shards, tensor) if s.objective.reads == "rollouts" else {},
         update=_of_update(s, trained, shards, tensor, sharding.platform(mesh)),
         available=of_device(mesh),
     )
@@ -129,8 +134,9 @@ def of_device(mesh: jax.sharding.Mesh) -> int | None:
     return (local.memory_stats() or {}).get("bytes_limit")
 
 
-def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[str, int]:
-    """Weights cut into layers and cast; the cache of every slot, prompt included; one step's logits."""
+def _of_rollout(s: Settings, parameters: int, merged: int, shards: int, tensor: int) -> dict[str, int]:
+    """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
+    included; one step's logits."""
     config, width = s.model, s.task.prompt_length
     dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
     size = jnp.dtype(dtype).itemsize
@@ -142,6 +148,7 @@ def _of_rollout(s: Settings, parameters: int, shards: int, tensor: int) -> dict[
         chunk = -(-slots // s.rollout.group_size)
         columns = -(-slots // shards) * (width + s.answer_length - 1) + -(-chunk // shards) * width
     return {
+        "merged": merged,
         "weights": parameters * size // jnp.dtype(config.param_dtype).itemsize,
         "cache": columns * column,
         # The logits, their weights and the noise that one of them is drawn with.
@@ -194,6 +201,10 @@ def _local(tree: Any, where: Any) -> int:
     """Bytes of the part that one device holds."""
     parts = jax.tree.map(lambda x, to: math.prod(to.shard_shape(x.shape)) * x.dtype.itemsize, tree, where)
     return sum(jax.tree.leaves(parts))
+
+
+def _largest(phase: Mapping[str, int]) -> str:
+    return max(phase, key=lambda name: phase[name])
 
 
 def _over(size: int, parts: int) -> int:

@@ -3,18 +3,20 @@
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import evaluation, export, generate, policy, start_up, tasks
+from jaxrl_llm import evaluation, export, generate, policy, start_up, tasks, trainer
+from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.models import load_pretrained, read_published
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.settings import validate
-from tests.reference import tiny_run
+from tests.reference import gguf_files, tiny_run
 
 pytest.importorskip("tokenizers")
 QUESTION = "Ada has 1 apples and buys 2 more. How many apples does Ada have now?"
@@ -123,15 +125,48 @@ def test_an_export_of_a_tiny_model_trains_on_and_is_read_by_transformers(run, ch
     assert read.model.config == made.model.config
     assert "".join(generate.Talker(read, Sampling(0.0), 4).answer(prompt)) == greedy(made, state.params, prompt)
 
+    theirs = assert_transformers_agrees(folder, made.model, state.params, prompt)
+    assert theirs.generation_config.eos_token_id == [1]
+
+
+def assert_transformers_agrees(folder, model, params, text):
+    """transformers reads the folder, and its logits of the text are those of our parameters; returns its model."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt", add_special_tokens=False)
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt", add_special_tokens=False)
     with torch.no_grad():
         logits = theirs(tokens["input_ids"]).logits.numpy()
     with jax.default_matmul_precision("highest"):
-        hidden = made.model.apply(state.params, jnp.asarray(tokens["input_ids"].numpy(), jnp.int32)).hidden
-        np.testing.assert_allclose(logits, made.model.logits(state.params, hidden), atol=1e-5)
-    assert theirs.generation_config.eos_token_id == [1]
+        hidden = model.apply(params, jnp.asarray(tokens["input_ids"].numpy(), jnp.int32)).hidden
+        np.testing.assert_allclose(logits, model.logits(params, hidden), atol=1e-5)
+    return theirs
+
+
+@pytest.mark.parametrize("lora", [0, 2], ids=["all", "adapters"])
+def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lora):
+    """A Llama whose file holds q and k interleaved, as SmolLM2's does; its adapters are far from zero and merged."""
+    pytest.importorskip("gguf")
+    source = Path(tiny_run.make_config(tmp_path, "pretrained").model.pretrained)
+    model, params = load_pretrained(source)
+    params["dense"]["attention"] = {x: params["dense"]["attention"][x] for x in "qkvo"}  # a Llama has no norms there
+    llama = gguf_files.write(tmp_path / "llama.gguf", model, params, "llama", tokenizer=source)
+    changes = {"model.pretrained": str(llama), "model.qk_norm": "none", "warm_start.steps": 0, "lora.rank": lora}
+    workdir, folder = tmp_path / "run", tmp_path / "export"
+    made, state = tiny_run.untrained(workdir, tiny_run.make_config(tmp_path, "pretrained", **changes))
+    if lora:
+        adapters = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
+        state = state.replace(params=adapters)
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save(2, state, {"base": trainer.base_digest(made)})
+    checkpoints.close()
+    assert run(export, "--workdir", workdir, "--to", folder)[0] == 0
+    policy_now = trainer.exported_params(made, state)
+    theirs = assert_transformers_agrees(folder, made.model, policy_now, QUESTION)
+    assert theirs.config.model_type == "llama"
+    assert (jnp.abs(policy_now["dense"]["attention"]["q"] - params["dense"]["attention"]["q"]).max() > 0.1) == bool(
+        lora
+    )
+    assert tasks.load_tokenizer(folder).encode(QUESTION) == tasks.load_tokenizer(source).encode(QUESTION)
 
 
 def test_a_value_head_stays_out_of_the_export(run, tmp_path):

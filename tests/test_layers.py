@@ -9,7 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_llm"
 
 # A new module or folder gets its floor here and nowhere else.
 FLOORS = (
-    {"array_typing", "cache_folder", "cores", "field_names", "masking", "metrics", "processes", "ranges", "sharding"},
+    {"array_typing", "buckets", "cache_folder", "cores", "field_names", "masking", "metrics", "processes", "ranges"}
+    | {"sharding"},
     {"configuration", "objectives", "models", "tasks"},
     {"rollout", "scoring", "checkpointing", "run_log", "screen", "stand_ins", "writers"},
     {"command_line", "training", "provenance", "reporting", "start_up", "stopping", "sweeping"},

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import trainer
 from jaxrl_llm.memory import Memory, of_device
-from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.settings import validate
 from jaxrl_llm.trainer import build
 from jaxrl_llm.training.layout import Groups, lay_out
@@ -71,6 +71,7 @@ def test_what_stays_is_exact(tmp_path, changes):
         pytest.param(
             {"updates.layout": "shared", "updates.shuffle": "groups"}, id="shared_prompt", marks=pytest.mark.slow
         ),
+        pytest.param({"lora.rank": 4, "updates.micro_batch_rows": 8}, id="adapters", marks=pytest.mark.slow),
     ],
 )
 def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
@@ -79,12 +80,11 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     s, state = run.settings, jax.eval_shape(run.blank)
     said = run.memory()
     prompts, width = s.rollout.prompts, s.task.prompt_length
-    inputs = (jnp.zeros((prompts, width), jnp.int32), *(jnp.zeros(prompts, jnp.int32) for _ in range(2)))
-    lowered = engine_module._generate.lower(
-        run.source.engine, state.params, *inputs, jnp.zeros(s.rows, jnp.int32), jax.random.key(0)
-    )
+    base = run.model.shapes() if s.lora.rank else None
+    lowered = run.source.engine.lower(base or state.params, prompts, width)
     rollout = lowered.compile().memory_analysis().temp_size_in_bytes
-    assert rollout / 1.6 < sum(said.rollout.values()) < rollout * 1.6
+    inside = sum(said.rollout.values()) - said.rollout["merged"]  # made before the program starts
+    assert rollout / 1.6 < inside < rollout * 1.6
 
     time = width + s.answer_length
     groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
@@ -94,12 +94,31 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     batch = TrainBatch(**{name: jnp.zeros((s.rows, time), dtype) for name, dtype in like.items()})
     leaves, tree = jax.tree.flatten(batch)
 
-    def step(state, leaves):
-        return Learner.update(run.learner, state, jax.tree.unflatten(tree, leaves), layout)
+    def step(state, leaves, base):
+        return Learner.update(run.learner, state, jax.tree.unflatten(tree, leaves), layout, base)
 
-    compiled = jax.jit(step, donate_argnums=0).lower(state, leaves).compile()
+    compiled = jax.jit(step, donate_argnums=0).lower(state, leaves, base).compile()
     update = compiled.memory_analysis().temp_size_in_bytes
     assert update / 1.6 < sum(said.update.values()) < update * 1.6
+
+
+def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
+    """The arrays of a rollout's policy that are not the base's own."""
+    config = {"lora.rank": 2, "lora.targets": "attention", "warm_start.steps": 0}
+    run, state = made(tmp_path, **config).start(print)
+    policy = jax.tree.leaves_with_path(trainer.exported_params(run, state))
+    own = {path: x.unsafe_buffer_pointer() for path, x in jax.tree.leaves_with_path(run.base)}
+    copied = [x for path, x in policy if x.unsafe_buffer_pointer() != own[path]]
+    assert 0 < held(copied) < held(run.base) / 2
+    said = run.memory()
+    assert said.rollout["merged"] == held(copied)
+    assert said.stays["frozen base"] == held(run.base)
+
+
+def test_a_run_says_its_cache_and_its_largest_temporaries():
+    memory = Memory({"parameters": 10**6}, {"cache": 10**6, "weights": 2 * 10**6}, {"logits": 5 * 10**5}, None)
+    lines = " ".join(memory.lines())
+    assert lines.endswith("rollout 3 MB (cache 1 MB, weights 2 MB), update 500 kB (logits 500 kB)")
 
 
 def test_more_devices_hold_less_and_share_what_this_machine_has(tmp_path):

@@ -111,13 +111,12 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     for run in runs:
         ours, trl = (np.mean([step["reward"] for step in run[system]][-_LAST:]) for system in medians)
         lines.append(f"| {run['seed']} | {ours:.3f} | {trl:.3f} | {ours - trl:+.3f} |")
-    # Both see the same prompts in the same step: steps are pairs, and so are seeds.
-    rewards = {system: np.array([[step["reward"] for step in run[system]] for run in runs]) for system in medians}
-    for label, means in (
-        ("steps", {system: rewards[system].mean(0) for system in rewards}),
-        ("seeds, last steps alone", {system: rewards[system][:, -_LAST:].mean(1) for system in rewards}),
-    ):
-        d = paired_difference(means["ours"], means["trl"])
+    # Both see the same prompts in the same step: steps are pairs. Those of one seed follow from one another, since both
+    # policies train on; seeds do not.
+    rewards = {system: [step["reward"] for run in runs for step in run[system]] for system in medians}
+    seeds = [run["seed"] for run in runs for _ in run["ours"]]
+    for label, clusters in (("steps, as if independent", None), ("seeds, their steps as clusters", seeds)):
+        d = paired_difference(rewards["ours"], rewards["trl"], clusters)
         if d.n > 1:
             lines.append(f"\ndifference over {d.n} {label}: {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
     return "\n".join(lines)

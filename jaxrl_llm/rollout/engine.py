@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Integer, Key, Params
+from jaxrl_llm.buckets import bucket
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
 from jaxrl_llm.ranges import at_least
@@ -39,9 +40,10 @@ class Engine:
     router: Router = EXACT
     record_routing: bool = True
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
+    prompt_buckets: int = 1  # prompts are cut to the smallest of so many widths that holds them; each compiles once
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0)):
+        for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0), ("prompt_buckets", 1)):
             at_least(f"rollout.{name}", getattr(self, name), least)
         if not self.end_ids:
             raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
@@ -66,7 +68,7 @@ class Engine:
           limits: [b], a bound of each answer's tokens, 1..max_new_tokens; default max_new_tokens for all.
 
         Returns:
-          b = p * group_size rows in (prompt, sample) order, t = tp + max_new_tokens.
+          b = p * group_size rows in (prompt, sample) order, t = tp + max_new_tokens, whatever width was computed.
 
         Raises:
           ValueError: an empty prompt, a length beyond the prompts' width, or a limit out of range.
@@ -79,7 +81,8 @@ class Engine:
                 raise ValueError(f"{name} from {host.min()} to {host.max()} must lie in 1..{most}")
         if limits.shape != (count,):
             raise ValueError(f"limits of shape {limits.shape} must be one for each of {count} answers")
-        return _generate(self, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
+        width = bucket(int(np.max(lengths, initial=1)), prompts.shape[1], self.prompt_buckets)
+        return _generate(self, width, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
         """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters."""
@@ -91,13 +94,14 @@ class Engine:
         )
         uids = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=whole)
         key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
-        return _generate.lower(self, params, prompts, lengths, uids, limits, key)
+        return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _generate(
-    engine: Engine, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
+    engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
+    """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
     model, params = as_sampler(engine.model, params, engine.dtype, engine.router)
     params = model.unstack(params, model.config.compute_dtype)
     decoder = Decoder(
@@ -105,7 +109,7 @@ def _generate(
         params=params,
         sampling=engine.sampling,
         end_ids=engine.end_ids,
-        prompts=prompts,
+        prompts=prompts[:, :width],
         lengths=lengths,
         keys=answer_keys(key, uids, engine.group_size),
         limits=limits,
@@ -118,18 +122,19 @@ def _generate(
         answers, routing = decode_together(decoder)
     else:
         answers, routing = Refilled(decoder, slots).decode()
-    trajectory = _assemble(decoder, answers, routing)
+    trajectory = _assemble(decoder, prompts, answers, routing)
     rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))
 
 
-def _assemble(decoder: Decoder, answers: Answers, routing: Routing | None) -> Trajectory:
-    """Prompt and answer side by side, without a gap."""
+def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:
+    """Prompt and answer side by side, without a gap, in rows that hold the widest prompt; the decoder may have had
+    fewer columns."""
 
     def of_group(x: Array, axis: int = 0) -> Array:
         return jnp.repeat(x, decoder.group, axis=axis)
 
-    prompts, start = of_group(decoder.prompts), of_group(decoder.lengths)
+    prompts, start = of_group(prompts), of_group(decoder.lengths)
     bound, width = answers.tokens.shape[1], prompts.shape[1]
     count = answers.count[:, None]
     index = jnp.arange(width + bound)[None] - start[:, None]
@@ -143,7 +148,7 @@ def _assemble(decoder: Decoder, answers: Answers, routing: Routing | None) -> Tr
 
     def beside(prompt: Any, answer: Any, empty: int) -> Array:
         """[l b t x] of the prompt's record [l p tp x] and the answer's [b n l x]."""
-        prompt = jnp.pad(of_group(prompt, 1), ((0, 0), (0, 0), (0, bound), (0, 0)))
+        prompt = jnp.pad(of_group(prompt, 1), ((0, 0), (0, 0), (0, width + bound - prompt.shape[2]), (0, 0)))
         answer = jnp.take_along_axis(answer, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
         return jnp.where(in_prompt, prompt, jnp.where(fed, answer, jnp.asarray(empty, prompt.dtype)))
 

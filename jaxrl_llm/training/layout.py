@@ -16,19 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.array_typing import Array, Int
+from jaxrl_llm.buckets import bucket
 from jaxrl_llm.ranges import at_least, one_of
 
-__all__ = [
-    "Groups",
-    "Layout",
-    "UpdateConfig",
-    "bucket",
-    "epochs_of",
-    "groups_of",
-    "lay_out",
-    "minibatches",
-    "sequence_ids",
-]
+__all__ = ["Groups", "Layout", "UpdateConfig", "epochs_of", "groups_of", "lay_out", "minibatches", "sequence_ids"]
 
 _LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")
@@ -115,12 +106,6 @@ def epochs_of(
         ]
         for epoch in range(config.epochs)
     ]
-
-
-def bucket(longest: int, time: int, buckets: int) -> int:
-    """The smallest of `buckets` equal divisions of `time` that holds the longest row."""
-    step = -(-time // buckets)
-    return min(time, -(-max(longest, 1) // step) * step)
 
 
 def lay_out(

@@ -51,17 +51,21 @@ def test_the_reward_of_the_comparison_is_the_verifiers(text):
 
 
 def test_the_tables_of_a_comparison():
-    """By hand: medians after the first step, ratios TRL / ours, rewards 0.1 apart in every step."""
+    """By hand: medians after the first step, ratios TRL / ours, rewards 0.1 and 0.3 apart in the steps of two seeds.
+
+    Over seeds: the mean of 0.1 and 0.3, t(0.975, 1) = 12.706 and an error of 0.1; over the eight steps t(0.975, 7) =
+    2.365 and an error of 0.1 / sqrt(7), as the spread with n - 1 is 0.1 sqrt(8 / 7).
+    """
 
     def run(seed, seconds, reward):
         steps = [{"rollout_cpu_s": 9.0, "score_cpu_s": 9.0, "train_cpu_s": 9.0, "peak_rss_mb": 100.0, "reward": reward}]
         later = {"rollout_cpu_s": seconds, "score_cpu_s": 0.1, "train_cpu_s": 2 * seconds, "peak_rss_mb": 200 * seconds}
         return steps + [steps[0] | later | {"reward": reward + 0.1 * (seed == 0)} for _ in range(3)]
 
-    runs = [{"seed": seed, "ours": run(seed, 2.0, 0.5), "trl": run(seed, 3.0, 0.4)} for seed in range(2)]
+    runs = [{"seed": seed, "ours": run(seed, 2.0, 0.5), "trl": run(seed, 3.0, 0.4 - 0.2 * seed)} for seed in range(2)]
     lines = describe(runs).splitlines()
     assert lines[2] == "| ours | 2.00 | 0.10 | 4.00 | 400 |"
     assert lines[4] == "| trl / ours | 1.50 | | 1.50 | 1.50 |"
-    assert lines[-3] == "difference over 4 steps: +0.100 [+0.100, +0.100]"
-    assert lines[-1].startswith("difference over 2 seeds, last steps alone: +0.100")
+    assert lines[-3] == "difference over 8 steps, as if independent: +0.200 [+0.111, +0.289]"
+    assert lines[-1] == "difference over 2 seeds, their steps as clusters: +0.200 [-1.071, +1.471]"
     assert math.isclose(float(lines[8].split("|")[2]), 0.575)

@@ -177,6 +177,21 @@ def test_rematerialisation_changes_no_gradient(tiny, params_of, batch):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found["none"], found[remat])
 
 
+def test_rematerialisation_lowers_memory(tiny):
+    """Temporary bytes of the compiled gradient: it keeps four layers' intermediates, their products, or what each layer
+    starts from. All hold those of the one layer that is computed again (2.0 of 5.8 MB)."""
+
+    def temporary(remat):
+        model = tiny(num_hidden_layers=4, remat=remat)
+        shapes = jax.eval_shape(model.init, jax.random.key(0)), jax.ShapeDtypeStruct((8, 64), jnp.int32)
+        gradient = jax.grad(lambda params, tokens: jnp.sum(model.apply(params, tokens).hidden))
+        return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    none, dots, block = (temporary(remat) for remat in ("none", "dots", "block"))
+    assert block < 0.5 * none
+    assert block < dots < none
+
+
 def _replicated(params):
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path) for path, x in leaves if x.sharding.is_fully_replicated}

@@ -175,9 +175,7 @@ def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
     long = dataclasses.replace(engine, slots=4, max_new_tokens=1, record_routing=False)
 
     def temporary(prompts):
-        args = (np.ones((prompts, 512), np.int32), *(np.full(n, 1, np.int32) for n in (prompts, prompts, 3 * prompts)))
-        lowered = engine_module._generate.lower(long, params, *args, jax.random.key(0))
-        return lowered.compile().memory_analysis().temp_size_in_bytes
+        return long.lower(params, prompts, 512).compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4), temporary(32)
     cache = 2 * 2 * 1 * 8 * 512 * 4  # bytes a prompt: keys and values, layers, heads, head size, columns, float32
@@ -200,7 +198,7 @@ def test_logits_are_those_of_the_slots(engine, slots, rows):
     wide = dataclasses.replace(engine, model=model, slots=slots)
     limits, key = np.full(ROWS, BOUND, np.int32), jax.random.key(0)
     shapes = jax.eval_shape(model.init, key)
-    program = engine_module._generate.trace(wide, shapes, PROMPTS, LENGTHS, UIDS, limits, key).jaxpr
+    program = engine_module._generate.trace(wide, PROMPTS.shape[1], shapes, PROMPTS, LENGTHS, UIDS, limits, key).jaxpr
     weights = {x.shape for x in jax.tree.leaves(shapes) if vocabulary in x.shape}
     over_vocabulary = {s for s in shapes_of(program.jaxpr) if vocabulary in s} - weights
     assert max(np.prod(shape) for shape in over_vocabulary) == rows * vocabulary
@@ -231,6 +229,20 @@ def test_keys_uids_and_samples_differ(engine, free, sample):
     assert not np.array_equal(sample(engine, uids=UIDS + 1).tokens, free.tokens)
     groups = free.tokens.reshape(len(LENGTHS), GROUP, -1)
     assert all(len({tuple(row) for row in group}) == GROUP for group in groups)
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_prompts_in_buckets_change_no_answer(engine, params, eos, ended, sample, slots):
+    """Four columns of five hold three of the prompts, and one column holds one: rows stay as wide as ever."""
+    cut = dataclasses.replace(engine, end_ids=(eos,), slots=slots, prompt_buckets=5)
+    short = [0, 1, 3]
+    before = engine_module._generate._cache_size()
+    for prompts in (short, [3], short[::-1]):
+        rows = (np.array(prompts)[:, None] * GROUP + np.arange(GROUP)).ravel()
+        trajectory = sample(cut, rows=prompts)
+        assert trajectory.tokens.shape == (len(rows), PROMPTS.shape[1] + BOUND)
+        assert_same(trajectory, ended, rows)
+    assert engine_module._generate._cache_size() == before + 2  # one a width
 
 
 def test_one_trace_a_shape(engine, model, sample):
@@ -294,7 +306,9 @@ def test_an_engine_without_an_end_is_refused(engine):
         dataclasses.replace(engine, end_ids=())
 
 
-@pytest.mark.parametrize(("field", "value"), [("group_size", 0), ("max_new_tokens", 0), ("slots", -1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("group_size", 0), ("max_new_tokens", 0), ("slots", -1), ("prompt_buckets", 0)]
+)
 def test_out_of_range_is_refused(engine, field, value):
     with pytest.raises(ValueError, match=rf"rollout\.{field}={value} must be at least"):
         dataclasses.replace(engine, **{field: value})

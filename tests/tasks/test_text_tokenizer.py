@@ -1,5 +1,6 @@
 """Tokenizers of published models: equal to transformers' on text of every kind, and to known ids of SmolLM2."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer, write_tokenizer
 from jaxrl_llm.tasks.chat_template import render
+from jaxrl_llm.tasks.gguf_tokenizer import PRE_TOKENIZERS
+from tests.reference.gguf_files import add_tokenizer, finish
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog; it's 12,345.67 dollars, isn't it?",
@@ -221,28 +224,13 @@ def test_smollm2_from_gguf_has_its_published_ids(smollm2):
 
 
 def write_gguf(path, folder, pre):
-    """The metadata of a GGUF file from a folder's tokenizer, one end of turn beside EOS."""
+    """A GGUF file with the tokenizer of a folder and no tensor."""
     import gguf
 
-    model = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = sorted(model["model"]["vocab"], key=model["model"]["vocab"].get)
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["model"]["merges"]]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([3 if i < 3 else 1 for i in range(len(vocabulary))])
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(0)
-    writer.add_add_bos_token(pre == "llama-bpe")
-    writer.add_chat_template("{{ bos_token }}!")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return vocabulary, merges
+    made = add_tokenizer(writer, folder, pre)
+    finish(writer)
+    return made
 
 
 def test_gguf_metadata_give_the_tokenizer_they_were_written_from(folder, ours, tmp_path):
@@ -265,6 +253,41 @@ def test_the_pre_tokenizer_of_qwen_is_that_of_transformers(folder, tmp_path):
     read = load_tokenizer(tmp_path / "x.gguf")
     plain = [text for text in CORPUS if "<|" not in text]
     assert [read.encode(text) for text in plain] == [theirs.encode(text) for text in plain]
+
+
+LONG = [
+    "1234567 and 89",
+    "I'LL we'Ve DON'T it's",
+    "a\r\n\r\n b\n\n\n  c",
+    "x  \t y   ",
+    "!!!\n\n??? ...a",
+    "1a2b ３４５６",
+]
+
+
+def test_the_pre_tokenizer_of_llama_3_is_that_of_transformers(folder, tmp_path):
+    """transformers' reader of Llama 3's file of tokens (TikTokenConverter) has the pattern by default. Words are
+    compared as well as ids: a small vocabulary would hide where a text is cut."""
+    pytest.importorskip("gguf")
+    slow = pytest.importorskip("transformers.convert_slow_tokenizer")
+    pattern = inspect.signature(slow.TikTokenConverter).parameters["pattern"].default
+    assert PRE_TOKENIZERS["llama-bpe"][0] == pattern
+    vocabulary, merges = write_gguf(tmp_path / "x.gguf", folder, "llama-bpe")
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={token: i for i, token in enumerate(vocabulary)},
+            merges=[tuple(merge.split(" ")) for merge in merges],
+            ignore_merges=True,
+        )
+    )
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated", invert=False)
+    of_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, of_bytes])
+    ours = load_tokenizer(tmp_path / "x.gguf")
+    plain = [text for text in CORPUS + LONG if "<|" not in text]
+    assert [ours.encode(text) for text in plain] == [theirs.encode(text).ids for text in plain]
+    cut = ours.backend.pre_tokenizer.pre_tokenize_str
+    assert [word for word, _ in cut("1234567 I'LL  x\n\n!!")] == ["123", "456", "7", "ĠI", "'LL", "Ġ", "Ġx", "ĊĊ", "!!"]
 
 
 def test_an_unknown_pre_tokenizer_is_refused(folder, tmp_path):
