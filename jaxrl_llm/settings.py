@@ -22,7 +22,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.recorded import checkpoint_identity
-from jaxrl_llm.tasks.preference_config import PreferenceConfig
+from jaxrl_llm.tasks.preference_config import PreferenceConfig, file_identity
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
@@ -144,6 +144,8 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
     if path := config["rewards"]["reward_model"]:  # likewise
         kept["rewards"] = config["rewards"] | {"reward_model": _reward_model_identity(path)}
+    if path := config["preference"]["file"]:  # likewise
+        kept["preference"] = config["preference"] | {"file": file_identity(path)}
     return kept
 
 

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from jaxrl_llm.settings import validate
+from jaxrl_llm.settings import config_hash, validate
 
 ROLLOUTS_ONLY = {
     "rollout.temperature": (0.5, 1.0),
@@ -52,3 +52,11 @@ def test_what_samples_is_refused(name, field):
 def test_a_setting_without_a_meaning_is_refused(name, changes, message):
     with pytest.raises(ValueError, match=message):
         validate(config(name, **changes))
+
+
+def test_other_pairs_are_another_run_and_another_place_is_not(tmp_path):
+    hashes = []
+    for name, text in (("a", "{}"), ("b", "{}"), ("a", "{} ")):
+        (tmp_path / name).write_text(text)
+        hashes.append(config_hash(config("dpo", **{"preference.file": str(tmp_path / name)})))
+    assert hashes[0] == hashes[1] != hashes[2]

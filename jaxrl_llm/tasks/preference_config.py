@@ -1,6 +1,7 @@
 """Which pairs a run learns from: those made of its task, or those of a file."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from jaxrl_llm.tasks.preference_file import read_pairs
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
 from jaxrl_llm.tasks.text_tokenizer import TextTokenizer
 
-__all__ = ["PairSplits", "PreferenceConfig"]
+__all__ = ["PairSplits", "PreferenceConfig", "file_identity"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +84,9 @@ class PreferenceConfig:
         said = f"{len(own.train)} pairs of {self.file}, {len(own.test)} held out"
         whole = dataclasses.replace(encoder, prompting=None)
         return PairSplits(own.train, own.test, whole, said + (f"; lines left out: {skipped}" if skipped else ""))
+
+
+def file_identity(path: str) -> str:
+    """A digest of what the file holds; its path where there is none."""
+    file = Path(path).expanduser()
+    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() if file.is_file() else path
