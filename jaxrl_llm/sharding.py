@@ -154,7 +154,7 @@ def constrain_rows(tree: Any, mesh: Mesh | None, axis: int = 0) -> Any:
 
 
 def constrain_rollout(tree: Any, mesh: Mesh | None) -> Any:
-    """Pin the rows of arrays [b ...] and of records [l b t x]; also on one device, whose results would be named anew."""
+    """Pin the rows of arrays [b ...] and of records [l b t x]; on one device too, for equal shardings."""
     if mesh is None:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rollout_sharding(x, mesh)), tree)
