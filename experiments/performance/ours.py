@@ -123,10 +123,10 @@ class System:
         trajectory = self.rewarded(self.rollout(0))
         if phase == "rollout":
             w = self.workload
-            args = (self.engine, self.state.params, np.ones((w.NP, w.P), np.int32), np.full(w.NP, w.P, np.int32))
+            args = (self.state.params, np.ones((w.NP, w.P), np.int32), np.full(w.NP, w.P, np.int32))
             args = (*args, np.arange(w.NP), np.asarray(w.answer_lengths(), np.int32), jax.random.key(0))
-            program = engine_module._generate.lower(*args).compile()
-            return lambda: program(*args[1:]), program.as_text() or ""
+            program = engine_module._generate.lower(self.engine, w.P, *args).compile()
+            return lambda: program(*args), program.as_text() or ""
         batch, layout = self.experience(trajectory)
         program = type(self.learner).update.lower(self.learner, self.state, batch, layout).compile()
 
