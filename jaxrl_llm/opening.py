@@ -55,7 +55,7 @@ def opening(settings: Settings, model: Model, memory: Memory, data: str, workdir
         "data": _INDENT.join(textwrap.wrap(data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
-        "rewards": _INDENT.join(textwrap.wrap(_rewards(settings), 69)),
+        "rewards": _INDENT.join(folded(_rewards(settings), " + ")),
         "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each",
         "DIR": os.fspath(workdir),
     }
@@ -75,13 +75,13 @@ def folded(pieces: Sequence[str], separator: str, width: int = 69) -> list[str]:
     return [line.rstrip() for line in lines if line]
 
 
-def _rewards(settings: Settings) -> str:
-    """What rewards are the sum of, "" where it is the verifier alone."""
+def _rewards(settings: Settings) -> list[str]:
+    """The parts of the sum that rewards are, none where it is the verifier alone."""
     weights, path = settings.rewards.weights, settings.rewards.reward_model
     if weights == {"verifier": 1.0}:
-        return ""
+        return []
     names = {"reward_model": f"reward_model ({path})"}
-    return " + ".join(f"{weight:g} {names.get(name, name)}" for name, weight in weights.items())
+    return [f"{weight:g} {names.get(name, name)}" for name, weight in weights.items()]
 
 
 def _adapters(settings: Settings, model: Model) -> str:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -159,8 +158,9 @@ def test_what_a_run_logs(straight):
     config, workdir, _, said = straight
     rows = tiny_run.metrics(workdir)[1:]
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
-    assert f"rewards    -0.25 length + 2 reward_model ({config.rewards.reward_model})" in said
-    assert re.search(r"reward\s+model\s+78\.9\s+kB", said)  # 19697 + 33 numbers, as many as the policy and its head
+    said = " ".join(said.split())
+    assert f"rewards -0.25 length + 2 reward_model ({config.rewards.reward_model}) updates" in said
+    assert "reward model 79 kB" in said  # the 19.7 k parameters of the policy and a head
     centre = rows[0]["reward/reward_model_centre"]
     assert all(row["reward/reward_model_centre"] == centre for row in rows)
     assert abs(centre) > 0.01
@@ -216,16 +216,3 @@ def test_a_dir_is_read_without_its_reward_model(straight):
     gone = config.copy_and_resolve_references()
     gone.rewards.reward_model = "gone"
     assert tiny_run.final_state(workdir, gone)[0] == 4
-
-
-@pytest.mark.slow
-def test_the_coefficient_brings_the_kl_of_a_run_to_its_target(folder, tmp_path):
-    """From a coefficient that is far too small and from one that is far too large."""
-    for initial in (0.01, 10.0):
-        fields = {"objective.reward_kl_coef": initial, "objective.kl_target": 0.5, "objective.kl_gain": 1.0}
-        quiet = {"checkpoint.every": 100, "log.diagnostics_every": 0, "rewards.length_weight": 0.0}
-        tiny_run.train(tmp_path / str(initial), rlhf(folder, steps=60, **fields | quiet))
-        rows = tiny_run.metrics(tmp_path / str(initial))[1:]
-        kl = np.asarray([row["kl/ref_answer"] for row in rows])
-        print(initial, kl.round(2), [round(row["kl/reward_coef"], 3) for row in rows[::10]])
-        assert np.mean(kl[-15:]) == pytest.approx(0.5, rel=0.3)
