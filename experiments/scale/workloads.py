@@ -62,7 +62,7 @@ WORKLOADS = {
     "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=8, micro_batch_rows=8),
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=4),
-    "8b-v5p-32k": Workload("qwen3-8b", "v5p:4x4x4", (1, 16, 1, 4), rows=64, micro_batch_rows=16, answer=32768),
+    "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "0.6b-h100-32k": Workload("qwen3-0.6b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
 }
 
