@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             planned = plan(given.config, fields, given.branches)
             start_up.start_jax()
             steps = planned.parent.settings.steps
-            log = stack.enter_context(RunLog(given.workdir, steps, write=start_up.is_first_host()))
+            log = stack.enter_context(RunLog(given.workdir, steps, write=start_up.is_first()))
             recorded = read_json(log.workdir / "config.json")
             if recorded is not None and recorded["config_hash"] != planned.identity:
                 raise ValueError(f"{log.workdir} holds other branches; give another --workdir")

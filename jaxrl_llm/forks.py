@@ -73,10 +73,11 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
     parent = setup(fields)
     arms = {arm: setup(list(changed.items())) for arm, changed in fields_of_arms.items()}
     for arm, own in arms.items():
-        if own.settings.objective.reads != "rollouts":
+        objective: Any = own.settings.objective
+        if objective.reads != "rollouts":
             name = own.settings.objective_name
             raise ValueError(f"arm {arm!r}: {name} learns from given data, and branches are of rollouts; use a sweep")
-        if "reward_model" in own.settings.rewards.weights or own.settings.objective.advantage.kl_controller.target:
+        if "reward_model" in own.settings.rewards.weights or objective.advantage.kl_controller.target:
             raise ValueError(
                 f"arm {arm!r}: branches serve no reward model and no steered KL; set rewards.reward_model='' and leave "
                 "objective.kl_target out, or use a sweep"

@@ -103,9 +103,10 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
     trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
     parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
     if s.lora.rank:
-        base = learner.model.shapes()
+        base: Any = learner.model.shapes()
         parameters = _local(base, jax.tree.map(lambda x: x.sharding, base))
-        merged = sum(_local(x, x.sharding) for path, x in flatten_dict(base).items() if s.lora.holds(path))
+        leaves: dict[Any, Any] = flatten_dict(base)
+        merged = sum(_local(x, x.sharding) for path, x in leaves.items() if s.lora.holds(path))
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)

@@ -104,7 +104,7 @@ def _lengths(study: Study) -> Figure:
     rows = [row for run in runs for row in run.samples if row["step"] == run.samples[-1]["step"]]
     lengths = np.asarray([row["length"] for row in rows])
     figure, (left, right) = panels(["weight of a token in the loss (relative)", "answers"], columns=2)
-    weights = token_weights(lengths, int(max(lengths)))
+    weights = token_weights(lengths.tolist(), int(max(lengths)))
     sizes, ends = np.unique(lengths), []
     for name, values in weights.items():
         look = line(list(weights), name)

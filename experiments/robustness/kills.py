@@ -128,8 +128,7 @@ def _sweeps(folder: Path, rng: random.Random, kills: int, table: dict[str, colle
 
 def _start_sweep(folder: Path, workdir: Path) -> psutil.Popen:
     command = [sys.executable, "-m", "jaxrl_llm.sweep", "--sweep", f"experiments/robustness/sweep.py:{folder}"]
-    quiet = {"stdout": subprocess.DEVNULL}
-    return psutil.Popen([*command, f"--workdir={workdir}", "--cores=1"], **quiet)
+    return psutil.Popen([*command, f"--workdir={workdir}", "--cores=1"], stdout=subprocess.DEVNULL)
 
 
 def _killed_sweep(process: psutil.Popen, rng: random.Random, counts: collections.Counter[str]) -> bool:

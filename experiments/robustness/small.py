@@ -102,7 +102,7 @@ def _run(given: list[str], output: str, compiled: str | None, phase: Any, entere
     if compiled:
         file = open(compiled, "w", buffering=1)
 
-        def note(event: str, seconds: float, **about: Any) -> None:
+        def note(event: str, duration_secs: float, **about: Any) -> None:
             if event == "/jax/core/compile/backend_compile_duration":
                 file.write(json.dumps([entered[2], about.get("fun_name", "")]) + "\n")
 

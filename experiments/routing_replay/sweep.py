@@ -87,7 +87,7 @@ def rates(*values: float) -> list[dict[str, Any]]:
     return zipped(each("condition", [f"lr {rate:g}" for rate in values]), each("optimizer.learning_rate", values))
 
 
-def clipped(epsilon: float) -> dict[str, float]:
+def clipped(epsilon: float) -> dict[str, Any]:
     """A clip of GRPO with the proportion of GSPO's two bounds."""
     return {"objective.name": "grpo", "objective.clip_low": 0.8 * epsilon, "objective.clip_high": epsilon}
 

@@ -1,6 +1,7 @@
 """Runs at the size of published models, only for plans: of the task only the lengths matter."""
 
 import dataclasses
+from typing import Any
 
 from configs import gspo
 from jaxrl_llm.models.config import ModelConfig
@@ -69,7 +70,7 @@ WORKLOADS = {
 
 def settings_of(workload: Workload, layers: int | None = None) -> Settings:
     """A validated run of the smoke config, at the workload's size; layers: fewer than the model has."""
-    config = gspo.get_config("smoke")
+    config: Any = gspo.get_config("smoke")
     moe = MODELS[workload.model].num_experts > 0
     with config.unlocked():
         config.rollout.prompts, config.rollout.group_size = workload.rows // 8, 8

@@ -49,5 +49,7 @@ PAIR_RECIPES = {
 }
 # fmt: on
 
-for name, recipe in (RECIPES | PAIR_RECIPES).items():
+for name, recipe in RECIPES.items():
     register(name, recipe)
+for name, pair_recipe in PAIR_RECIPES.items():
+    register(name, pair_recipe)

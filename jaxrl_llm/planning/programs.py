@@ -155,10 +155,8 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
     }
     if "ref_logprobs" in run.learner.objective.needs:
         kinds["ref_logprobs"] = jnp.float32
-    batch = jax.eval_shape(
-        lambda: TrainBatch(**{name: jnp.zeros((rows, length), kind) for name, kind in kinds.items()})
-    )
-    return _by_rows(batch, mesh)
+    arrays: Any = {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
+    return _by_rows(jax.eval_shape(lambda arrays: TrainBatch(**arrays), arrays), mesh)
 
 
 def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:

@@ -1,5 +1,7 @@
 """What a learnt reward is worth: its score and the verifier's reward against the distance from the start."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -29,7 +31,7 @@ def reward_against_kl(study: Study, condition: str) -> Figure:
             runs = [run for run in study.select(arm, condition) if run.series(key)[1].size and run.series(_KL)[1].size]
             if not runs:
                 continue
-            look = line(study.arms, arm) | {"marker": ""}
+            look: dict[str, Any] = line(study.arms, arm) | {"marker": ""}
             distance, rewards = np.sqrt(np.maximum(aligned(runs, _KL)[1], 0)), aligned(runs, key)[1]
             for x, y in zip(distance, rewards, strict=True):
                 ax.plot(smooth(x), smooth(y), color=look["color"], alpha=0.35, linewidth=0.8)

@@ -27,7 +27,7 @@ def cut(tree: Any, layout: Layout, mesh: Any) -> Callable[[Any], Any]:
     if not _spread(tree, layout, mesh):
         return functools.partial(take, tree, layout)
     arrays, structure = jax.tree.flatten(tree)
-    there = bring(arrays, layout.index, mesh)
+    there = bring(arrays, jnp.asarray(layout.index), mesh)
 
     def of(micro: Any) -> Any:
         return jax.tree.unflatten(structure, [x[micro] if x.ndim == 3 else x[:, micro] for x in there])
@@ -53,7 +53,7 @@ def fill(into: Any, of: Callable[[Any], Any], layout: Layout, mesh: Any) -> Any:
         return [set_one(old, new, i) for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)]
 
     filled = jax.lax.fori_loop(0, layout.used, body, [blank(x) for x in arrays])
-    return jax.tree.unflatten(structure, bring_back(arrays, filled, layout.index, mesh))
+    return jax.tree.unflatten(structure, bring_back(arrays, filled, jnp.asarray(layout.index), mesh))
 
 
 def _spread(tree: Any, layout: Layout, mesh: Any) -> bool:

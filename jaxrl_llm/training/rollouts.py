@@ -61,7 +61,8 @@ class Rollouts:
 
     @property
     def _controller(self) -> KlController:
-        return self.scorer.learner.objective.advantage.kl_controller
+        objective: Any = self.scorer.learner.objective  # one that reads rollouts has an advantage
+        return objective.advantage.kl_controller
 
     def read_data(self) -> str:
         if self.read_all:
@@ -99,7 +100,7 @@ class Rollouts:
         if kl_coef:
             host["kl/reward_coef"] = kl_coef
         if self._controller.target:  # the next rollout's
-            kl = M.finalize({"kl": processes.fetch(experience.metrics["kl/ref_answer"])})["kl"]
+            kl: Any = M.finalize({"kl": processes.fetch(experience.metrics["kl/ref_answer"])})["kl"]
             stream.kl_coef = self._controller.next(kl_coef, kl)
         if stream.centre is not None:
             host["reward/reward_model_centre"] = stream.centre

@@ -127,10 +127,10 @@ def _train(
     for step in range(1, config.steps + 1):
         drawn = source.next(stream, step, state, None, None, lambda: None)
         state, (metrics,) = learn(learner, state, drawn)
-        measured = config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0
+        measured = bool(config.target_pass_rate) and step % config.evaluate_every == 0
         if measured or step == config.steps:
             loss = M.finalize(processes.fetch(metrics))["loss/policy"]
-        if measured:
+        if measured and evaluate is not None:
             rate = evaluate(state.params)
             log(f"warm start: step {step}/{config.steps}  loss {loss:.3f}  pass rate {rate:.3f}")
             if rate >= config.target_pass_rate:
