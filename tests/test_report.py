@@ -300,6 +300,7 @@ def test_the_baseline_is_grey_and_colours_differ():
     assert len(set(colours)) == len(arms)
     assert len({str(line(arms, arm)["linestyle"]) for arm in arms}) == len(arms)  # equal curves show through each other
     assert colours[0] != colour(["a"], "a")
+    assert [line(arms, arm)["linewidth"] for arm in arms[:3]] == [3.6, 2.0, 2.0]
 
 
 def test_the_page_escapes_what_a_model_wrote(tmp_path):

@@ -89,7 +89,7 @@ def _draw(
         ax.plot(steps, middle, color=look["color"], alpha=0.35, linewidth=0.8)
     known = np.isfinite(drawn)
     apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
-    ax.plot(steps, drawn, linewidth=2, markevery=None if few else apart, **look)
+    ax.plot(steps, drawn, markevery=None if few else apart, **look)
     finite = np.flatnonzero(known)
     return (float(steps[finite[-1]]), float(drawn[finite[-1]])) if len(finite) else None
 
@@ -116,7 +116,7 @@ def _scale(ax: Axes, curve: Curve) -> None:
         ax.yaxis.set_minor_locator(NullLocator())
     if curve.percent:
         ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     ax.set_xlabel("rollout", fontsize=8.5, color=INK)
 
 

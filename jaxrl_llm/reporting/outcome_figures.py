@@ -96,7 +96,7 @@ def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: s
             jitter = 0.03 * (place - (len(study.arms) - 1) / 2)
             ax.plot(np.full(len(values), x + jitter), values, "o", color=ink, alpha=0.45, markersize=4)
             means.append((x + jitter, float(mean(values)) if len(values) else float("nan")))
-        ax.plot([x for x, _ in means], [y for _, y in means], linewidth=2, **look)
+        ax.plot([x for x, _ in means], [y for _, y in means], **look)
         finite = [(x, y) for x, y in means if np.isfinite(y)]
         if finite:
             ends.append((*finite[-1], arm, ink))

@@ -28,7 +28,7 @@ def reliability_plot(study: Study, condition: str) -> Figure:
         held = total > 0
         x, y = (np.nansum(value * pairs, 0)[held] / total[held] for value in (confidence, accuracy))
         look = line(study.arms, arm)
-        ax.plot(x, y, linewidth=2, **look)
+        ax.plot(x, y, **look)
         ends.append((float(x[-1]), float(y[-1]), arm, look["color"]))
     ax.set_xlabel("probability that the model gives to its order", fontsize=8.5, color=INK)
     ax.set_ylim(-0.02, 1.02)

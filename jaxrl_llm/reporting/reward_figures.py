@@ -36,7 +36,7 @@ def reward_against_kl(study: Study, condition: str) -> Figure:
             for x, y in zip(distance, rewards, strict=True):
                 ax.plot(smooth(x), smooth(y), color=look["color"], alpha=0.35, linewidth=0.8)
             x, y = smooth(mean(distance)), smooth(mean(rewards))
-            ax.plot(x, y, linewidth=2.2, **look)
+            ax.plot(x, y, **look)
             ends.append((float(x[-1]), float(y[-1]), arm, look["color"]))
         ax.set_xlabel("sqrt of the KL to the start (nats an answer)", fontsize=8.5, color=INK)
         if len(study.arms) > 1:
