@@ -25,6 +25,7 @@ class Built:
     """A run that compiles nothing."""
 
     settings: Settings
+    made_from: dict = dataclasses.field(default_factory=dict)
 
     def memory(self):
         return Memory({"parameters": 1}, {"cache": 1}, {"gradients": 1}, available=None)

@@ -63,14 +63,21 @@ def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
     assert back["experts"].sharding.shard_shape(back["experts"].shape)[1] == ROWS // sharding.row_shards(mesh)
 
 
-def gathered(compiled):
-    """Elements of every array that an all-gather makes."""
-    shapes = re.findall(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", compiled.as_text())
-    return [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes]
+def compiled(function, *args):
+    """The program of a function, from the bare arrays of its arguments."""
+    leaves, structure = jax.tree.flatten(args)
+    return jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
 
 
-def test_the_programs_of_training_gather_no_record_of_routing():
-    """Rows alone are spread, so no parameter is gathered either. The control takes by index and is seen."""
+def largest_record(program):
+    """Elements of the largest array of bytes, the type of a record of experts, that one device has."""
+    return max(
+        np.prod([int(n) for n in shape.split(",")]) for shape in re.findall(r"u8\[([\d,]+)\]", program.as_text())
+    )
+
+
+def test_no_device_ever_has_a_whole_record_of_routing():
+    """On four devices none has more than a quarter, in no program of training; the control has it all."""
     mesh = sharding.make_mesh(MESHES[0])
     model = tiny.make_model(MESHES[0])
     learner = Learner(model, objectives.make("grpo"), optax.sgd(1.0))
@@ -78,12 +85,12 @@ def test_the_programs_of_training_gather_no_record_of_routing():
     records = on(mesh, Routing(jnp.asarray(experts)))
     drawn = tiny.draw_batch(routing=RoutingRecords(scored=records, replayed=records))
     batch = on(mesh, drawn.replace(old_values=None, returns=None))
-    state, cut = make_state(model, tiny.draw_params(model), learner.optimizer), tiny.layout_of(micro=4)
-    update = Learner.update.lower(learner, state, batch, cut).compile()
+    params, cut = tiny.draw_params(model), tiny.layout_of(micro=4)
+    state = make_state(model, params, learner.optimizer)
     into = learner.blank_scores(batch.tokens, record="experts")
-    score = Learner.score.lower(learner, state.params, batch.tokens, None, cut, into=into).compile()
-    control = jax.jit(lambda tree: take(tree, cut, 0)).lower(records).compile()
-    assert max(gathered(control), default=0) >= experts.size
-    for program in (update, score):
-        assert max(gathered(program), default=0) < experts.size
-        assert "collective-permute" in program.as_text()
+    update = compiled(lambda state, batch: learner.update(state, batch, cut), state, batch)
+    score = compiled(lambda *args: learner.score(args[0], args[1], None, cut, into=args[2]), params, batch.tokens, into)
+    whole = sharding.replicated(mesh)
+    control = compiled(lambda x: jax.lax.with_sharding_constraint(x, whole), records.experts)
+    assert largest_record(control) == experts.size
+    assert largest_record(update) == largest_record(score) == experts.size // 4
