@@ -8,8 +8,8 @@ with room for every way of cutting m rows into groups, so that nothing waits for
 nothing, and a group without rows costs nothing but its zeros in the gradient. XLA runs `jax.lax.ragged_dot` on GPUs as
 a product of every row with every group.
 
-Source: MegaBlocks, arXiv 2211.15841. Of the libraries, tokamax has such kernels, for Python 3.12 and jax 0.11.1 alone;
-its last release for jax 0.10 adds rows of another group to the gradient of a group without rows.
+Source: MegaBlocks, arXiv 2211.15841. The library tokamax has such kernels, from Python 3.12 and jax 0.11.1 on; its last
+release for Python 3.11, 0.0.12, adds rows of another group to the gradient of a group without rows.
 """
 
 import functools
@@ -53,7 +53,7 @@ def tiles_of(counts: Int[Array, "e"], rows: int, size: int) -> Tiles:
     """Tiles of at most `size` rows that cover the groups one after the other."""
     stops, tiles = jnp.cumsum(counts), -(-counts // size)
     used = jnp.cumsum(tiles)
-    most = (rows + min(len(counts), rows) * (size - 1)) // size  # every group but its whole tiles has one more
+    most = (rows + min(len(counts), rows) * (size - 1)) // size  # beyond its whole tiles a group has at most one
     index = jnp.arange(most, dtype=jnp.int32)
     group = jnp.sum(index[:, None] >= used[None], axis=1, dtype=jnp.int32)
     group = jnp.minimum(group, len(counts) - 1)
