@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxrl_llm.reporting.comparisons import OUTCOMES, compare
+from jaxrl_llm.reporting.comparisons import OUTCOMES
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
-from jaxrl_llm.reporting.style import INK, colour, panels
+from jaxrl_llm.reporting.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
+from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
 from jaxrl_llm.run_log import read_rows
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
@@ -29,16 +29,27 @@ KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gra
 KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
 
 
+def differences(study: Study, arm: str, condition: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """What the branches of an arm and of the baseline came to, pair by pair, and the trajectory (seed) of each pair."""
+    theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
+    ours = [run for run in study.select(arm, condition) if run.ended]
+    values = [[SAMPLED.measure(run) for run in (one, theirs[one.seed, one.branch])] for one in ours]
+    left, right = np.array(values, np.float64).reshape(-1, 2).T
+    return left, right, [int(run.seed) for run in ours]
+
+
 def batches(study: Study, arm: str, condition: str) -> Iterator[PairedDifference]:
     """The difference to the baseline over all trajectories, over the first batch and over the second."""
-    theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
-    pairs = [(run, theirs[run.seed, run.branch]) for run in study.select(arm, condition) if run.ended]
-    late = [int(run.seed) >= SECOND_BATCH for run, _ in pairs]
-    for wanted in ((False, True), (False,), (True,)):
-        own = [pair for pair, second in zip(pairs, late, strict=True) if second in wanted]
-        values = [[SAMPLED.measure(run) for run in pair] for pair in own]
-        left, right = np.array(values, np.float64).reshape(-1, 2).T
-        yield paired_difference(left, right, [run.seed for run, _ in own])
+    left, right, seeds = differences(study, arm, condition)
+    late = np.array(seeds) >= SECOND_BATCH
+    for own in (late | ~late, ~late, late):
+        yield paired_difference(left[own], right[own], np.array(seeds)[own].tolist())
+
+
+def by_trajectory(study: Study, arm: str, condition: str) -> list[float]:
+    """The mean difference of each trajectory."""
+    left, right, seeds = differences(study, arm, condition)
+    return [float(np.mean((left - right)[np.array(seeds) == seed])) for seed in dict.fromkeys(seeds)]
 
 
 def mean(runs: Sequence[Run], key: str) -> float:
@@ -47,7 +58,10 @@ def mean(runs: Sequence[Run], key: str) -> float:
 
 
 def table(study: Study) -> list[list[str]]:
-    """Condition, arm, states, tokens clipped, difference with interval, detectable, the two batches."""
+    """Condition, arm, states, tokens clipped, difference with interval, detectable, the two batches.
+
+    Under the number of trajectories that a verdict takes, the mean of each stands in the place of an interval.
+    """
     rows = []
     for condition in study.conditions:
         for arm in study.arms:
@@ -59,6 +73,10 @@ def table(study: Study) -> list[list[str]]:
                 rows.append([*cells, f"({start:.3f} -> {end:.3f})", "", "", ""])
                 continue
             whole, *parts = batches(study, arm, condition)
+            if whole.n < MINIMUM_SEEDS:
+                each = ", ".join(SAMPLED.signed(one) for one in by_trajectory(study, arm, condition))
+                rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", "", ""])
+                continue
             told = [f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}" if d.n > 1 else "" for d in parts]
             size = f"{SAMPLED.signed(whole.mean)} {SAMPLED.interval(whole.low, whole.high)}"
             rows.append([*cells, size, f"{whole.detectable:.3f}", *told])
@@ -85,18 +103,21 @@ def routing(study: Study) -> list[list[str]]:
 
 
 def figure(study: Study) -> Figure:
-    """Difference to the baseline with its interval against the share of tokens clipped, one panel a condition."""
-    drawn, axes = panels([f"{one}: against {study.baseline}" for one in study.conditions], columns=3, height=3.2)
+    """Difference to the baseline against the share of tokens clipped, one panel a condition; small: each trajectory."""
+    drawn, axes = panels(
+        [f"{one}: {SAMPLED.name}, difference to {study.baseline}" for one in study.conditions], columns=2, height=3.6
+    )
     for ax, condition in zip(axes, study.conditions, strict=True):
-        for c in compare(study, condition):
-            if c.outcome.name == SAMPLED.name and c.difference.n > 1:
-                ink, x = colour(study.arms, c.arm), 100 * mean(study.select(c.arm, condition), CLIPPED)
-                ax.plot([x, x], [c.difference.low, c.difference.high], color=ink, linewidth=1.8)
-                ax.plot(x, c.difference.mean, "o", color=ink, markersize=5)
-                ax.annotate(c.arm, (x, c.difference.mean), (5, 3), textcoords="offset points", color=ink, fontsize=8)
+        places = []
+        for arm in study.arms[1:]:
+            ink, x = colour(study.arms, arm), 100 * mean(study.select(arm, condition), CLIPPED)
+            each = by_trajectory(study, arm, condition)
+            ax.plot([x] * len(each), each, "o", color=ink, markersize=3.5, alpha=0.5)
+            ax.plot(x, np.mean(each), "o", color=ink, markersize=8)
+            places.append((100.0, float(np.mean(each)), f"{arm}  {np.mean(each):+.3f}", ink))
         ax.axhline(0, color=INK, linewidth=0.8)
-        ax.margins(x=0.25)
         ax.set_xlabel("tokens clipped (%)", fontsize=8.5, color=INK)
+        label_ends(ax, places)
     return drawn
 
 

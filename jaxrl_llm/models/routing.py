@@ -59,7 +59,7 @@ EXACT = Router()
 
 def _fixed_normal(x: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
     """A standard normal number for every element, from its bits and its place in the last axis."""
-    place = jnp.arange(x.shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
+    place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1) * jnp.uint32(0x9E3779B1)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + place
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # bijections of 32 bits
         bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl_llm.configuration import load_module
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, load
 from jaxrl_llm.reporting.tables import routing_table
@@ -87,6 +88,16 @@ def test_full_at_every_n(study):
     for condition in full.conditions:
         for arm, difference in differences(full, condition).items():
             assert row("routing_replay", arm, f"| {difference} |"), (condition, arm)
+
+
+def test_branches(study):
+    """Both tables, every row."""
+    branch, script = (
+        study("routing_replay", "branch", "branch"),
+        load_module(EXPERIMENTS / "routing_replay/branches.py"),
+    )
+    for cells in (*script.table(branch), *script.routing(branch)):
+        assert row("routing_replay", f"| {cells[1]} |", f"| {' | '.join(cells)} |"), cells
 
 
 @pytest.mark.parametrize("name", ["mismatch", "what"])
