@@ -3,7 +3,7 @@
     python -m jaxrl_llm.sweep --sweep experiments/lineage/sweep.py --workdir runs/lineage
     python -m experiments.lineage.figures runs/lineage
 
-all      the three groups below, five seeds each
+all      the three groups below, three seeds each
 critic   PPO and GRPO at answers of 6 and of 21 tokens: what the critic explains
 clip     countdown: a symmetric clip, clip-higher, and dynamic sampling on top
 mixture  32 updates a rollout: a dense model, a mixture of experts, replay, one ratio a sequence, a soft gate
@@ -70,6 +70,6 @@ def get_sweep(variant: str = "all") -> Sweep:
         raise ValueError(f"unknown variant {variant!r}; it has all, {', '.join(groups)}")
     chosen = chain(*(groups.values() if variant == "all" else [groups[variant]]))
     # A seed changes the warm start too: another seed is another policy, prompts and keys.
-    seeds = zipped(each("seed", range(5)), each("warm_start.seed", range(5)))
+    seeds = zipped(each("seed", range(3)), each("warm_start.seed", range(3)))
     question = "What is the weakness that each method removes from the one before it?"
     return Sweep(question, product(chosen, seeds), baseline="GRPO", minutes=1)
