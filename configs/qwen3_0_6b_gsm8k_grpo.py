@@ -3,7 +3,7 @@
 Command:  python -m jaxrl_llm.main --config configs/qwen3_0_6b_gsm8k_grpo.py --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint
 Memory:   by arithmetic (jaxrl_llm/memory.py) 27.8 GB on one GPU: parameters 2.4, optimizer 4.8; a rollout 20.7, of
-          which the cache of 128 slots is 19.2; an update 9.7. On 24 GB set rollout.slots=64
+          which the cache of 128 slots is 19.2; an update 9.7. 18.1 GB with rollout.slots=64, for 24 GB
 Minutes:  not measured on an accelerator; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 

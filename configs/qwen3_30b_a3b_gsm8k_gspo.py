@@ -2,8 +2,8 @@
 
 Command:  python -m jaxrl_llm.main --config configs/qwen3_30b_a3b_gsm8k_gspo.py --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint, on 32 devices
-Memory:   by arithmetic (jaxrl_llm/memory.py) 25 GB on each of 32 GPUs: parameters 4.4, optimizer 8.8; a rollout 10.9,
-          of which the cache of 512 slots is 8.2; an update 11.8, of which the gradients are 8.8
+Memory:   by arithmetic (jaxrl_llm/memory.py) 19.6 GB on each of 32 GPUs: parameters 3.8, optimizer 7.6; a rollout 4.4,
+          of which the cache of 512 slots is 2.0; an update 8.2, of which the gradients are 7.6
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny mixture of experts on sums that read like GSM8K, and downloads nothing
 

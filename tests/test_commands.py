@@ -144,7 +144,8 @@ def assert_transformers_agrees(folder, model, params, text):
 
 @pytest.mark.parametrize("lora", [0, 2], ids=["all", "adapters"])
 def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lora):
-    """A Llama whose file holds q and k interleaved, as SmolLM2's does; its adapters are far from zero and merged."""
+    """A Llama whose file holds q and k interleaved, as SmolLM2's does. Its adapters change the weights by about as much
+    as these are, and are merged."""
     pytest.importorskip("gguf")
     source = Path(tiny_run.make_config(tmp_path, "pretrained").model.pretrained)
     model, params = load_pretrained(source)
@@ -154,7 +155,7 @@ def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lor
     workdir, folder = tmp_path / "run", tmp_path / "export"
     made, state = tiny_run.untrained(workdir, tiny_run.make_config(tmp_path, "pretrained", **changes))
     if lora:
-        adapters = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
+        adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
         state = state.replace(params=adapters)
     checkpoints = Checkpoints(workdir)
     checkpoints.save(2, state, {"base": trainer.base_digest(made)})
