@@ -133,8 +133,9 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
     printed.append(text_table(header, rows, width))
     header, rows = difference_table(study, condition)
     if rows:
+        pair = "branches from one state of a trajectory (seed)" if study.branching else "runs of one seed"
         page.text(
-            f"Differences to {study.baseline}, pair by pair: two runs of one seed share start, prompts and sampling "
+            f"Differences to {study.baseline}, pair by pair: two {pair} share start, prompts and sampling "
             "keys. Several pairs of one seed are averaged first, so that intervals rest on the number of seeds. p is "
             "of the t test, corrected by Holm for the number of arms in an outcome, and the verdict rests on it: "
             f"undecided above 0.05, no verdict under {MINIMUM_SEEDS} seeds. Detectable is the true difference that "

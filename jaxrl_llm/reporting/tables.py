@@ -30,6 +30,8 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
         "tokens/s": lambda runs: _number([_median(run, "rollout/tokens_per_s") for run in runs], "{:,.0f}"),
         "collapsed": lambda runs: f"{sum(run.collapse()[1] for run in runs)}/{len(runs)}" if runs else "",
     }
+    if study.branching:  # a branch is too short to collapse
+        del columns["collapsed"]
     rows = []
     for arm in study.arms:
         planned = study.select(arm, condition)
