@@ -1,6 +1,6 @@
 """The figures and the table of docs/lineage.md, from a DIR of the sweep.
 
-python -m experiments.lineage.figures runs/lineage --to docs/lineage
+python -m experiments.lineage.figures runs/lineage
 """
 
 import argparse
@@ -151,14 +151,14 @@ def _ends(runs: Sequence[Run], curve: Curve) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workdir", help="DIR of the sweep")
-    parser.add_argument("--to", type=Path, default=Path("docs/lineage"), help="folder for the figures")
+    parser.add_argument("--to", type=Path, help="folder for the figures; default: DIR/figures")
     given = parser.parse_args()
-    study = load(given.workdir)
-    given.to.mkdir(parents=True, exist_ok=True)
+    study, folder = load(given.workdir), given.to or Path(given.workdir) / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
     drawn = {name: draw(study, panel) for name, panel in FIGURES.items()} | {"length": _lengths(study)}
     for name, figure in drawn.items():
-        figure.savefig(given.to / f"{name}.png")
-        print(f"wrote {given.to / name}.png")
+        figure.savefig(folder / f"{name}.png")
+        print(f"wrote {folder / name}.png")
     print(table(study))
 
 
