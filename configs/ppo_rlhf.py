@@ -3,7 +3,7 @@
 Command:  python -m jaxrl_llm.main --config configs/reward_model.py --workdir runs/reward_model
           python -m jaxrl_llm.main --config configs/ppo_rlhf.py --workdir runs/ppo_rlhf
           (another model: --config.rewards.reward_model=DIR)
-Minutes:  :smoke about one and a half on a busy core, on a random reward model of its own; the whole run is not timed yet
+Minutes:  :smoke about 1.5 on a busy core, on a random reward model of its own; the whole run is not timed yet
 Expect:   not measured yet. Watch reward/reward_model beside reward/mean and eval/greedy, which the verifier gives and
           nothing learns from, and whether kl/ref_answer settles at objective.kl_target
 """
