@@ -3,9 +3,9 @@
 Command:  python -m jaxrl_llm.main --config configs/reward_model.py --workdir runs/reward_model
           python -m jaxrl_llm.main --config configs/ppo_rlhf.py --workdir runs/ppo_rlhf
           (another model: --config.rewards.reward_model=DIR)
-Minutes:  about 3 on two CPU cores; :smoke under one, on a random reward model of its own
-Expect:   reward/reward_model rises, and with it reward/mean and eval/greedy, which the verifier gives and nothing
-          learns from; kl/ref_answer settles at objective.kl_target
+Minutes:  :smoke about 1.5 on a busy core, on a random reward model of its own; the whole run is not timed yet
+Expect:   not measured yet. Watch reward/reward_model beside reward/mean and eval/greedy, which the verifier gives and
+          nothing learns from, and whether kl/ref_answer settles at objective.kl_target
 """
 
 from ml_collections import ConfigDict
