@@ -45,7 +45,7 @@ def test_what_samples_is_refused(name, field):
         (
             "sft",
             {"objective.correction": "tis"},
-            "correction weighs sampled answers by their sampler, and given ones have none",
+            "correction weighs sampled answers by their sampler",
         ),
         ("sft", {"objective.beta": 0.1}, "sft has no hyper-parameter 'beta'; it belongs to reward_model, dpo"),
         ("grpo", {"preference.label_noise": 1.5}, "preference.label_noise=1.5 is out of range"),
