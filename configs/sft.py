@@ -1,8 +1,8 @@
 """Supervised training on the task's own right answers: what the warm start of every other config does, as a run.
 
 Command:  python -m jaxrl_llm.main --config configs/sft.py --workdir runs/sft
-Minutes:  TODO
-Expect:   TODO
+Minutes:  :smoke takes under a minute on two CPU cores; the whole run was not timed
+Expect:   loss/policy falls and eval/greedy rises; the parameters are those of an equal warm start, bit for bit
 """
 
 from ml_collections import ConfigDict

@@ -27,7 +27,7 @@ def config(name, **changes):
 @pytest.mark.parametrize("name", ["dpo", "reward_model", "sft"])
 def test_what_samples_is_refused(name, field):
     value, only = ROLLOUTS_ONLY[field]
-    only = only or {"sft": 1}.get(name, 2)
+    only = {"sft": 1}.get(name, 2) if only is None else only
     reads = "answers" if name == "sft" else "pairs"
     message = rf"{field}={value!r}: {name} reads {reads} and samples nothing; set it to {only!r}"
     with pytest.raises(ValueError, match=message):
@@ -42,7 +42,11 @@ def test_what_samples_is_refused(name, field):
         ("dpo", {"critic.kind": "head"}, "critic.kind='head' serves no dpo; set it to none"),
         ("dpo", {"objective.correction": "tis"}, "dpo has no hyper-parameter 'correction'; it belongs to "),
         ("dpo", {"objective.clip_low": 0.1}, "dpo has no hyper-parameter 'clip_low'; it belongs to "),
-        ("sft", {"objective.correction": "tis"}, "correction weighs answers by their sampler"),
+        (
+            "sft",
+            {"objective.correction": "tis"},
+            "correction weighs sampled answers by their sampler",
+        ),
         ("sft", {"objective.beta": 0.1}, "sft has no hyper-parameter 'beta'; it belongs to reward_model, dpo"),
         ("grpo", {"preference.label_noise": 1.5}, "preference.label_noise=1.5 is out of range"),
         ("dpo", {"preference.file": "x", "preference.label_noise": 0.2}, "preference.file='x' brings its own; clear"),

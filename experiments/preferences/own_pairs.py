@@ -27,12 +27,16 @@ def own_pairs(s: Settings, prompts: int, samples: int) -> list[dict[str, str]]:
     run, state = build(s).start(print)
     asked = tasks.all_prompts(s.task, "train", limit=prompts, data_dir=s.data_dir)
     evaluator = Evaluator(run.model, s.task, asked, samples, s.answer_length, s.rollout.slots)
+
+    def fits(text: str) -> bool:
+        """Whether the text can be written as an answer again, the end included."""
+        return bool(text) and tasks.UNKNOWN not in text and len(s.task.ids_of_answer(text)) <= s.answer_length
+
     pairs = []
     for row in evaluator(exported_params(run, state))[1]:
-        answers = list(zip(row["sampled"], row["sampled_reward"], strict=True))
-        fitting = [(text, r) for text, r in answers if text and len(s.task.ids_of_answer(text)) <= s.answer_length]
-        right = [text for text, reward in fitting if reward >= s.task.solved]
-        wrong = [text for text, reward in fitting if reward < s.task.solved]
+        answers = [one for one in zip(row["sampled"], row["sampled_reward"], strict=True) if fits(one[0])]
+        right = [text for text, reward in answers if reward >= s.task.solved]
+        wrong = [text for text, reward in answers if reward < s.task.solved]
         if right and wrong:
             pairs.append({"prompt": row["prompt"], "chosen": right[0], "rejected": wrong[0]})
     return pairs
