@@ -142,6 +142,7 @@ def outcome(workdir: Path) -> dict[str, Any]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
