@@ -59,8 +59,8 @@ def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
 
     fields, _ = fields_and_rest(overrides)
     config = configuration.load(configuration.find(config_file), fields)
-    settings.validate(config)
-    return Identity(settings.config_hash(config), config.steps)
+    steps = settings.validate(config).steps
+    return Identity(settings.config_hash(config), steps)
 
 
 def _identify_branches(config_file: str, overrides: Sequence[str]) -> Identity:

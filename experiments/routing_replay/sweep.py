@@ -15,7 +15,7 @@ regime   where do expert changes drive the ratio? layers, experts, k, router lea
 what     indices against logits under R2, 5 seeds
 branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
-control  branches of four rollouts with a sampler whose router is noisy at four scales, N = 1 and
+control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3 or TIS repair what the noise does? (control@4 is the part at N = 4)
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 branch_smoke  two arms in branches of a tiny model, about a minute
@@ -108,8 +108,9 @@ def branches(variant: str, part: str) -> Sweep:
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
 
 
-# Standard deviations of the sampler's router noise; `routing/flips_sampler_old` says how many experts differ at each.
-NOISE = (0.0, 0.03, 0.1, 0.4)
+# Standard deviations of the sampler's router noise, by the share of experts that differ at the start (read between the
+# measurements of docs/routing_replay.md).
+NOISE = {"no noise": 0.0, "1 % flips": 0.018, "3 % flips": 0.053, "10 % flips": 0.2}
 # The rates of `full` at N = 1 and of its neighbour at N = 4.
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
@@ -118,13 +119,13 @@ def control(part: str) -> Sweep:
     corrected = [{"arm": "GRPO+TIS", "objective.name": "grpo", "objective.correction": "tis"}]
     noisy = [
         {
-            "condition": f"N = {n}, noise {scale:g}",
+            "condition": f"N = {n}, {name}",
             "updates.minibatches": n,
             "optimizer.learning_rate": CONTROL_RATES[n],
             "rollout.router_noise": scale,
         }
         for n in ([int(n) for n in part.split(",")] if part else CONTROL_RATES)
-        for scale in NOISE
+        for name, scale in NOISE.items()
     ]
     runs = product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy, [BRANCHED | {"steps": 16}], seeds(0, 5))
     branching = Branching(first=0, every=4, rollouts=4)

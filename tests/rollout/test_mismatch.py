@@ -53,7 +53,8 @@ def test_noise_flips_experts_and_replaying_the_rollout_undoes_it(params, dtype):
     lengths = np.array([3, 4], np.int32)
     out = engine.generate(params, prompts, lengths, np.arange(2, dtype=np.uint32), jax.random.key(0))
     again = engine.generate(params, prompts, lengths, np.arange(2, dtype=np.uint32), jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, out, again)
+    for one, other in zip(jax.tree.leaves(out), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
     out = out.replace(rewards=jnp.arange(8.0))
     learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
     width = np.asarray(out.segment_ids).sum(1)
