@@ -13,7 +13,7 @@ from experiments.preferences import sweep as preferences
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives, settings
-from jaxrl_llm.sweep import MAIN, Sweep, load_sweep, main
+from jaxrl_llm.sweep import BRANCHING, MAIN, Sweep, load_sweep, main
 
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops
@@ -43,12 +43,13 @@ def at_the_root(monkeypatch):
 def test_every_configuration_is_valid(name, variant):
     """And the seeds of a sweep differ in their seeds alone."""
     by_seed = {}
-    planned = load_sweep(f"experiments/{name}/sweep.py:{variant}").planned()
+    sweep = load_sweep(f"experiments/{name}/sweep.py:{variant}")
+    program, planned = BRANCHING if sweep.branching else MAIN, sweep.planned()
     for run in planned:
         fields = {field: value for field, value in run.fields if field not in SEEDED}
         by_seed.setdefault(run.seed, []).append((run.arm, run.condition, run.config, fields))
         if run.seed == planned[0].seed:
-            assert MAIN.identify(run.config, run.overrides).steps > 0
+            assert program.identify(run.config, run.overrides).steps > 0
     first, *others = by_seed.values()
     assert all(other == first for other in others)
 
