@@ -22,7 +22,7 @@ class Job:
     def printed(self, index: int) -> str:
         return (self.folder / f"{index}.txt").read_text()
 
-    def wait_for(self, text: str, index: int = 0, timeout: float = 600) -> None:
+    def wait_for(self, text: str, index: int = 0, timeout: float = 1800) -> None:
         """Until process `index` has printed a text."""
         end = time.monotonic() + timeout
         while text not in self.printed(index):
@@ -30,7 +30,7 @@ class Job:
             assert time.monotonic() < end, self.printed(index)
             time.sleep(0.05)
 
-    def codes(self, timeout: float = 600, of: Sequence[int] | None = None) -> list[int]:
+    def codes(self, timeout: float = 1800, of: Sequence[int] | None = None) -> list[int]:
         """The exit codes of all processes, or of some of them."""
         members = self.members if of is None else [self.members[i] for i in of]
         end = time.monotonic() + timeout
