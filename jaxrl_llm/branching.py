@@ -136,7 +136,7 @@ class Trajectory:
         old_params = _copy(state.params) if diagnosed else None
         learner = run.learner.critic_only if step <= s.critic.warmup_steps else run.learner
         state, updates = learn(learner, state, Drawn(experience.batch, epochs), run.base)
-        scored = experience.metrics
+        scored = experience.metrics | rollout.sources
         if diagnosed:
             scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[0], run.base)
         scored, updates = jax.device_get((scored, updates))
