@@ -95,6 +95,7 @@ def test_arms_share_the_rollout_and_part_where_experts_change(straight):
     assert all(replay["check/unrecorded"] == 0 for _, replay in pairs)
 
 
+@pytest.mark.slow
 def test_killed_branches_go_on_bit_for_bit(straight, folder, tmp_path):
     """Ended after two rollouts, with rows of a third state that no checkpoint knows and a half-written line."""
     _, expected = straight
@@ -107,6 +108,7 @@ def test_killed_branches_go_on_bit_for_bit(straight, folder, tmp_path):
         take(tmp_path, planned(folder, arms, every=2))
 
 
+@pytest.mark.slow
 def test_branches_of_two_rollouts_are_runs_of_two_rollouts(straight, folder, tmp_path):
     """The first rollout is the one of the branch of one; the state after the first is branched from again."""
     _, one = straight

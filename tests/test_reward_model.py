@@ -197,6 +197,7 @@ def test_warm_up_leaves_the_policy_as_it_is(straight):
     assert all(np.abs(a - b).max() > 0 for a, b in zip(jax.tree.leaves(two), jax.tree.leaves(one), strict=True))
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(straight, tmp_path):
     """Between warm-up and training, with a coefficient and a centre that only the checkpoint knows."""
     config, workdir, found, _ = straight

@@ -64,6 +64,7 @@ def config(tmp_path_factory):
     verifier_pool.close()
 
 
+@pytest.mark.slow
 def test_hanging_and_raising_answers_are_counted_zeros_and_the_run_goes_on(config, tmp_path):
     evaluation, _ = tiny_run.train(tmp_path, config)
     assert {"eval/reward", "eval/greedy_reward", "eval/greedy", "eval/pass_at_1"} <= set(evaluation)

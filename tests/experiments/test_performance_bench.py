@@ -118,6 +118,7 @@ def test_summary_takes_the_best_step_after_the_first():
     assert summary["compile_s"] == 10 + 20 - 1 - 3
 
 
+@pytest.mark.slow
 def test_a_step_of_ours(tiny):
     """Rollout and update as the trainer runs them: prescribed lengths, finite parameters, a time for each part."""
     w = workloads.load(str(tiny))

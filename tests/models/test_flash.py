@@ -105,6 +105,7 @@ def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
     assert np.abs(replayed.hidden - found.hidden).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
     """Under rematerialisation and on a mesh; packed rows and padding."""

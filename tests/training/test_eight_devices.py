@@ -41,6 +41,7 @@ def check(*cells):
         assert max(found["errors"].values()) < 5e-5, (cell, found)
 
 
+@pytest.mark.slow
 def test_every_axis_at_once():
     """Rows, slices of parameters, experts and width over devices; the rollout's routing replayed."""
     check(("moe", "blocks", "R3", (1, 2, 2, 2)))
