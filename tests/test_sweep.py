@@ -217,9 +217,12 @@ def test_a_bad_configuration_is_refused_before_anything_runs(tmp_path, environme
 def test_an_interrupted_sweep_goes_on_with_nothing_lost_or_twice(tmp_path, environment, sign):
     go, workdir = tmp_path / "go", tmp_path / "out"
     path = sweep_file(tmp_path, extra=f', "wait.at": 1, "wait.for": "{go}"', seeds=1)
+    # A shell in the background ignores SIGINT, and so would the child.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         sweep_command(path, workdir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    signal.signal(signal.SIGINT, inherited)
     until(lambda: (workdir / "A/0/result.json").exists() and read_rows(workdir / "B/0/metrics.jsonl"))
     process.send_signal(sign)
     out, _ = process.communicate(timeout=120)

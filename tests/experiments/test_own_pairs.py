@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.preference_file import read_pairs
 @pytest.mark.slow
 def test_every_pair_prefers_a_right_answer_to_a_wrong_one(tmp_path):
     fields = {
-        "task.options": {"digits": 2, "train_size": 128, "test_size": 32},
+        "task.options": {"digits": 2, "train_size": 64, "test_size": 8},
         "task.data_dir": tmp_path / "data",
         "warm_start.cache_dir": tmp_path / "cache",
         "warm_start.steps": 60,
