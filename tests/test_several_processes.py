@@ -86,8 +86,8 @@ def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_pat
     """The state after step 4, to the end of the run."""
     shutil.copytree(whole(2), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
-    shutil.copytree(folder / "cache2", folder / f"moved{count}", dirs_exist_ok=True)
-    changes = {"warm_start.cache_dir": folder / f"moved{count}"}
+    (tmp_path / "run" / "result.json").unlink()
+    changes = {"warm_start.cache_dir": folder / "cache2"}  # a field of the run that is resumed
     job = several.start(tmp_path / "job", count, command(folder, tmp_path / "run", count, **changes))
     try:
         assert job.codes() == [0] * count, job.printed(0)
