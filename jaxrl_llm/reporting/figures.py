@@ -82,7 +82,6 @@ _FLIPPED = (
 )
 _WEIGHTS = (
     Curve("gradient_weight/positive", "gradient weight, advantage above 0"),
-    Curve("gradient_weight/positive_rare", "the same, of tokens below probability 0.2"),
     Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
     Curve("gate/mean", "mean gate of SAPO"),
 )
