@@ -2,8 +2,9 @@
 
 Command:  python -m jaxrl_llm.main --config configs/dpo.py --workdir runs/dpo
 Minutes:  1.2 on two CPU cores that other work shared
-Expect:   loss/pairs starts at log 2 and pairs/margin grows; in one run eval/greedy went from 0.734 to 0.797, sampled from
-          0.629 to 0.668 (0.695 at step 40). Watch it and pairs/logprob_chosen: a larger rate or more steps may lower both
+Expect:   loss/pairs starts at log 2 and pairs/margin grows; in one run eval/greedy went from 0.734 to 0.797, sampled
+          from 0.629 to 0.668 (0.695 at step 40). Watch them and pairs/logprob_chosen: a larger rate or more steps may
+          lower all three
 """
 
 from ml_collections import ConfigDict
