@@ -26,9 +26,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
     config.task.chat = False  # wrap that in the tokenizer's chat template
     config.task.system = ""  # system message of the chat; empty: none, or the template's own
-    config.task.chat_options = (
-        ConfigDict()
-    )  # other variables of the chat template, for example {"enable_thinking": False}
+    config.task.chat_options = ConfigDict()  # other variables of the chat template: {"enable_thinking": False}
     config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
     config.model = ConfigDict()  # names as in the published configuration of Qwen3-MoE
@@ -85,9 +83,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.prompt_buckets = 1  # a step's prompts are cut to one of so many widths; each compiles once
     config.rollout.dtype = "float32"  # of the sampler; bfloat16, and float8_e4m3 of weights, give a real mismatch
     config.rollout.router_dtype = "float32"  # of the sampler's router; bfloat16 gives a mismatch
-    config.rollout.router_noise = (
-        0.0  # standard deviation of noise on the sampler's router logits: a mismatch on purpose
-    )
+    config.rollout.router_noise = 0.0  # standard deviation of noise on the sampler's router logits, on purpose
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all equal
     config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off

@@ -23,17 +23,14 @@ from typing import Any
 import jax
 
 from jaxrl_llm import configuration, provenance, start_up
-from jaxrl_llm import metrics as M
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.forks import Plan, plan
-from jaxrl_llm.run_log import RunLog, add_rows, keep_rows, read_json
-from jaxrl_llm.trainer import Run, build, exported_params
+from jaxrl_llm.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
+from jaxrl_llm.trainer import Run, build, exported_params, update
 from jaxrl_llm.training import collect
-from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.routing_diagnostics import diagnose
-from jaxrl_llm.training.sources import Drawn, learn
+from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Trajectory", "main"]
@@ -74,10 +71,11 @@ class Trajectory:
             self.stream.set_state(extra["stream"])
             log.note(f"resumed from rollout {done}")
         log.cut(done if checkpoints.latest is not None else -1)
-        branches, evaluated = log.workdir / "branches.jsonl", {}
-        writes = jax.process_index() == 0
+        branches, writes = log.workdir / "branches.jsonl", jax.process_index() == 0
         if writes:
             keep_rows(branches, lambda row: row["state"] < done)
+        before = [row for row in read_rows(branches) if not row["arm"]]
+        evaluated = {name: x for name, x in before[-1].items() if name.startswith("eval/")} if before else {}
         states = branching.states(settings.steps)
         for step in range(done, settings.steps):
             place, sampled = self.stream.get_state(), {}
@@ -120,36 +118,20 @@ class Trajectory:
         self, run: Run, state: TrainState, step: int, sampled: dict[Any, _Sampled]
     ) -> tuple[TrainState, dict[str, Any]]:
         """A rollout with its updates and what they measured; `sampled` keeps it for those who sample alike."""
-        s, source = run.settings, run.source
+        source = run.source
         assert isinstance(source, Rollouts), "checked by the plan"
-        how = (source.engine, s.dynamic_sampling, s.rewards)
+        how = (source.engine, source.sampling, source.rewards)
         if how not in sampled:
-            key, params = jax.random.fold_in(jax.random.key(s.seed), step), exported_params(run, state)
-            asked = collect.begin(source.engine, params, self.stream, s.task, key, s.dynamic_sampling, s.rewards)
+            asked = source.sample(self.stream, step, exported_params(run, state))
             sampled[how] = _Sampled(asked.finish(), self.stream.get_state())
         rollout = sampled[how].rollout
         self.stream.set_state(sampled[how].stream)
         epochs = source.layouts(rollout.trajectory, step)
         experience = source.scorer(state, self.reference, rollout.trajectory, epochs[0], run.base)
-        every = s.log.diagnostics_every
-        diagnosed = bool(every) and step % every == 0 and experience.batch.routing.scored is not None
-        old_params = _copy(state.params) if diagnosed else None
-        learner = run.learner.critic_only if step <= s.critic.warmup_steps else run.learner
-        state, updates = learn(learner, state, Drawn(experience.batch, epochs), run.base)
-        scored = experience.metrics | rollout.sources
-        if diagnosed:
-            scored = scored | diagnose(run.learner, state.params, old_params, experience.batch, epochs[0], run.base)
-        scored, updates = jax.device_get((scored, updates))
-        check_updates(
-            step,
-            M.finalize(scored),
-            [M.finalize(update) for update in updates],
-            dtype=s.model.dtype,
-            sampler_dtype=s.sampler_precision,
-            truncated=s.rollout.allow_truncated,
-            answers=s.rows,
-        )
-        return state, M.finalize(M.merge([scored, *updates])) | rollout.metrics
+        drawn = Drawn(experience.batch, epochs, experience.metrics | rollout.sources, rollout.metrics)
+        state, pending = update(run, state, drawn, step)
+        pending.check()
+        return state, pending.row()
 
     def _evaluated(self, state: TrainState) -> dict[str, Any]:
         return self.parent.evaluator(exported_params(self.parent, state))[0]

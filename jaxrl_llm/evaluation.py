@@ -57,6 +57,8 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
     result |= {"task": target.task.name, "split": given.split}
     objective = None if policy.run is None or config is not None else policy.run.settings.objective
+    if objective is not None and objective.reads == "pairs" and given.split != "test":
+        raise ValueError(f"--split={given.split}: pairs are evaluated on those held out; leave it out")
     if objective is None or not objective.learns_rewards:
         result |= _answers(policy, target, given, ks)
     if objective is not None and objective.reads == "pairs":
@@ -86,8 +88,6 @@ def _pairs(policy: Policy, given: argparse.Namespace) -> dict[str, Any]:
     """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
     run = policy.run
     assert run is not None
-    if given.split != "test":
-        raise ValueError(f"--split={given.split}: pairs are evaluated on those held out; leave it out")
     reference = run.source.reference(None, run.base, given.workdir / "reference")
     metrics, rows = run.source.evaluate(policy.state, reference, run.base)
     for row in rows[: given.show]:

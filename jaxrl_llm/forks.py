@@ -72,16 +72,9 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
 
     parent = setup(fields)
     arms = {arm: setup(list(changed.items())) for arm, changed in fields_of_arms.items()}
+    _check_rollouts("the trajectory", parent.settings)
     for arm, own in arms.items():
-        objective: Any = own.settings.objective
-        if objective.reads != "rollouts":
-            name = own.settings.objective_name
-            raise ValueError(f"arm {arm!r}: {name} learns from given data, and branches are of rollouts; use a sweep")
-        if "reward_model" in own.settings.rewards.weights or objective.advantage.kl_controller.target:
-            raise ValueError(
-                f"arm {arm!r}: branches serve no reward model and no steered KL; set rewards.reward_model='' and leave "
-                "objective.kl_target out, or use a sweep"
-            )
+        _check_rollouts(f"arm {arm!r}", own.settings)
         theirs, ours = configuration.flat(parent.config), configuration.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS
@@ -91,6 +84,19 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
                     "one state differ in how they sample and learn, so make it a condition of the sweep"
                 )
     return Plan(branching, parent, arms)
+
+
+def _check_rollouts(whose: str, s: Settings) -> None:
+    objective: Any = s.objective
+    if objective.reads != "rollouts":
+        raise ValueError(
+            f"{whose}: {s.objective_name} learns from given data, and branches are of rollouts; use a sweep"
+        )
+    if "reward_model" in s.rewards.weights or objective.advantage.kl_controller.target:
+        raise ValueError(
+            f"{whose}: branches serve no reward model and no steered KL; set rewards.reward_model='' and leave "
+            "objective.kl_target out, or use a sweep"
+        )
 
 
 def identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:

@@ -188,7 +188,7 @@ def _across(page: Page, study: Study) -> None:
 
 def _samples(page: Page, study: Study) -> None:
     """One run per arm: the same held-out prompts before and after, then the worst answers of the last rollout."""
-    shown = [run for run in study.runs if run.samples]
+    shown = [run for run in study.runs if any({"greedy", "answer"} & row.keys() for row in run.samples)]
     first = {run.arm: run for run in reversed(shown)}
     if first:
         page.heading("Samples")

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import processes, scoring, sharding
-from jaxrl_llm.array_typing import Array, Int, PerAnswer, SegmentIds, Tokens
+from jaxrl_llm.array_typing import Array, Int, PerAnswer, PerToken, SegmentIds, Tokens
 from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.recorded import checkpoint_identity, recorded_config
 from jaxrl_llm.settings import model_settings
 from jaxrl_llm.tasks import Tokenizer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, lay_out
-from jaxrl_llm.training.micro_batches import put, take
+from jaxrl_llm.training.micro_batches import cut, fill
 from jaxrl_llm.training.state import with_value_head
 
 __all__ = ["RewardModel"]
@@ -108,8 +108,8 @@ class RewardModel:
         lengths = np.asarray(processes.fetch(segment_ids) != 0).sum(1)
         micro = updates.micro_batch_rows or len(lengths) // updates.minibatches
         layout = "packed" if updates.layout == "packed" else "padded"
-        cut = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)
-        places = lay_out(np.arange(len(lengths)), lengths, tokens.shape[1], cut)
+        config = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)
+        places = lay_out(np.arange(len(lengths)), lengths, tokens.shape[1], config)
         return _score(self.model, self.params, tokens, lengths.astype(np.int32), places)
 
 
@@ -117,11 +117,12 @@ class RewardModel:
 def _score(
     model: Model, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
 ) -> PerAnswer:
-    def body(i: Array, after: Array) -> Array:
-        micro = sharding.constrain_rows(take(tokens, layout, i), model.mesh)
-        hidden = model.apply(params, micro, segment_ids=layout.segment_ids[i]).hidden
-        return put(after, scoring.values(params["value_head"], hidden), layout, i)
+    micro_batch = cut(tokens, layout, model.mesh)
 
-    after = jax.lax.fori_loop(0, layout.used, body, jnp.zeros(tokens.shape, jnp.float32))
+    def of(i: Array) -> PerToken:
+        hidden = model.apply(params, micro_batch(i), segment_ids=layout.segment_ids[i]).hidden
+        return scoring.values(params["value_head"], hidden)
+
+    after = fill(jnp.zeros(tokens.shape, jnp.float32), of, layout, model.mesh)
     last = jnp.take_along_axis(after, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     return sharding.constrain(last, [None], model.mesh)

@@ -75,21 +75,18 @@ class Screen:
             parts = [f"step {row['step']}/{self.total_steps}", *_numbers(row), self._clock.text()]
             self.note("  ".join(part for part in parts if part))
             return
-        if self._live is None:
-            self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
-            self._live.start()
+        live = self._started(self._console)
         if any(name.startswith("eval/") for name in row):
             passed = "  ".join([f"step {row['step']}", *_numbers(row)])
             self._console.print(Text(passed, no_wrap=True, overflow="ellipsis"))
-        self._live.refresh()
+        live.refresh()
 
     def compiled(self, event: str, seconds: float, name: str) -> None:
         """Called on JAX's events about a program: it was lowered and is compiled next, or it has been compiled."""
         if event.endswith("jaxpr_to_mlir_module_duration"):
             self._compiling = PHASES.get(name, self._compiling)
-            if self._compiling and self._live is None and self._console is not None:
-                self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
-                self._live.start()
+            if self._compiling and self._console is not None:
+                self._started(self._console)
         elif event.endswith("backend_compile_duration"):
             self._compiling = "" if name in PHASES else self._compiling
             self._clock.compiled += seconds
@@ -105,6 +102,12 @@ class Screen:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _started(self, console: Console) -> Live:
+        if self._live is None:
+            self._live = Live(get_renderable=self._display, console=console, refresh_per_second=4)
+            self._live.start()
+        return self._live
 
     def _display(self) -> Group:
         step = self._row["step"]

@@ -25,12 +25,12 @@ from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.training.pending import Pending
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.routing_diagnostics import diagnose
-from jaxrl_llm.training.sources import Source, learn
+from jaxrl_llm.training.sources import Drawn, Source, learn
 from jaxrl_llm.training.state import TrainState, join, make_state, with_value_head
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_params", "train"]
+__all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_params", "train", "update"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +203,6 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
-    write = functools.partial(
-        Pending.write,
-        log=log,
-        dtype=settings.model.dtype,
-        sampler_dtype=settings.sampler_precision,
-        truncated=settings.rollout.allow_truncated,
-        answers=settings.rows,
-    )
     late: Pending | None = None
     evaluated: dict[str, Any] = {}
     if first >= settings.steps > 0:  # complete before it began
@@ -225,7 +217,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
             if step == first + 1:
                 current.host["time/to_first_update_s"] = time.monotonic() - began
             if late is not None:
-                write(late)
+                late.write(log)
             late = current
             last = step == settings.steps
             if last or step % settings.evaluation.every == 0:
@@ -234,7 +226,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
                 late.host |= evaluated
             stop = processes.largest(interrupted())
             if last or stop or step % settings.checkpoint.every == 0:
-                write(late)
+                late.write(log)
                 late = None
                 extra = {"config_hash": config_hash, "base": base, "stream": stream.get_state()}
                 checkpoints.save(step, state, extra)
@@ -251,7 +243,20 @@ def _step(run: Run, state: TrainState, reference: Any, stream: Any, step: int) -
     s, start = run.settings, time.monotonic()
     exported = functools.partial(exported_params, run, state)
     drawn = run.source.next(stream, step, state, reference, run.base, exported)
-    every = s.log.diagnostics_every
+    state, pending = update(run, state, drawn, step)
+    jax.block_until_ready(state.updates)
+    n = s.updates.updates_per_rollout
+    pending.host |= {
+        # of the last update
+        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),
+        "time/update_s": time.monotonic() - start - drawn.host.get("time/rollout_s", 0.0),
+    }
+    return state, pending
+
+
+def update(run: Run, state: TrainState, drawn: Drawn, step: int) -> tuple[TrainState, Pending]:
+    """The state after the N updates that learn from a batch, and what is measured on the way, still on the devices."""
+    s, every = run.settings, run.settings.log.diagnostics_every
     diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
     old_params = jax.tree.map(lambda x: x.copy(), state.params) if diagnosed else None
     learner = run.learner.critic_only if step <= s.critic.warmup_steps else run.learner
@@ -259,14 +264,13 @@ def _step(run: Run, state: TrainState, reference: Any, stream: Any, step: int) -
     scored = drawn.metrics
     if diagnosed:
         scored = scored | diagnose(run.learner, state.params, old_params, drawn.batch, drawn.epochs[0], run.base)
-    jax.block_until_ready(state.updates)
-    n = s.updates.updates_per_rollout
-    host = drawn.host | {
-        # of the last update
-        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),
-        "time/update_s": time.monotonic() - start - drawn.host.get("time/rollout_s", 0.0),
+    bounds = {
+        "dtype": s.model.dtype,
+        "sampler_dtype": s.sampler_precision,
+        "truncated": s.rollout.allow_truncated,
+        "answers": s.rows,
     }
-    return state, Pending(step, host, scored, updates, drawn.samples)
+    return state, Pending(step, dict(drawn.host), scored, updates, drawn.samples, bounds)
 
 
 def _evaluate(run: Run, state: TrainState, reference: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -145,6 +145,8 @@ def test_the_help_lists_every_field_with_its_comment_at_80_columns():
     assert listed[:3] == ["--config.seed", "--config.steps", "--config.task.name"]  # in the order of the file
     assert {name.removeprefix("--config.") for name in listed} == configuration.flat(read("base")).keys()
     assert "--config.optimizer.router_factor=1.0  learning-rate factor of the router; 0:\n      frozen" in text
+    assert "--config.rollout.router_noise=0.0  standard deviation of noise on" in text
+    assert "= (\n" not in (configuration.CONFIGS / "base.py").read_text()  # a comment is on the line of its field
 
 
 @pytest.mark.parametrize("module", [main, evaluation, sweep])

@@ -96,6 +96,14 @@ def test_the_reward_models_dir_is_a_dir_like_any_other(rewards, capsys):
     assert sum(told["eval/reliability_pairs"]) == 16
     report.write_report(workdir)
     assert (workdir / "figures" / "reliability.png").exists()
+    assert "answers are right" not in (workdir / "report.md").read_text()  # it gave none
+
+
+def test_training_pairs_are_refused_before_anything_is_evaluated(rewards, capsys):
+    assert evaluation.main(["--workdir", str(rewards[1]), "--split=train"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--split=train: pairs" in printed.err
 
 
 def test_the_evaluation_is_that_of_the_rewards(rewards):

@@ -3,6 +3,7 @@
 Group advantages compare the answers to one prompt; GAE compares with a learned value function.
 """
 
+import abc
 import dataclasses
 from typing import Any, ClassVar
 
@@ -210,7 +211,7 @@ def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Advantage(Part):
+class Advantage(Part, abc.ABC):
     """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
 
     needs_values: called with the critic's values as `Gae` is, otherwise with rewards as `GroupAdvantage` is.
@@ -230,8 +231,9 @@ class Advantage(Part):
         """What moves the coefficient of the KL inside the reward; there is none unless the advantage says so."""
         return KlController(0.0)
 
+    @abc.abstractmethod
     def __call__(self, rewards: PerAnswer, **arrays: Any) -> Any:
-        raise NotImplementedError
+        """[b], one number an answer; `Gae` says what an advantage with `needs_values` is given and returns."""
 
 
 @dataclasses.dataclass(frozen=True)

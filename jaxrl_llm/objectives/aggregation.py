@@ -22,6 +22,7 @@ __all__ = [
     "SequenceMeanTokenSum",
     "TokenMean",
     "count_sequences",
+    "name_of",
 ]
 
 
@@ -113,3 +114,8 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
     "sequence_mean_token_sum": SequenceMeanTokenSum,
     "constant": Constant,
 }
+
+
+def name_of(aggregation: Aggregation) -> str | None:
+    """Its name in `AGGREGATIONS`; None of a class that is not there, a subclass of one that is included."""
+    return next((name for name, kind in AGGREGATIONS.items() if type(aggregation) is kind), None)

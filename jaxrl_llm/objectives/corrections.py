@@ -3,6 +3,7 @@
 A weight of 0 does not leave the count, so that counts depend on masks only.
 """
 
+import abc
 import dataclasses
 from typing import ClassVar
 
@@ -18,13 +19,14 @@ __all__ = ["CORRECTIONS", "Correction", "IcePop", "SequenceMask", "Truncated", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Correction(Part):
+class Correction(Part, abc.ABC):
     """Base of the corrections."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
 
+    @abc.abstractmethod
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        raise NotImplementedError
+        """The weight of every token, [b t]; `log_ratio` is log(pi_old / mu), 0 where masked."""
 
     def __call__(self, batch: Batch) -> PerToken:
         """The detached weight of every token, [b t]."""

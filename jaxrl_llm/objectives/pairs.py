@@ -3,14 +3,16 @@
 Answers are numbered in pairs: sequence 2 i is chosen over sequence 2 i + 1.
 """
 
+import abc
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerToken
 from jaxrl_llm.masking import segment_sum
+from jaxrl_llm.objectives.aggregation import SequenceMeanTokenSum, name_of
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.ranges import at_least_zero, positive
@@ -69,12 +71,12 @@ def last_tokens(batch: Batch) -> Mask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Score(Part):
+class Score(Part, abc.ABC):
     """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer."""
 
+    @abc.abstractmethod
     def __call__(self, batch: Batch) -> PerToken:
         """s_t [b t], un-reduced; anything where masked."""
-        raise NotImplementedError
 
     @property
     def centred(self) -> bool:
@@ -133,6 +135,13 @@ class RewardHead(Score):
     def __post_init__(self) -> None:
         at_least_zero("center_rewards_coefficient", self.center_rewards_coefficient)
 
+    def check(self, objective: Any) -> None:
+        if not isinstance(objective.aggregation, SequenceMeanTokenSum):
+            raise ValueError(
+                f"aggregation={name_of(objective.aggregation)!r} would divide a reward, which is read at one token, by "
+                "the answer's length; use sequence_mean_token_sum"
+            )
+
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.where(last_tokens(batch), batch.require("scores"), 0)
 
@@ -150,7 +159,7 @@ class RewardHead(Score):
 
 
 @dataclasses.dataclass(frozen=True)
-class PairLoss(Part):
+class PairLoss(Part, abc.ABC):
     """Base of the losses of a pair; beta times a score is a reward."""
 
     takes_margins: ClassVar[bool] = True  # of single pairs
@@ -159,9 +168,9 @@ class PairLoss(Part):
     def __post_init__(self) -> None:
         positive("beta", self.beta)
 
+    @abc.abstractmethod
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         """The loss of every pair from score(chosen) - score(rejected), to be minimised."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Declaration(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Base of advantages, ratios, surrogates, aggregations, corrections and value losses.
+    """Base of advantages, ratios, scores, surrogates, losses of pairs, aggregations, corrections and value losses.
 
     needs: arrays beyond logprobs, old_logprobs, advantages and mask that the part reads. A class variable, or a
       property where it depends on a hyper-parameter.

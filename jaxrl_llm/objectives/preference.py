@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask
 from jaxrl_llm.metrics import Mean, Metric
-from jaxrl_llm.objectives import aggregation as agg
+from jaxrl_llm.objectives.aggregation import Aggregation, name_of
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.objective import Terms
-from jaxrl_llm.objectives.pairs import PairLoss, RewardHead, Score, occupied, sides
+from jaxrl_llm.objectives.pairs import PairLoss, Score, occupied, sides
 from jaxrl_llm.ranges import one_of
 
 __all__ = ["PairObjective"]
@@ -20,11 +20,6 @@ __all__ = ["PairObjective"]
 
 # The score of an answer is a sum or a mean over its tokens; other aggregations have no score of one answer.
 _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
-
-
-def _name_of(aggregation: agg.Aggregation) -> str:
-    kinds = {kind: name for name, kind in agg.AGGREGATIONS.items()}
-    return kinds.get(type(aggregation), type(aggregation).__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +34,21 @@ class PairObjective:
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
 
     Raises:
-      ValueError: an aggregation that does not define the score of one answer.
+      ValueError: an aggregation that does not define the score of one answer, or two parts do not go together.
     """
 
     score: Score
     loss: PairLoss
-    aggregation: agg.Aggregation
+    aggregation: Aggregation
     reads: ClassVar[str] = "pairs"
     needs_values: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = False
     whole_minibatch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        one_of("aggregation", _name_of(self.aggregation), _AGGREGATIONS)
-        if isinstance(self.score, RewardHead) and not isinstance(self.aggregation, agg.SequenceMeanTokenSum):
-            raise ValueError(
-                f"aggregation={_name_of(self.aggregation)!r} would divide a reward, which is read at one token, by the "
-                "answer's length; use sequence_mean_token_sum"
-            )
+        one_of("aggregation", name_of(self.aggregation) or type(self.aggregation).__name__, _AGGREGATIONS)
+        for part in (self.score, self.loss, self.aggregation):
+            part.check(self)
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:

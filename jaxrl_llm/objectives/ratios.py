@@ -3,6 +3,7 @@
 Every ratio starts from the masked, clamped token log-ratio `batch.log_ratio`, so that exp of it is finite.
 """
 
+import abc
 import dataclasses
 import math
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Ratio(Part):
+class Ratio(Part, abc.ABC):
     """Base of the ratios.
 
     unit: what one number stands for, which a surrogate must be made for: token | sequence | product (of an answer's
@@ -37,9 +38,9 @@ class Ratio(Part):
 
     unit: ClassVar[str] = "token"
 
+    @abc.abstractmethod
     def __call__(self, batch: Batch) -> PerToken:
         """log ratio of every token, [b t]; 0 where masked."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_llm.objectives.advantages import Advantage
-from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation
+from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation, name_of
 from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
 from jaxrl_llm.objectives.objective import Objective
 from jaxrl_llm.objectives.pairs import PairLoss, Score
@@ -148,8 +148,7 @@ def _declared(recipe: Recipe | PairRecipe) -> dict[str, Declaration]:
             if key in out:
                 raise ValueError(f"hyper-parameter {key!r} is declared twice; rename that of {type(part).__name__}")
             out[key] = own
-    used = next((key for key, kind in AGGREGATIONS.items() if type(recipe.aggregation) is kind), None)
-    out["aggregation"] = out["aggregation"]._replace(default=used)
+    out["aggregation"] = out["aggregation"]._replace(default=name_of(recipe.aggregation))
     return out
 
 

@@ -3,6 +3,7 @@
 Bounds are written as masks: exactly on a bound the gradient flows, beyond it on the bad side it is exactly 0.
 """
 
+import abc
 import dataclasses
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ _EXAMPLES = {"token": "TokenRatio", "sequence": "SequenceRatio", "product": "Seq
 
 
 @dataclasses.dataclass(frozen=True)
-class Surrogate(Part):
+class Surrogate(Part, abc.ABC):
     """Base of the surrogates. A user's own needs `__call__` alone.
 
     units: the units of ratio (see `Ratio`) that it is made for. "none" only where log pi itself is differentiated.
@@ -37,9 +38,9 @@ class Surrogate(Part):
                 f"{' or '.join(self.units)}, the ratio has unit {ratio.unit}; use {_EXAMPLES[self.units[0]]}"
             )
 
+    @abc.abstractmethod
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         """The quantity to maximise, [b t]. `log_ratio` comes from the ratio, advantages are `batch.advantages`."""
-        raise NotImplementedError
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         """Tokens that a bound acts on because their ratio is too low, and too high."""

@@ -20,7 +20,7 @@ from absl import logging
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.splits import Split, data_name, generate
 
-__all__ = ["TaskBuilder", "TaskConfig", "prepare", "write_quietly"]
+__all__ = ["TaskBuilder", "TaskConfig", "prepare", "written"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -63,21 +63,11 @@ def prepare(task: Task, data_dir: Path) -> Path:
     Raises:
         ValueError: see `generate`; or data_dir cannot be written.
     """
-    name = data_name(task)
-    folder = data_dir / TaskBuilder.name / name / str(TaskBuilder.VERSION)
-    if folder.exists():  # TFDS renames the finished folder into place
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.parent / "lock"):
-            if not folder.exists():
-                _write(task, name, data_dir)
-    except OSError as error:
-        raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
-    return folder
+    return written(TaskBuilder, data_name(task), data_dir, lambda name: TaskConfig(name=name, splits=_splits(task)))
 
 
-def _write(task: Task, name: str, data_dir: Path) -> None:
+def _splits(task: Task) -> dict[str, Split]:
+    """The examples of both splits; says how many prompts are too long."""
     splits = generate(task)
     for split_name, split in splits.items():
         if split.dropped:
@@ -86,10 +76,34 @@ def _write(task: Task, name: str, data_dir: Path) -> None:
                 f"which are longer than prompt_length={task.prompt_length} tokens",
                 file=sys.stderr,
             )
-    write_quietly(TaskBuilder, TaskConfig(name=name, splits=splits), data_dir)
+    return splits
 
 
-def write_quietly(builder: Callable[..., tfds.core.DatasetBuilder], config: Any, data_dir: Path) -> None:
+def written(
+    builder: type[tfds.core.GeneratorBasedBuilder], name: str, data_dir: Path, config: Callable[[str], Any]
+) -> Path:
+    """The folder of the data set `name`, written first if it is not there; safe in several processes at once.
+
+    Args:
+        config: from the name to the builder's configuration, which holds the data; called where they are written.
+
+    Raises:
+        ValueError: what `config` raises; or data_dir cannot be written.
+    """
+    folder = data_dir / builder.name / name / str(builder.VERSION)
+    if folder.exists():  # TFDS renames the finished folder into place
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.parent / "lock"):
+            if not folder.exists():
+                _write_quietly(builder, config(name), data_dir)
+    except OSError as error:
+        raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
+    return folder
+
+
+def _write_quietly(builder: Callable[..., tfds.core.DatasetBuilder], config: Any, data_dir: Path) -> None:
     """Write a data set without the six lines that TFDS prints and logs about it."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)

@@ -22,6 +22,7 @@ __all__ = [
     "SupervisedBatch",
     "SupervisedStream",
     "all_prompts",
+    "batches",
     "default_data_dir",
     "examples",
     "prompts",
@@ -140,16 +141,21 @@ def _stream(collate: Any, task: Task, split: str, seed: int, batch_size: int, da
         raise ValueError(f"batch_size={batch_size} must be at least 1; choose a positive batch_size")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed} must lie in 0..{2**32 - 1}; choose a seed in that range")
+    return batches(examples(task, split, data_dir), collate, seed, batch_size)
+
+
+def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batch_size: int) -> Any:
+    """An endless stream of what `collate` makes of numbered rows, in a new order every epoch."""
     import grain
 
-    dataset = grain.MapDataset.source(examples(task, split, data_dir)).shuffle(seed=seed).repeat()
+    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
     dataset = dataset.map_with_index(_numbered).batch(batch_size, batch_fn=collate)
     # A batch is read in milliseconds, so threads that read ahead would cost more than they save.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
-def _numbered(draw: int, example: Example) -> tuple[int, Example]:
-    return draw, example
+def _numbered(draw: int, row: _Row) -> tuple[int, _Row]:
+    return draw, row
 
 
 class Decoded(Sequence[_Row]):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxrl_llm.ranges import at_least, one_of, within
 from jaxrl_llm.tasks.base import Task
-from jaxrl_llm.tasks.data import Decoded, default_data_dir, examples
+from jaxrl_llm.tasks.data import Decoded, batches, default_data_dir, examples
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
 from jaxrl_llm.tasks.prompting import Prompting
 from jaxrl_llm.tasks.tokenizer import Tokenizer
@@ -156,12 +156,7 @@ def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batc
     within("seed", seed, 0.0, 2.0**32 - 1)
     if not len(source):
         raise ValueError("source holds no pair; look at what its reader skipped")
-    import grain
-
-    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
-    dataset = dataset.map_with_index(_numbered).batch(batch_size, batch_fn=encoder)
-    # A batch is read in milliseconds, so threads that read ahead would cost more than they save.
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    return batches(source, encoder, seed, batch_size)
 
 
 def all_pairs(source: Sequence[Pair], encoder: PairEncoder, *, limit: int | None = None) -> PairBatch:
@@ -175,10 +170,6 @@ def all_pairs(source: Sequence[Pair], encoder: PairEncoder, *, limit: int | None
     if not len(source):
         raise ValueError("source holds no pair; look at what its reader skipped")
     return encoder([(i, source[i]) for i in range(min(len(source), limit or len(source)))])
-
-
-def _numbered(draw: int, pair: Pair) -> tuple[int, Pair]:
-    return draw, pair
 
 
 def _pair(record: Any) -> Pair:

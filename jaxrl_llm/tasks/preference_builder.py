@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxrl_llm.tasks.base import Example, Task
-from jaxrl_llm.tasks.builder import write_quietly
+from jaxrl_llm.tasks.builder import written
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules, make_pairs
 from jaxrl_llm.tasks.splits import data_name
 
@@ -63,16 +62,10 @@ def prepare(task: Task, rules: PairRules, examples: Mapping[str, Sequence[Exampl
     words = "-".join(f"{key}_{value}" for key, value in dataclasses.asdict(rules).items())
     digest = hashlib.blake2b(drawn.encode(), digest_size=4).hexdigest()
     name = f"{task.name}-{re.sub(r'[^a-z0-9_.-]', 'x', words)}-{digest}"
-    folder = data_dir / PairBuilder.name / name / str(PairBuilder.VERSION)
-    if folder.exists():  # TFDS renames the finished folder into place
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.parent / "lock"):
-            if not folder.exists():
-                rows = {split: [source[i] for i in range(len(source))] for split, source in examples.items()}
-                pairs = {split: list(make_pairs(task, rules, given, split)) for split, given in rows.items()}
-                write_quietly(PairBuilder, PairConfig(name=name, splits=pairs), data_dir)
-    except OSError as error:
-        raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
-    return folder
+
+    def config(name: str) -> PairConfig:
+        rows = {split: [source[i] for i in range(len(source))] for split, source in examples.items()}
+        pairs = {split: list(make_pairs(task, rules, given, split)) for split, given in rows.items()}
+        return PairConfig(name=name, splits=pairs)
+
+    return written(PairBuilder, name, data_dir, config)

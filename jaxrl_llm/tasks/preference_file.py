@@ -58,7 +58,7 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     """
     one_of("bad", bad, ("raise", "skip"))
     path, skipped = Path(path), collections.Counter()
-    splits: tuple[list[Pair], list[Pair]] = ([], [])
+    good: list[Pair] = []
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -74,11 +74,22 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
                 raise ValueError(f"{path}, line {number}: {error}, or set {skip} to leave such lines out") from None
             skipped[error.reason] += 1
         else:
-            splits[is_test(pair["prompt"])].append(pair)
-    if not splits[0]:
+            good.append(pair)
+    train, test = _split(good)
+    if not train:
         counts = ", ".join(f"{reason} {count}" for reason, count in skipped.items()) or "nothing"
         raise ValueError(f"{path} has no pair to train on (skipped: {counts}); give it good lines")
-    return PairFile(train=splits[0], test=splits[1], skipped=dict(skipped))
+    return PairFile(train=train, test=test, skipped=dict(skipped))
+
+
+def _split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """(train, test) by the hash that splits tasks, so that no prompt on which a policy is evaluated is learnt from.
+
+    By another hash where that leaves no test: the file is about the train prompts of a task.
+    """
+    salt = "" if any(is_test(pair["prompt"]) for pair in pairs) else "pair: "
+    train, test = ([pair for pair in pairs if is_test(salt + pair["prompt"]) == side] for side in (False, True))
+    return train, test
 
 
 def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None) -> Pair:

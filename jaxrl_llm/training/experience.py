@@ -56,23 +56,13 @@ class Scorer:
     first_forward: bool = False
 
     def __call__(
-        self,
-        state: TrainState,
-        reference: Any,
-        trajectory: Trajectory,
-        layouts: Sequence[Layout],
-        frozen: Any = None,
+        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
     ) -> Experience:
         """`score` and `experience` at once, of a rollout with rewards."""
         return self.experience(trajectory, self.score(state, reference, trajectory, layouts, frozen))
 
     def score(
-        self,
-        state: TrainState,
-        reference: Any,
-        trajectory: Trajectory,
-        layouts: Sequence[Layout],
-        frozen: Any = None,
+        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
     ) -> PolicyScores:
         """Score every minibatch of a rollout at the shape it will be trained in; rewards are not read.
 

@@ -1,6 +1,8 @@
 """The row of a step: its metrics are fetched while the next step runs, checked and logged."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm import metrics as M
@@ -15,7 +17,7 @@ __all__ = ["Pending"]
 class Pending:
     """The metrics of a step that are still on the devices, and what the host knows already.
 
-    scored: of what the step learns from; updates: of each update.
+    scored: of what the step learns from; updates: of each update. bounds: what `check_updates` is told of the run.
     """
 
     step: int
@@ -23,10 +25,15 @@ class Pending:
     scored: dict[str, M.Metric]
     updates: list[dict[str, M.Metric]]
     samples: list[dict[str, Any]]
+    bounds: Mapping[str, Any]
 
-    def write(self, log: RunLog, *, dtype: str, sampler_dtype: str, truncated: bool, answers: int) -> None:
-        """Log the step, then check it; arguments and errors as for `check_updates`."""
-        scored, updates = processes.fetch((self.scored, self.updates))
+    @functools.cached_property
+    def _fetched(self) -> tuple[dict[str, M.Metric], list[dict[str, M.Metric]]]:
+        return processes.fetch((self.scored, self.updates))
+
+    def row(self) -> dict[str, Any]:
+        """All that is known of the step; waits for its updates."""
+        scored, updates = self._fetched
         each = [M.finalize(update) for update in updates]
         values = M.finalize(M.merge([scored, *updates])) | {
             key: value
@@ -38,14 +45,15 @@ class Pending:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
             # The first update has the same parameters as the scoring pass, so any difference is rounding.
             values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
-        log.metrics(self.step, {**values, **self.host})
-        check_updates(
-            self.step,
-            M.finalize(scored),
-            each,
-            dtype=dtype,
-            sampler_dtype=sampler_dtype,
-            truncated=truncated,
-            answers=answers,
-        )
+        return {**values, **self.host}
+
+    def check(self) -> None:
+        """Raises as `check_updates` does."""
+        scored, updates = self._fetched
+        check_updates(self.step, M.finalize(scored), [M.finalize(update) for update in updates], **self.bounds)
+
+    def write(self, log: RunLog) -> None:
+        """Log the step, then check it."""
+        log.metrics(self.step, self.row())
+        self.check()
         log.samples(self.step, self.samples)

@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import processes, tasks
 from jaxrl_llm.array_typing import PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.objectives.kl_controller import KlController
@@ -76,12 +75,8 @@ class Rollouts:
         self, stream: Any, step: int, state: TrainState, reference: Any, frozen: Any, exported: Callable[[], Any]
     ) -> Drawn:
         """One rollout. The models score the answers while the verifier still looks at them."""
-        start, key = time.monotonic(), jax.random.fold_in(jax.random.key(self.seed), step)
-        params = exported()
-        asked = collect.begin(
-            self.engine, params, stream, self.task, key, self.sampling, self.rewards, samples=self.samples
-        )
-        del params  # of adapters this is a copy
+        start = time.monotonic()
+        asked = self.sample(stream, step, exported())  # not kept: of adapters this is a copy
         sampled = time.monotonic()
         epochs = self.layouts(asked.trajectory, step)
         scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)
@@ -100,11 +95,19 @@ class Rollouts:
         if kl_coef:
             host["kl/reward_coef"] = kl_coef
         if self._controller.target:  # the next rollout's
-            kl: Any = M.finalize({"kl": processes.fetch(experience.metrics["kl/ref_answer"])})["kl"]
-            stream.kl_coef = self._controller.next(kl_coef, kl)
+            measured: Any = processes.fetch(experience.metrics["kl/ref_answer"])
+            if measured.count > 0:  # where every answer is filtered out there is none, and nothing to steer by
+                stream.kl_coef = self._controller.next(kl_coef, float(measured.total / measured.count))
         if stream.centre is not None:
             host["reward/reward_model_centre"] = stream.centre
         return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
+
+    def sample(self, stream: Any, step: int, params: Any) -> collect.Rollout:
+        """The answers of the rollout of a step, on their way through the verifier."""
+        key = jax.random.fold_in(jax.random.key(self.seed), step)
+        return collect.begin(
+            self.engine, params, stream, self.task, key, self.sampling, self.rewards, samples=self.samples
+        )
 
     def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""

@@ -6,6 +6,7 @@ import pytest
 
 from jaxrl_llm.tasks.preference import PairEncoder, all_pairs
 from jaxrl_llm.tasks.preference_file import read_pairs
+from jaxrl_llm.tasks.splits import is_test
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 LETTERS = CharTokenizer("".join(chr(code) for code in range(32, 127)) + "\n")
@@ -101,9 +102,16 @@ def test_the_prompt_decides_the_split(tmp_path):
     train, test = ({pair["prompt"] for pair in part} for part in (got.train, got.test))
     assert not train & test
     assert len(got.test) == 2 * len(test)
+    assert test == {pair["prompt"] for pair in (*got.train, *got.test) if is_test(pair["prompt"])}  # as for a task
     assert 12 <= len(test) <= 40
     again = read_pairs(written(tmp_path, *rows[::-1]), ENCODER)
     assert {pair["prompt"] for pair in again.test} == test
+
+
+def test_pairs_about_the_train_split_of_a_task_have_some_held_out(tmp_path):
+    prompts = [prompt for i in range(400) if not is_test(prompt := f"{i}+1=")]
+    got = read_pairs(written(tmp_path, *({**GOOD, "prompt": prompt} for prompt in prompts)), ENCODER)
+    assert len(got.test) > len(prompts) / 16
 
 
 BAD = {
