@@ -95,6 +95,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards.overlong_cache = 0  # tokens of DAPO's soft overlong ramp; 0: off
     config.rewards.overlong_weight = 1.0  # of that ramp, which goes from 0 down to -1
     config.rewards.length_weight = 0.0  # of the number of tokens of an answer; below 0: a cost for each
+    config.rewards.missing_eos_penalty = 0.0  # taken from the reward of an answer that is cut off
     config.rewards.overlong_filter = False  # leave truncated answers out of the loss
 
     config.preference = ConfigDict()  # pairs of answers, for objectives on pairs: see docs/preferences.md

@@ -18,6 +18,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config = base.get_config(variant)
     config.rewards.verifier_weight = 0.0
     config.rewards.reward_model = "runs/reward_model"
+    config.rewards.missing_eos_penalty = 5.0  # the model knows whole answers only; see docs/preferences.md
     config.objective.name = "ppo"
     config.objective.lam = 0.95
     config.objective.reward_kl_coef = 0.05

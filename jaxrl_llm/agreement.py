@@ -34,6 +34,7 @@ def _check_data(s: Settings) -> None:
         "rewards.reward_model": (s.rewards.reward_model, ""),
         "rewards.length_weight": (s.rewards.length_weight, 0.0),
         "rewards.overlong_cache": (s.rewards.overlong_cache, 0),
+        "rewards.missing_eos_penalty": (s.rewards.missing_eos_penalty, 0.0),
         "rewards.overlong_filter": (s.rewards.overlong_filter, False),
         "replay.mode": (s.replay.mode, "off"),
     }

@@ -12,6 +12,7 @@ ROLLOUTS_ONLY = {
     "dynamic_sampling.max_draws": (2, 1),
     "rewards.overlong_cache": (2, 0),
     "rewards.overlong_filter": (True, False),
+    "rewards.missing_eos_penalty": (1.0, 0.0),
     "replay.mode": ("R2", "off"),
     "rollout.group_size": (8, None),
 }

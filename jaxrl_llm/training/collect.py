@@ -75,7 +75,9 @@ class Rollout:
         sources = self.sources
         if sources is None:  # one draw, every group of it kept
             (answered, verified), *_ = drawn
-            sources = self.weighting.rules(verified.rewards, answered.lengths, self.max_length)
+            sources = self.weighting.rules(
+                verified.rewards, answered.lengths, answered.truncated, self.max_length
+            )
         groups = len(self.draws[0].prompts)
         rows = len(drawn[0][0].lengths)
         if judged is not None:
@@ -130,8 +132,9 @@ def begin(
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
-        rewards, lengths = draws[-1].verified.rewards, draws[-1].answered.lengths
-        rules = jax.tree.map(jnp.asarray, weighting.rules(rewards, lengths, engine.max_new_tokens))
+        rewards, answered = draws[-1].verified.rewards, draws[-1].answered
+        known = weighting.rules(rewards, answered.lengths, answered.truncated, engine.max_new_tokens)
+        rules = jax.tree.map(jnp.asarray, known)
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)

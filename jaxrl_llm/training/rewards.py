@@ -14,7 +14,7 @@ from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.array_typing import Array, Bool, PerAnswer
 from jaxrl_llm.objectives.rewards import weighted_rewards
-from jaxrl_llm.ranges import at_least
+from jaxrl_llm.ranges import at_least, at_least_zero
 
 __all__ = ["RewardConfig", "RolloutStream", "total_rewards"]
 
@@ -26,6 +26,8 @@ class RewardConfig:
     verifier      the task's own reward
     overlong      DAPO's soft ramp, from 0 down to -1 over the last `overlong_cache` tokens
     length        tokens of the answer, EOS included: a negative weight is a cost for each
+    missing_eos   -1 for an answer that is cut off; its weight is `missing_eos_penalty` (TRL's PPO). A reward model that
+                  was trained on whole answers knows nothing of others
     reward_model  the score of the model in the DIR `reward_model`, without its mean at the start of the run
     """
 
@@ -35,10 +37,12 @@ class RewardConfig:
     overlong_cache: int
     overlong_weight: float
     length_weight: float
+    missing_eos_penalty: float
     overlong_filter: bool
 
     def __post_init__(self) -> None:
         at_least("rewards.overlong_cache", self.overlong_cache, 0, "0 turns it off")
+        at_least_zero("rewards.missing_eos_penalty", self.missing_eos_penalty)
         if not self.weights:
             raise ValueError(
                 "rewards.verifier_weight=0 leaves nothing to learn from; give a source of rewards a weight, for "
@@ -52,12 +56,17 @@ class RewardConfig:
             "verifier": self.verifier_weight,
             "overlong": self.overlong_weight if self.overlong_cache else 0.0,
             "length": self.length_weight,
+            "missing_eos": self.missing_eos_penalty,
             "reward_model": self.reward_model_weight if self.reward_model else 0.0,
         }
         return {name: weight for name, weight in sources.items() if weight}
 
     def rules(
-        self, verified: Float[np.ndarray, "b"], lengths: Int[np.ndarray, "b"], max_length: int
+        self,
+        verified: Float[np.ndarray, "b"],
+        lengths: Int[np.ndarray, "b"],
+        truncated: Bool[np.ndarray, "b"],
+        max_length: int,
     ) -> dict[str, Float[np.ndarray, "b"]]:
         """What is known on the host: the verifier, and the rules on the length that have a weight."""
         sources = {"verifier": verified}
@@ -66,6 +75,8 @@ class RewardConfig:
             sources["overlong"] = np.asarray(ramp, np.float32)
         if "length" in self.weights:
             sources["length"] = lengths.astype(np.float32)
+        if "missing_eos" in self.weights:
+            sources["missing_eos"] = -truncated.astype(np.float32)
         return sources
 
 

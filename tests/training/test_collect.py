@@ -205,6 +205,14 @@ def test_rewards_are_the_weighted_sum_of_their_sources():
     )
 
 
+def test_an_answer_that_is_cut_off_costs_the_penalty():
+    """As TRL's PPO: score - penalty where there is no EOS; an answer that ends at the bound has one."""
+    got, _ = run([("1111", "111"), MIXED, MIXED], rewards=weighting(missing_eos_penalty=0.75))
+    plain, _ = run([("1111", "111"), MIXED, MIXED])
+    np.testing.assert_allclose(got.trajectory.rewards, np.asarray(plain.trajectory.rewards) - [0.75, *[0.0] * 5])
+    assert finalize(got.sources)["reward/missing_eos"] == pytest.approx(-1 / 6)
+
+
 def test_one_source_is_its_own_reward():
     """The default: the verifier's rewards bit for bit."""
     graded = dataclasses.replace(TASK, verify=lambda prompt, answer, gold, row: len(answer) / 3)
