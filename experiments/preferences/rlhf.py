@@ -1,29 +1,32 @@
 """A reward model in place of the rule: what `methods` and `overoptimisation` of sweep.py are made of.
 
-good   150 steps of 32 pairs                 for the comparison of PPO, GRPO and RLOO with GRPO with the rule
+good   600 steps of 64 pairs                 for the comparison of PPO, GRPO and RLOO with GRPO with the rule
 poor   6 steps of 32 pairs, each seen once   for what happens when a policy follows it too far
 """
 
 from typing import Any
 
-from experiments.preferences.start import SEEDS, START, named, seeds
+from experiments.preferences.start import SEEDS, START, named, own_answers, seeds
 from jaxrl_llm.sweep import Sweep, each, product, zipped
 
-__all__ = ["methods", "models", "overoptimisation"]
+__all__ = ["DPO", "methods", "models", "overoptimisation"]
 
 MODELS = "runs/preferences/models"  # where `models` is run, and the other two look for the reward models
 POLICY: dict[str, Any] = START | {
-    "rollout.prompts": 32,
+    "rollout.prompts": 64,
     "rollout.group_size": 4,
     "updates.minibatches": 4,
     "optimizer.learning_rate": 3e-4,
+    "evaluation.every": 20,
 }
+DPO: dict[str, Any] = START | {"steps": 60, "rollout.prompts": 64, "evaluation.every": 20}
 MEASURED = 1e-6  # a KL coefficient that is measured and not felt
+FIXED: dict[str, Any] = {"objective.kl_target": None}  # the coefficient of the KL inside the reward
 
 
 def models() -> Sweep:
-    arms = {"good": {"steps": 150}, "poor": {"steps": 6}}
-    setting = START | {"rollout.prompts": 32, "evaluation.every": 1000, "evaluation.prompts": 512}
+    arms = {"good": {"steps": 600, "rollout.prompts": 64}, "poor": {"steps": 6, "rollout.prompts": 32}}
+    setting = START | {"evaluation.every": 1000, "evaluation.prompts": 512}
     runs = product(named(arms), [setting], seeds())
     return Sweep("How good are the reward models?", runs, "good", "configs/reward_model.py", minutes=1)
 
@@ -34,22 +37,27 @@ def _judged_by(model: str) -> list[dict[str, Any]]:
 
 
 def methods() -> Sweep:
-    kl, learnt = {"objective.kl_coef": MEASURED}, {"rewards.verifier_weight": 0.0}
+    learnt = {"rewards.verifier_weight": 0.0, "rewards.missing_eos_penalty": 5.0, "objective.kl_coef": 0.04}
     arms = {
-        "PPO, model": learnt | {"config": "configs/ppo_rlhf.py"},
-        "GRPO, model": learnt | kl | {"config": "configs/grpo.py"},
-        "RLOO, model": learnt | kl | {"config": "configs/rloo.py"},
+        "PPO, model": FIXED | {"config": "configs/ppo_rlhf.py", "objective.reward_kl_coef": 0.2},
+        "GRPO, model": learnt | {"config": "configs/grpo.py"},
+        "RLOO, model": learnt | {"config": "configs/rloo.py"},
     }
-    setting = POLICY | {"steps": 60, "evaluation.every": 60}
-    rule = product(named({"GRPO, rule": kl | {"config": "configs/grpo.py"}}), [setting], seeds())
-    runs = [*rule, *product(named(arms), [setting], _judged_by("good"))]
+    setting = POLICY | {"steps": 80}
+    rule = named({"GRPO, rule": {"config": "configs/grpo.py", "objective.kl_coef": MEASURED}})
+    dpo = named({"DPO, own answers": {"config": "configs/dpo.py"}})
+    runs = [
+        *product(rule, [setting], seeds()),
+        *product(named(arms), [setting], _judged_by("good")),
+        *product(dpo, [DPO], own_answers()),
+    ]
     return Sweep("Is a reward model as good as the rule that it learnt?", runs, "GRPO, rule", minutes=1)
 
 
 def overoptimisation() -> Sweep:
-    fixed = {"no KL": MEASURED, "beta 0.1": 0.1, "beta 0.4": 0.4}
-    arms = {name: {"objective.reward_kl_coef": beta, "objective.kl_target": None} for name, beta in fixed.items()}
+    betas = {"no KL": MEASURED, "beta 0.01": 0.01, "beta 0.1": 0.1}
+    arms = {name: FIXED | {"objective.reward_kl_coef": beta} for name, beta in betas.items()}
     arms["KL of 0.5"] = {"objective.reward_kl_coef": 0.1, "objective.kl_target": 0.5, "objective.kl_gain": 1.0}
-    setting = POLICY | {"steps": 120, "evaluation.every": 120}
+    setting = POLICY | {"steps": 120, "rollout.prompts": 32}
     runs = product(named(arms), [setting], _judged_by("poor"))
     return Sweep("How far does a poor reward model carry?", runs, "no KL", "configs/ppo_rlhf.py", minutes=1)

@@ -4,9 +4,10 @@ from typing import Any
 
 from jaxrl_llm.sweep import each, zipped
 
-__all__ = ["SEEDS", "START", "named", "seeds"]
+__all__ = ["SEEDS", "START", "named", "own_answers", "seeds"]
 
-SEEDS = 3
+SEEDS = 5
+OWN = "runs/preferences/own/{seed}.jsonl"  # where own_pairs.py writes
 START: dict[str, Any] = {
     "task.options": {"digits": 6, "train_size": 4096, "test_size": 512},
     "model.num_experts": 0,
@@ -26,3 +27,8 @@ def named(arms: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def seeds() -> list[dict[str, Any]]:
     """A seed changes the warm start too: another seed is another policy, pairs and prompts."""
     return zipped(each("seed", range(SEEDS)), each("warm_start.seed", range(SEEDS)))
+
+
+def own_answers() -> list[dict[str, Any]]:
+    """Every seed with the pairs of its own start's answers."""
+    return zipped(seeds(), each("preference.file", [OWN.format(seed=seed) for seed in range(SEEDS)]))

@@ -7,17 +7,15 @@
 noise              a reward model of clean pairs, and one of pairs of which 20 % are swapped
 dpo                pairs made of the task, and pairs of the start's own answers (written first, by own_pairs.py)
 models             the reward models of the next two; the DIR must be runs/preferences/models
-methods            PPO, GRPO and RLOO with a good reward model, GRPO with the rule
+methods            PPO, GRPO and RLOO with a good reward model, DPO, GRPO with the rule
 overoptimisation   PPO with a poor one: no KL in the reward, two coefficients, one that is steered
 """
 
 from typing import Any
 
 from experiments.preferences import rlhf
-from experiments.preferences.start import SEEDS, START, named, seeds
-from jaxrl_llm.sweep import Sweep, each, product, zipped
-
-OWN = "runs/preferences/own/{seed}.jsonl"  # where own_pairs.py writes
+from experiments.preferences.start import START, named, own_answers, seeds
+from jaxrl_llm.sweep import Sweep, product
 
 
 def get_sweep(variant: str = "dpo") -> Sweep:
@@ -28,11 +26,10 @@ def get_sweep(variant: str = "dpo") -> Sweep:
         question = "How right is a reward model, and what do swapped labels do to it?"
         return Sweep(question, runs, "clean", "configs/reward_model.py", minutes=1)
     if variant == "dpo":
-        setting = START | {"steps": 60, "rollout.prompts": 64, "evaluation.every": 20}
-        own = zipped(seeds(), each("preference.file", [OWN.format(seed=seed) for seed in range(SEEDS)]))
+        setting = rlhf.DPO
         runs = [
             *product(named({"DPO, pairs of the task": {}}), [setting], seeds()),
-            *product(named({"DPO, own answers": {}}), [setting], own),
+            *product(named({"DPO, own answers": {}}), [setting], own_answers()),
         ]
         question = "Does DPO raise the share of right answers, and whose answers must the pairs be?"
         return Sweep(question, runs, "DPO, pairs of the task", "configs/dpo.py", minutes=1)
