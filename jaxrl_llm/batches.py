@@ -18,7 +18,7 @@ def source_of(s: Settings, learner: Learner) -> Source:
     """The source of the data that the objective reads, made from the settings."""
     shared: dict[str, Any] = {"task": s.task, "data_dir": s.data_dir, "seed": s.seed, "updates": s.updates}
     if s.objective.reads == "answers":
-        return Answers(learner=learner, answers=s.rows, **shared)
+        return Answers(learner=learner, answers=s.rows, data=s.preference, longest=s.answer_length, **shared)
     if s.objective.reads == "pairs":
         return Pairs(
             learner=learner,

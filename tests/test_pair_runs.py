@@ -135,6 +135,21 @@ def test_supervised_training_is_the_warm_start(folder, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state.params, tiny_run.start_of(make(folder, "dpo")))
 
 
+def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
+    """Each prompt n has the answer n: those are the rows, masks begin after the prompt, and the rejected stay out."""
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{n:02}=", "chosen": f"{n:02}", "rejected": "9"} for n in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = trainer.build(validate(make(folder, "sft", **{"preference.file": str(path)})))
+    assert run.data.startswith(f"the chosen answers of {len(run.source._pairs.train)} pairs of {path}, ")
+    batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank), None, None, lambda: None).batch
+    assert len(batch.tokens) == 16
+    for tokens, held, mask in zip(*map(np.asarray, (batch.tokens, batch.segment_ids, batch.loss_mask)), strict=True):
+        text = run.settings.task.tokenizer.decode(tokens[: held.sum() - 1].tolist())
+        assert (text[:2], text[3:], mask.sum()) == (text[3:], text[:2], 3)
+    np.testing.assert_array_equal(batch.advantages, np.asarray(batch.loss_mask, np.float32))
+
+
 BAD = {
     "empty": ('{"prompt": "1=", "chosen": "", "rejected": "2"}', "chosen has no text"),
     "equal": ('{"prompt": "1=", "chosen": "1", "rejected": "1"}', "chosen and rejected are both"),
@@ -144,15 +159,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_ends_the_command_with_its_number(folder, tmp_path, capsys, name):
+@pytest.mark.parametrize(("config", "name"), [*(("dpo", name) for name in BAD), ("sft", "empty")])
+def test_a_bad_line_ends_the_command_with_its_number(folder, tmp_path, capsys, config, name):
     line, message = BAD[name]
     path = tmp_path / "pairs.jsonl"
     good = "".join(json.dumps({"prompt": f"{n}=", "chosen": f"{n}", "rejected": "9"}) + "\n" for n in range(8))
     path.write_bytes(good.encode() + (line if isinstance(line, bytes) else line.encode()) + b"\n")
     fields = {"task.data_dir": folder / "data", "preference.file": path}
     arguments = [f"--config.{key}={value}" for key, value in fields.items()]
-    assert main(["--config", "dpo:smoke", "--workdir", str(tmp_path / "run"), *arguments]) == 2
+    assert main(["--config", f"{config}:smoke", "--workdir", str(tmp_path / "run"), *arguments]) == 2
     said = capsys.readouterr().err.strip()
     assert "\n" not in said
     assert f"{path}, line 9: " in said

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxrl_llm.ranges import at_least, one_of, within
 from jaxrl_llm.tasks.base import Task
-from jaxrl_llm.tasks.data import Decoded, batches, default_data_dir, examples
+from jaxrl_llm.tasks.data import Decoded, SupervisedBatch, batches, default_data_dir, examples
 from jaxrl_llm.tasks.preference_rules import Pair, PairRules
 from jaxrl_llm.tasks.prompting import Prompting
 from jaxrl_llm.tasks.tokenizer import Tokenizer
@@ -114,6 +114,17 @@ class PairEncoder:
             chosen=[pair["chosen"] for pair in given],
             rejected=[pair["rejected"] for pair in given],
             **self.rows(given),
+        )
+
+    def chosen(self, numbered: Sequence[tuple[int, Pair]]) -> SupervisedBatch:
+        """The chosen answers alone, to imitate them."""
+        both = self(numbered)
+        return SupervisedBatch(
+            uid=both["uid"],
+            draw=both["draw"],
+            tokens=both["tokens"][::2],
+            loss_mask=both["loss_mask"][::2],
+            segment_ids=both["segment_ids"][::2],
         )
 
 

@@ -1,6 +1,7 @@
 """Batches of given answers, for supervised training: by itself, and as the warm start of other runs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_llm import sharding, tasks
+from jaxrl_llm.tasks.data import batches
+from jaxrl_llm.tasks.preference import PairEncoder
+from jaxrl_llm.tasks.preference_config import PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainBatch, TrainState
@@ -18,10 +22,12 @@ __all__ = ["Answers"]
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """A `Source` of the task's own answers; every one of them is imitated, so its advantage is 1.
+    """A `Source` of given answers; every one of them is imitated, so its advantage is 1.
 
     Args:
       answers: a step, one to each prompt.
+      data: with a file, the chosen answers of its pairs are the given ones; without, the task's own are.
+      longest: most tokens of an answer of that file, EOS included; 0: the task's bound.
     """
 
     learner: Learner
@@ -30,13 +36,29 @@ class Answers:
     seed: int
     answers: int
     updates: UpdateConfig
+    data: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
+    longest: int = 0
+
+    @functools.cached_property
+    def _pairs(self) -> PairSplits | None:
+        if not self.data.file:
+            return None
+        task = self.task
+        encoder = PairEncoder(task.tokenizer, task.prompt_length, self._answer_length, task.prompting)
+        return self.data.read(task, encoder, self.data_dir)
+
+    @property
+    def _answer_length(self) -> int:
+        return self.longest or self.task.answer_length
 
     def stream(self) -> tasks.SupervisedStream:
-        return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
+        if self._pairs is None:
+            return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
+        return batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
 
     def read_data(self) -> str:
         next(self.stream())
-        return ""
+        return "" if self._pairs is None else f"the chosen answers of {self._pairs.source}"
 
     def reference(self, start: TrainState | None, frozen: Any, folder: Path) -> Any:
         return start_policy(self.learner, start, frozen, folder)
@@ -50,7 +72,7 @@ class Answers:
             drawn["segment_ids"],
             drawn["loss_mask"],
             1,
-            self.task.answer_length,
+            self._answer_length,
             self.updates,
             seed=self.seed,
             step=step,

@@ -75,9 +75,7 @@ class Rollout:
         sources = self.sources
         if sources is None:  # one draw, every group of it kept
             (answered, verified), *_ = drawn
-            sources = self.weighting.rules(
-                verified.rewards, answered.lengths, answered.truncated, self.max_length
-            )
+            sources = self.weighting.rules(verified.rewards, answered.lengths, answered.truncated, self.max_length)
         groups = len(self.draws[0].prompts)
         rows = len(drawn[0][0].lengths)
         if judged is not None:
