@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.report import write_report
 from jaxrl_llm.reporting.comparisons import batch_table, compare, difference_table, identical_arms, sentence
-from jaxrl_llm.reporting.outcome_figures import forest_plot
+from jaxrl_llm.reporting.outcome_figures import forest_plot, survival_plot
 from jaxrl_llm.reporting.read import load
 from jaxrl_llm.reporting.tables import arm_table, config_table, resolved
 
@@ -31,6 +31,18 @@ def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
     assert means["held-out greedy, end"] == -0.5
     assert means["training reward, last 5"] == -0.5
     assert "diverged after step 3" in write_report(tmp_path)
+
+
+def test_an_arm_that_samples_nothing_has_no_time_to_collapse(tmp_path):
+    """DPO beside GRPO: no training reward, so no collapse and no survival, in no table and no figure."""
+    fallen = [{"step": step, "reward/mean": reward} for step, reward in enumerate([0.8, *[0.1] * 5], start=1)]
+    write_rows(tmp_path / "A", [{"step": 0, "eval/greedy": 0.5}, *fallen], result={})
+    write_rows(tmp_path / "DPO", [{"step": step, "eval/greedy": 0.5} for step in range(3)], result={})
+    study = load(tmp_path)
+    assert "rollouts without collapse" not in {c.outcome.name for c in compare(study, "")}
+    header, rows = arm_table(study, "")
+    assert [row[header.index("collapsed")] for row in rows] == ["1/1", ""]
+    assert len(survival_plot(study, "").axes[0].lines) == 1
 
 
 def test_a_crashed_run_is_in_no_pair(tmp_path):

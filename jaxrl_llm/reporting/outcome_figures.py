@@ -24,7 +24,8 @@ __all__ = [
 def survival_plot(study: Study, condition: str) -> Figure:
     """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""
     figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0)
-    observed = {arm: [run.collapse() for run in study.select(arm, condition) if run.rows] for arm in study.arms}
+    observed = {arm: [run.collapse() for run in study.select(arm, condition)] for arm in study.arms}
+    observed = {arm: [end for end in ends if np.isfinite(end[0])] for arm, ends in observed.items()}
     last = max([1.0, *(time for runs in observed.values() for time, _ in runs)])
     ends = []
     for arm, runs in observed.items():

@@ -124,13 +124,13 @@ class Run:
         return float(values.mean()) if len(values) else float("nan")
 
     def collapse(self) -> tuple[float, bool]:
-        """(step of collapse, True), or (last step, False)."""
+        """(step of collapse, True), or (last step, False); (NaN, False) of a run without a rollout."""
         steps, reward = self.series("reward/mean")
         index = collapse_index(reward)
         if index is not None:
             return float(steps[index]), True
-        last = float(steps[-1]) if len(steps) else 0.0
-        return (last + 1, True) if self.diverged else (last, False)
+        last = float(steps[-1]) if len(steps) else float("nan")
+        return (np.nan_to_num(last) + 1, True) if self.diverged else (last, False)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
         "clipped": lambda runs: _number([run.average(CLIPPED) for run in runs], "{:.2%}"),
         "experts changed": lambda runs: _number([run.average("routing/flips_old_current") for run in runs], "{:.2%}"),
         "tokens/s": lambda runs: _number([_median(run, "rollout/tokens_per_s") for run in runs], "{:,.0f}"),
-        "collapsed": lambda runs: f"{sum(run.collapse()[1] for run in runs)}/{len(runs)}" if runs else "",
+        "collapsed": _collapsed,
     }
     if study.branching:  # a branch is too short to collapse
         del columns["collapsed"]
@@ -42,6 +42,12 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
     header = ["arm", "runs", *columns]
     kept = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def _collapsed(runs: Sequence[Run]) -> str:
+    ends = [run.collapse() for run in runs]
+    sampled = [fell for time, fell in ends if np.isfinite(time)]
+    return f"{sum(sampled)}/{len(sampled)}" if sampled else ""
 
 
 def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
