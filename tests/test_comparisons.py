@@ -42,7 +42,8 @@ def test_an_arm_that_samples_nothing_has_no_time_to_collapse(tmp_path):
     assert "rollouts without collapse" not in {c.outcome.name for c in compare(study, "")}
     header, rows = arm_table(study, "")
     assert [row[header.index("collapsed")] for row in rows] == ["1/1", ""]
-    assert len(survival_plot(study, "").axes[0].lines) == 1
+    named = [text.get_text() for text in survival_plot(study, "").axes[0].texts]
+    assert named == ["A  0/1"]
 
 
 def test_a_crashed_run_is_in_no_pair(tmp_path):
