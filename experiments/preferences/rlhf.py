@@ -33,7 +33,7 @@ def models() -> Sweep:
 
 def _judged_by(model: str) -> list[dict[str, Any]]:
     """Every seed with the reward model of that seed."""
-    return zipped(seeds(), each("rewards.reward_model", [f"{MODELS}/{model}/{seed}" for seed in range(SEEDS)]))
+    return zipped(seeds(), each("rewards.reward_model", [f"{MODELS}/{model}/{seed}" for seed in SEEDS]))
 
 
 def methods() -> Sweep:
