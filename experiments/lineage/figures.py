@@ -101,7 +101,8 @@ def token_weights(lengths: Sequence[int], longest: int) -> dict[str, np.ndarray]
 def _lengths(study: Study) -> Figure:
     """The weight of a token against the length of its answer, on the answers of the last rollout of every run."""
     runs = study.select(study.baseline, "countdown")
-    rows = [row for run in runs for row in run.samples if row["step"] == run.samples[-1]["step"]]
+    sampled = [[row for row in run.samples if "length" in row] for run in runs]  # the others are held-out answers
+    rows = [row for own in sampled for row in own if row["step"] == own[-1]["step"]]
     lengths = np.asarray([row["length"] for row in rows])
     figure, (left, right) = panels(["weight of a token in the loss (relative)", "answers"], columns=2)
     weights = token_weights(lengths.tolist(), int(max(lengths)))

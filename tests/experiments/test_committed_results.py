@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.lineage.figures import table
 from jaxrl_llm.configuration import load_module
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, load
@@ -65,6 +66,25 @@ def test_both_batches_of_seeds(study):
             assert row("routing_replay", arm, f"| {outcome} | {arm} | {cells[0]} | {cells[1]} |", f"| {p} |"), arm
             checked += 1
     assert checked == 9
+
+
+LINEAGE = [  # metric, arm, mean, difference; what the page makes of it
+    ("training reward, 6 tokens", "PPO", "0.707", "-0.075 [-0.115, -0.0346]", "0.075 [0.035, 0.115] below"),
+    ("training reward, 21 tokens", "PPO", "0.755", "-0.044 [-0.105, +0.0166]", "0.044 [-0.017, +0.105] at 21"),
+    ("entropy (nats per token)", "+ clip-higher", "0.306", "+0.0164 [-0.0324, +0.0652]", "+0.016 [-0.032, +0.065]"),
+    ("gradient weight, rare tokens with A > 0", "+ clip-higher", "0.703", "+0.0784 [+0.00622, +0.15]", "0.62 and"),
+    ("held-out, one of four samples right", "+ dynamic sampling", "0.552", "+0.0977 [+0.0463, +0.149]", "+0.098 ["),
+    ("variance of the token ratio", "GRPO, dense model", "0.0275", "-0.000864 [-0.0781, +0.0764]", "0.028 too, -0.001"),
+    ("gradient weight, A < 0", "GSPO", "0.176", "-0.754 [-0.768, -0.741]", "0.93, -0.754 [-0.768, -0.741]"),
+]
+
+
+def test_the_lineage(study):
+    page = " ".join((EXPERIMENTS.parent / "docs" / "lineage.md").read_text().split())
+    lines = table(study("lineage", "lineage", "lineage")).splitlines()
+    for metric, arm, mean, difference, quoted in LINEAGE:
+        assert any(f"| {metric} | {arm} | {mean} | {difference} |" in line for line in lines), (metric, arm)
+        assert quoted in page
 
 
 def test_the_arms_of_seeds(study):
