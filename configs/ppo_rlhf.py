@@ -3,9 +3,10 @@
 Command:  python -m jaxrl_llm.main --config configs/reward_model.py --workdir runs/reward_model
           python -m jaxrl_llm.main --config configs/ppo_rlhf.py --workdir runs/ppo_rlhf
           (another model: --config.rewards.reward_model=DIR)
-Minutes:  :smoke about 1.5 on a busy core, on a random reward model of its own; the whole run is not timed yet
-Expect:   not measured yet. Watch reward/reward_model beside reward/mean and eval/greedy, which the verifier gives and
-          nothing learns from, and whether kl/ref_answer settles at objective.kl_target
+Minutes:  about 1.5 on one CPU core, after 1.5 for the reward model; :smoke under one, on a random reward model
+Expect:   eval/greedy from 0.73 to about 0.80 and sampled from 0.63 to 0.73 at kl/ref_answer 0.5, in one run. The
+          verifier gives them and nothing learns from it: watch them beside reward/reward_model. With a beta of 0.05,
+          steered to a KL of 2 nats, they fell to 0.59 and 0.52 while the model's score rose: over-optimisation
 """
 
 from ml_collections import ConfigDict
@@ -21,8 +22,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards.missing_eos_penalty = 5.0  # the model knows whole answers only; see docs/preferences.md
     config.objective.name = "ppo"
     config.objective.lam = 0.95
-    config.objective.reward_kl_coef = 0.05
-    config.objective.kl_target = 2.0  # nats an answer
+    config.objective.reward_kl_coef = 0.2
     config.critic.kind = "separate"
     config.critic.warmup_steps = 2
     if variant == "smoke":
