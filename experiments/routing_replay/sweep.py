@@ -108,9 +108,9 @@ def branches(variant: str, part: str) -> Sweep:
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
 
 
-# Standard deviations of the sampler's router noise, by the share of experts that differ at the start (read between the
-# measurements of docs/routing_replay.md).
-NOISE = {"no noise": 0.0, "1 % flips": 0.018, "3 % flips": 0.053, "10 % flips": 0.2}
+# Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
+# measures it.
+NOISE = {"no noise": 0.0, "1 % flips": 0.014, "3 % flips": 0.054, "10 % flips": 0.21}
 # The rates of `full` at N = 1 and of its neighbour at N = 4.
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
