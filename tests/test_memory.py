@@ -50,8 +50,9 @@ def held(tree):
         {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1},
         {"objective.name": "ppo", "critic.kind": "separate"},
         {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"},
+        {"mesh.shape": (1, 2, 1, 1), "replay.mode": "PR2"},
     ],
-    ids=["fsdp_tensor", "experts_reference", "critic", "value_head"],
+    ids=["fsdp_tensor", "experts_reference", "critic", "value_head", "predictor"],
 )
 def test_what_stays_is_exact(tmp_path, changes):
     run = made(tmp_path, **changes)
@@ -59,6 +60,7 @@ def test_what_stays_is_exact(tmp_path, changes):
     assert stays["parameters"] == held(state.params)
     assert stays["optimizer"] == held(state.opt_state)
     assert stays.get("critic", 0) == held((state.critic, state.critic_opt_state))
+    assert stays.get("predictor", 0) == held((state.predictor, state.predictor_opt_state))
     assert stays.get("reference", 0) == (held(state.params) if "objective.kl_coef" in changes else 0)
 
 

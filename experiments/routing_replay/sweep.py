@@ -16,7 +16,7 @@ what     indices against logits under R2, 5 seeds
 branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
-         4: does R3 or TIS repair what the noise does? (control@4 is the part at N = 4)
+         4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 branch_smoke  two arms in branches of a tiny model, about a minute
 """
@@ -108,9 +108,9 @@ def branches(variant: str, part: str) -> Sweep:
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
 
 
-# Standard deviations of the sampler's router noise, by the share of experts that differ at the start (read between the
-# measurements of docs/routing_replay.md).
-NOISE = {"no noise": 0.0, "1 % flips": 0.018, "3 % flips": 0.053, "10 % flips": 0.2}
+# Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
+# measures it.
+NOISE = {"no noise": 0.0, "1 % flips": 0.014, "3 % flips": 0.054, "10 % flips": 0.21}
 # The rates of `full` at N = 1 and of its neighbour at N = 4.
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
@@ -127,7 +127,13 @@ def control(part: str) -> Sweep:
         for n in ([int(n) for n in part.split(",")] if part else CONTROL_RATES)
         for name, scale in NOISE.items()
     ]
-    runs = product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy, [BRANCHED | {"steps": 16}], seeds(0, 5))
+    # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
+    several = [condition for condition in noisy if condition["updates.minibatches"] > 1]
+    predicted = [{"arm": "GRPO+PR2", "objective.name": "grpo", "replay.mode": "PR2"}]
+    conditions = chain(
+        product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy), product(predicted, several)
+    )
+    runs = product(conditions, [BRANCHED | {"steps": 16}], seeds(0, 5))
     branching = Branching(first=0, every=4, rollouts=4)
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
 

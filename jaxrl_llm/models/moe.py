@@ -51,11 +51,13 @@ class MoE(nnx.Module):
         replay: Routing | None,
         mesh: jax.sharding.Mesh | None,
         router: Router = EXACT,
+        predictor: Float[Array, "d e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
-        """Returns the output, the experts used and the current router's logits."""
+        """Returns the output, the experts used and the current router's logits, without what a predictor adds."""
         b, t, d = x.shape
         logits = router.logits(x, whole(self.router[...]))
-        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay)
+        change = None if predictor is None else routing_lib.predicted_change(x, predictor)
+        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay, change)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         y = apply_experts(
             x.reshape(b * t, d),

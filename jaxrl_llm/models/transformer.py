@@ -24,7 +24,7 @@ from jaxrl_llm.models.flash import choose_attention
 from jaxrl_llm.models.kv_cache import KVCache, LayerCache, by_layer
 from jaxrl_llm.models.moe import MoE, SwiGLU
 from jaxrl_llm.models.rope import rotation
-from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
+from jaxrl_llm.models.routing import EXACT, PREDICTOR, Router, Routing, no_record, routing_dtype
 
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
@@ -56,6 +56,7 @@ class Block(nnx.Module):
         seen: _Seen,
         cache: Any,
         replay: Routing | None,
+        predictor: Array | None,
         mesh: jax.sharding.Mesh | None,
         router: Router,
     ) -> tuple[Array, Any, Any]:
@@ -63,8 +64,10 @@ class Block(nnx.Module):
         x = sharding.constrain(x + y, _ROW, mesh)
         if isinstance(self.mlp, SwiGLU):
             return sharding.constrain(x + self.mlp(self.mlp_norm(x)), _ROW, mesh), kv, None
-        y, experts, logits = self.mlp(self.mlp_norm(x), replay, mesh, router)
-        return sharding.constrain(x + y, _ROW, mesh), kv, (experts, logits)
+        inputs = self.mlp_norm(x)
+        y, experts, logits = self.mlp(inputs, replay, mesh, router, predictor)
+        route = Routing(experts, logits, None if predictor is None else inputs)
+        return sharding.constrain(x + y, _ROW, mesh), kv, route
 
 
 class Ends(nnx.Module):
@@ -192,14 +195,14 @@ class Model:
         """One forward.
 
         Args:
-          params: of `init`, or of `unstack`.
+          params: of `init`, or of `unstack`, perhaps with a predictor (models/routing.py).
           tokens: [b t].
           segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
           positions: [b t]; default from segment_ids. With a cache they give the t columns written.
           routing: experts (and perhaps logits) to replay, one row per MoE layer; for tokens without a record the router
           chooses. cache: keys and values so far; the returned one holds these tokens too.
           prefill: return a cache of these tokens; there is none yet.
-          router_logits: also return the current router's logits.
+          router_logits: also return the current router's logits, and its inputs where there is a predictor.
           shared_prompt: segment 1 of a row is a prompt, and each other segment is an answer, which sees the prompt and
           continues its positions. Without a cache, and with plain attention.
 
@@ -235,10 +238,10 @@ class Model:
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         out = None
         if routes:
-            experts, logits = (jnp.concatenate(parts) for parts in zip(*routes, strict=True))
-            experts = experts.astype(routing_dtype(config.num_experts))
+            out = jax.tree.map(lambda *parts: jnp.concatenate(parts), *routes)
+            experts = out.experts.astype(routing_dtype(config.num_experts))
             experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
-            out = Routing(experts=experts, logits=logits if router_logits else None)
+            out = out.replace(experts=experts) if router_logits else Routing(experts)
         if prefill or cache is not None:
             keys, values = map(tuple, zip(*caches, strict=True))
             cache = KVCache(keys, values, None if cache is None else cache.prefix)
@@ -253,43 +256,42 @@ class Model:
             yield kind, range(start, done[kind])
 
     def _block(self, kind: Kind, seen: _Seen) -> Any:
-        """A block as a function (x, (parameters, cache, replay)) -> (x, (keys and values, routing parts))."""
+        """A block as a function (x, (parameters, cache, replay, predictor)) -> (x, (keys and values, routing))."""
         graphdef = _definition(self.config, kind)[0]
 
         def block(x: Array, inputs: Any) -> tuple[Array, Any]:
-            params, cache, replay = inputs
-            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
+            params, cache, replay, predictor = inputs
+            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, predictor, self.mesh, self.router)
             return x, (kv, route)
 
         return block
 
     def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
-        """All layers from their stacks, one scan for each run of equal layers; returns x and the routing parts of each
-        run."""
+        """All layers from their stacks, one scan for each run of equal layers; returns x and each run's routing."""
         routes = []
         for kind, places in self._runs_of_layers():
             block = self._block(kind, seen)
 
             def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
-                layer, replay = inputs
-                x, (_, route) = block(x, (layer, None, replay))
+                layer, replay, predictor = inputs
+                x, (_, route) = block(x, (layer, None, replay, predictor))
                 return x, route
 
             here = slice(places.start, places.stop)
             stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
-            replay = routing[here] if routing is not None and kind == "moe" else None
+            replay, predictor = _of_layers(here, kind, routing, params)
             # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers. With
             # remat that is little, and without the loop XLA would keep what it was told to compute again.
             rolled = self.config.remat != "none" or sharding.platform(self.mesh) != "cpu" or len(places) > _UNROLLED
             body = self._rematerialised(without_cache, prevent_cse=len(places) == 1)  # one turn is no loop to XLA
-            x, route = jax.lax.scan(body, x, (stack, replay), unroll=1 if rolled else len(places))
+            x, route = jax.lax.scan(body, x, (stack, replay, predictor), unroll=1 if rolled else len(places))
             routes += [] if route is None else [route]
         return x, routes
 
     def _one_by_one(
         self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
     ) -> tuple[Array, list[Any], list[Any]]:
-        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, routing parts.
+        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, and its routing.
 
         Tried instead for decoding: a scan over stacked layers and a stacked cache. On one CPU core with the 30 layers
         of SmolLM2 it compiles in half the time (22 s against 45) and needs no second copy of the weights (400 MB), but
@@ -301,9 +303,8 @@ class Model:
             for place in places:
                 stack = params[kind]
                 layer = stack[place] if isinstance(stack, tuple) else jax.tree.map(lambda a, i=place: a[i], stack)
-                replay = routing[place] if routing is not None and kind == "moe" else None
                 cache = None if cached is None else cached[len(caches)]
-                x, (kv, route) = blocks[kind](x, (layer, cache, replay))
+                x, (kv, route) = blocks[kind](x, (layer, cache, *_of_layers(place, kind, routing, params)))
                 caches.append(kv)
                 routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
         return x, caches, routes
@@ -313,6 +314,13 @@ class Model:
             return block
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if self.config.remat == "dots" else None
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
+
+
+def _of_layers(place: int | slice, kind: Kind, routing: Routing | None, params: Params) -> tuple[Any, Any]:
+    """What is replayed and what is predicted in these layers; None where there is nothing."""
+    if kind != "moe":
+        return None, None
+    return jax.tree.map(lambda x: x[place], (routing, params.get(PREDICTOR)))
 
 
 def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) -> None:

@@ -20,7 +20,7 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.layout import Groups, Layout, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
+from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, predicting, state_shardings, with_value_head
 from jaxrl_llm.training.step import Learner
 
 __all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
@@ -116,7 +116,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: source.engine.lower(state.params, s.rollout.prompts, width),
+            lambda: source.engine.lower(predicting(state.params, state.predictor), s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
     trajectory = _abstract_trajectory(source, s, state, mesh)
@@ -134,15 +134,17 @@ def _abstract_state(run: trainer.Run) -> TrainState:
     """Shapes and shardings of the training state."""
     learner, model, kind = run.learner, run.model, run.settings.critic.kind
 
+    predictor: dict[str, Any] = {"predictor_optimizer": learner.predictor_optimizer}
+
     def make(params: Any) -> TrainState:
         valued = with_value_head(params, model.config.hidden_size)
         if kind == "separate":
-            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer)
+            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer, **predictor)
         headed = kind == "head" or learner.objective.learns_rewards
-        return make_state(model, valued if headed else params, learner.optimizer)
+        return make_state(model, valued if headed else params, learner.optimizer, **predictor)
 
     shapes = jax.eval_shape(make, model.shapes())
-    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
+    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer, **predictor))
 
 
 def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> TrainBatch:

@@ -18,7 +18,7 @@ from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
 from jaxrl_llm.training.rewards import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.state import TrainState, predicting
 
 __all__ = ["Rollouts"]
 
@@ -76,7 +76,8 @@ class Rollouts:
     ) -> Drawn:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
-        asked = self.sample(stream, step, exported())  # not kept: of adapters this is a copy
+        # The parameters are not kept: of adapters they are a copy.
+        asked = self.sample(stream, step, predicting(exported(), state.predictor))
         sampled = time.monotonic()
         epochs = self.layouts(asked.trajectory, step)
         scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)

@@ -1,0 +1,95 @@
+"""How much router noise makes which share of the experts differ: the doses of the positive control.
+
+    python experiments/routing_replay/noise.py [--seeds 0 1 2] [--levels 0.01 0.02 ...]
+
+Of every seed the warm-started policy of `configs/routing_replay.py` samples one rollout with each noise and scores it
+with the exact router. Prints a Markdown table, means over seeds, and the noise that gives 1, 3 and 10 % of differing
+experts, interpolated between neighbouring levels on logarithmic axes.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.routing_replay import get_config
+from jaxrl_llm import settings
+from jaxrl_llm.models.routing import Router
+from jaxrl_llm.trainer import Run, build, exported_params
+from jaxrl_llm.training.agreement import differ
+from jaxrl_llm.training.rollouts import Rollouts
+from jaxrl_llm.training.state import TrainBatch, TrainState
+
+LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+DOSES = (0.01, 0.03, 0.1)
+COLUMNS = ("experts", "routers", "tokens", "mean gap", "k3")
+
+
+def start(seed: int) -> tuple[Run, TrainState]:
+    """The run of a seed and its state before the first update, as in the sweeps: the seed is the warm start's too."""
+    config = get_config()
+    config.seed = config.warm_start.seed = seed
+    config.updates.minibatches = 1  # how a rollout is cut changes no score
+    config.replay.mode = "R2"  # so that it is scored before the update, whose own forward would serve otherwise
+    return build(settings.validate(config)).start(print)
+
+
+def sampled_and_scored(run: Run, state: TrainState, noise: float) -> TrainBatch:
+    """The first rollout of a run, sampled with this router noise and scored without."""
+    source = run.source
+    assert isinstance(source, Rollouts)
+    noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=Router(noise=noise)))
+    rollout = noisy.sample(noisy.stream(), 1, exported_params(run, state)).finish()
+    layouts = noisy.layouts(rollout.trajectory, 1)[0]
+    return noisy.scorer(state, None, rollout.trajectory, layouts).batch
+
+
+@jax.jit
+def measured(batch: TrainBatch) -> dict[str, Any]:
+    """Shares of the experts, of the routers (a layer at a token) and of the tokens where sampler and trainer differ,
+    over prompts and answers; mean |log pi_old - log mu| and its k3 over answers."""
+    assert batch.routing.sampled is not None
+    assert batch.routing.scored is not None
+    assert batch.old_logprobs is not None
+    share, both = differ(batch.routing.sampled, batch.routing.scored)
+    gap = batch.old_logprobs - batch.sampler_logprobs
+    return {
+        "experts": jnp.mean(share, where=both),
+        "routers": jnp.mean(share > 0, where=both),
+        "tokens": jnp.mean(jnp.any((share > 0) & both, axis=0), where=jnp.any(both, axis=0)),
+        "mean gap": jnp.mean(jnp.abs(gap), where=batch.loss_mask),
+        "k3": jnp.mean(jnp.expm1(gap) - gap, where=batch.loss_mask),
+    }
+
+
+def noise_of(dose: float, levels: Sequence[float], shares: Sequence[float]) -> float:
+    """The noise at which this share of the experts differs; NaN outside the measured shares."""
+    return float(np.exp(np.interp(np.log(dose), np.log(shares), np.log(levels), left=np.nan, right=np.nan)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS))
+    given = parser.parse_args()
+    levels = sorted(given.levels)
+    starts = [start(seed) for seed in given.seeds]
+    rows = [[jax.device_get(measured(sampled_and_scored(*one, noise))) for one in starts] for noise in levels]
+    print(f"\n| router noise | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
+    for noise, seeds in zip(levels, rows, strict=True):
+        means = {name: float(np.mean([row[name] for row in seeds])) for name in COLUMNS}
+        low, high = (100 * float(pick([row["experts"] for row in seeds])) for pick in (min, max))
+        cells = [f"{100 * means['experts']:.2f} % ({low:.2f} to {high:.2f})"]
+        cells += [f"{100 * means[name]:.1f} %" for name in ("routers", "tokens")]
+        cells += [f"{means[name]:.1e}" for name in ("mean gap", "k3")]
+        print(f"| {noise:g} | {' | '.join(cells)} |")
+    experts = [float(np.mean([row["experts"] for row in seeds])) for seeds in rows]
+    print("\n" + ", ".join(f"{100 * dose:g} %: {noise_of(dose, levels, experts):.3g}" for dose in DOSES))
+
+
+if __name__ == "__main__":
+    main()
