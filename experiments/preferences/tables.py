@@ -31,18 +31,23 @@ def _ends(runs: Sequence[Run], key: str) -> dict[str, float]:
 
 
 def change_table(study: Study) -> list[list[str]]:
-    """Arm, and of held-out accuracy, greedy and sampled: start -> end, change, the end's difference to the baseline."""
+    """Arm, held-out accuracy, start -> end, change, that of each batch of seeds, difference of the end to the baseline.
+
+    A batch is the seeds that ran at one commit.
+    """
     rows = []
     for arm in study.arms:
-        runs, cells = [run for run in study.select(arm, "") if run.finished], [arm]
-        for key in OUTCOMES.values():
-            start, end = [run.value(key, at=0) for run in runs], _ends(runs, key)
-            cells += [f"{_mean(start):.3f} -> {_mean(list(end.values())):.3f}"]
-            cells += [_told(paired_difference(list(end.values()), start))]
+        runs = [run for run in study.select(arm, "") if run.finished]
+        for name, key in OUTCOMES.items():
+            changes = {run: (run.value(key, at=0), run.value(key)) for run in runs}
+            start, end = zip(*changes.values(), strict=True)
+            cells = [arm, name, f"{_mean(start):.3f} -> {_mean(end):.3f}", _told(paired_difference(end, start))]
+            for batch in dict.fromkeys(run.batch for run in runs):
+                own = [both for run, both in changes.items() if run.batch == batch]
+                cells.append(_told(paired_difference([b for _, b in own], [a for a, _ in own])))
             base = _ends(study.select(study.baseline, ""), key)
-            paired = paired_difference(list(end.values()), [base[seed] for seed in end])
-            cells += ["" if arm == study.baseline else _told(paired)]
-        rows.append(cells)
+            paired = paired_difference(end, [base[run.seed] for run in runs])
+            rows.append([*cells, "" if arm == study.baseline else _told(paired)])
     return rows
 
 
