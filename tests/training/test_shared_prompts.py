@@ -1,5 +1,6 @@
 """Rows that hold a group, its prompt once: the same scores and the same update as a row for every answer."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,13 +11,14 @@ import pytest
 
 from configs import base
 from jaxrl_llm import objectives, scoring, trainer
-from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import validate
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.micro_batches import put, take
 from jaxrl_llm.training.state import TrainBatch, make_state
 from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_training as tiny
 
 GROUP, WIDEST, ANSWER = 3, 5, 4
 TIME = WIDEST + ANSWER
@@ -25,17 +27,7 @@ LENGTHS = STARTS + np.array([4, 1, 3, 2, 2, 4])
 COLUMN = np.arange(TIME)[None]
 SEGMENTS = (LENGTHS[:, None] > COLUMN).astype(np.int32)
 MASK = (STARTS[:, None] <= COLUMN) & (SEGMENTS > 0)
-CONFIG = ModelConfig(
-    vocab_size=16,
-    num_hidden_layers=2,
-    hidden_size=16,
-    intermediate_size=16,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    qk_norm="none",
-    tie_word_embeddings=True,
-)
+CONFIG = dataclasses.replace(tiny.CONFIG, num_experts=0, qk_norm="none", tie_word_embeddings=True)
 MODEL = Model(CONFIG)
 
 
