@@ -29,6 +29,7 @@ SEGMENTS = (LENGTHS[:, None] > COLUMN).astype(np.int32)
 MASK = (STARTS[:, None] <= COLUMN) & (SEGMENTS > 0)
 CONFIG = dataclasses.replace(tiny.CONFIG, num_experts=0, qk_norm="none", tie_word_embeddings=True)
 MODEL = Model(CONFIG)
+init = jax.jit(MODEL.init)
 
 
 def updates(layout, micro=0, buckets=1):
@@ -68,7 +69,7 @@ def test_a_masked_answer_starts_where_its_group_does():
 
 
 def test_scores_equal_those_of_padded_rows():
-    params, ids, layout = MODEL.init(jax.random.key(0)), tokens(), cut("shared")
+    params, ids, layout = init(jax.random.key(0)), tokens(), cut("shared")
     padded = jax.jit(lambda p: scoring.score(MODEL, p, ids, jnp.asarray(SEGMENTS)))(params)
 
     @jax.jit
@@ -104,7 +105,7 @@ def test_an_update_is_that_of_padded_rows(name, micro):
 
     def gradient(shared):
         own = learner(name, shared)
-        state = make_state(MODEL, MODEL.init(jax.random.key(0)), own.optimizer)
+        state = make_state(MODEL, init(jax.random.key(0)), own.optimizer)
         before = jax.device_get(state.params)
         after, _ = own.update(state, batch, cut("shared" if shared else "padded", micro, mask))
         return jax.tree.map(np.subtract, before, jax.device_get(after.params))
@@ -135,4 +136,4 @@ def test_the_trainer_cuts_whole_groups():
 def test_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
     with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
-        MODEL.apply(MODEL.init(jax.random.key(0)), tokens(), shared_prompt=True)
+        MODEL.apply(init(jax.random.key(0)), tokens(), shared_prompt=True)
