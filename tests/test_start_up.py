@@ -39,7 +39,7 @@ for _ in range(2):
 
 
 def test_the_environment_decides_about_the_compilation_cache(tmp_path):
-    """With a bound, an entry without its time of access is removed, as it would stop all writes; without, none has it."""
+    """With a bound, an entry without its time of access is removed: it would stop all writes. Else none has one."""
     (tmp_path / "one-cache").write_bytes(b"")
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_COMPILATION_CACHE_MAX_SIZE": "-1"}
     command = [sys.executable, "-c", _CACHE, str(tmp_path)]
