@@ -24,18 +24,28 @@ __all__ = ["add_arguments", "is_first", "join", "leave", "start_jax"]
 def start_jax() -> None:
     """Turn the compilation cache on, and keep freed memory.
 
-    The cache is in the user's cache folder unless JAX_COMPILATION_CACHE_DIR is set.
+    The cache is in the user's cache folder. JAX's own environment variables decide where they are set:
+    JAX_COMPILATION_CACHE_DIR and those of `_CACHE`, in capitals.
     """
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
     _keep_freed_memory()
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    _repair(cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)  # many small entries cost more than they save
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, value in _CACHE.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    if jax.config.jax_compilation_cache_max_size != -1:
+        _repair(cache)
+
+
+_CACHE = {
     # Entries are written under a lock only when there is a bound; parallel runs share the folder.
-    jax.config.update("jax_compilation_cache_max_size", 4 * 2**30)
+    "jax_compilation_cache_max_size": 4 * 2**30,
+    # With a bound every write reads the times of all entries: many small ones cost more than they save.
+    "jax_persistent_cache_min_compile_time_secs": 0.5,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
 def _keep_freed_memory() -> None:

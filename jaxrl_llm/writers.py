@@ -7,6 +7,7 @@ samples as text and the configuration. Lists of lists stay in metrics.jsonl alon
 import json
 import os
 import struct
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,20 @@ def _markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in rows)
 
 
+def _tensorboardx() -> Any:
+    """The package, imported without PyTorch: where that is installed it takes seconds, for the name of a type."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # its import fails, which is allowed for
+    try:
+        import tensorboardX
+        import tensorboardX.proto.event_pb2
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return tensorboardX
+
+
 class TensorBoard:
     """An event file in the DIR, opened at the first write so that none is empty."""
 
@@ -42,11 +57,11 @@ class TensorBoard:
     @property
     def _writer(self) -> Any:
         if self._open_writer is None:
-            from tensorboardX import SummaryWriter  # here, since it imports PyTorch where that is installed: seconds
-
             # Event files are named by the second: the suffix keeps a quick resume from opening the one before.
             earlier = len(list(self._workdir.glob("events.out.*")))
-            self._open_writer = SummaryWriter(logdir=str(self._workdir), filename_suffix=f".{earlier}", flush_secs=10)
+            self._open_writer = _tensorboardx().SummaryWriter(
+                logdir=str(self._workdir), filename_suffix=f".{earlier}", flush_secs=10
+            )
             if self._config is not None and not earlier:
                 lines = json.dumps(self._config, indent=1).splitlines()
                 self._open_writer.add_text("config", "\n".join(f"    {line}" for line in lines), 0)
@@ -140,15 +155,13 @@ class WeightsAndBiases:
 
 def _records(content: bytes, last_step: int) -> Iterator[tuple[Any, bytes]]:
     """The records (length u64, crc u32, data, crc u32) of an event file up to a step, without a broken end."""
-    from tensorboardX.proto import event_pb2
-
-    start = 0
+    event_pb2, start = _tensorboardx().proto.event_pb2, 0
     while start + 12 <= len(content):
         (length,) = struct.unpack_from("<Q", content, start)
         end = start + 12 + length + 4
         if end > len(content):
             return
-        event = event_pb2.Event.FromString(content[start + 12 : end - 4])  # pyright: ignore[reportAttributeAccessIssue]
+        event = event_pb2.Event.FromString(content[start + 12 : end - 4])
         if not event.HasField("summary") or event.step <= last_step:
             yield event, content[start:end]
         start = end

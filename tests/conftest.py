@@ -13,15 +13,14 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("MPLBACKEND", "agg")
 _TESTS = Path(__file__).parent
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-_CACHE = Path(os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_HOME / "jaxrl_llm" / "xla")))
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = (
-    "0.5"  # thousands of small entries would cost more than they save
-)
+_CACHE = Path(os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_HOME / "jaxrl_llm" / "xla-tests")))
+# Every program is kept, since most are small: reading one takes a fifth of compiling it. With a bound every write would
+# look at all other entries. A file that another worker is still writing fails its checksum: it is compiled instead.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# With a bound, entries are written under a lock, so that parallel runs may share the cache.
-os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"
+_MOST_BYTES = 2 * 2**30
 
-import filelock
 import hypothesis
 import jax
 import pytest
@@ -77,9 +76,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_sessionstart():
-    """An entry without its time of access, of a killed writer or one without a bound, would stop all later writes."""
+    """The oldest programs are forgotten once they are many."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     _CACHE.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(_CACHE / ".lockfile"):
-        for entry in _CACHE.glob("*-cache"):
-            if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
-                entry.unlink(missing_ok=True)
+    entries = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in _CACHE.glob("*-cache"))
+    excess = sum(size for _, size, _ in entries) - _MOST_BYTES
+    for _, size, path in entries:
+        if excess <= 0:
+            break
+        path.unlink(missing_ok=True)
+        excess -= size

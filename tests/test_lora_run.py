@@ -1,12 +1,13 @@
 """Runs that train adapters: they start as the run of all parameters does, keep nothing but adapters, and resume."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm import run_dir, trainer
-from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.evaluation import main as evaluate
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.run_log import RunLog
@@ -75,15 +76,7 @@ def test_the_opening_says_how_much_is_trained(straight):
 
 
 def test_it_resumes_bit_for_bit(straight, tmp_path):
-    config, workdir, found, _ = straight
-    shorter = config.copy_and_resolve_references()
-    shorter.steps = 2
-    tiny_run.train(tmp_path, shorter)
-    assert tiny_run.train(tmp_path, config)[0] == found
-    (_, ours), (_, theirs) = (tiny_run.final_state(place, config) for place in (tmp_path, workdir))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    rows = [row for row in tiny_run.metrics(tmp_path) if row["step"] in (0, 1, 3, 4)]
-    assert rows == [row for row in tiny_run.metrics(workdir) if row["step"] in (0, 1, 3, 4)]
+    tiny_run.assert_resumes_as(straight, tmp_path)
 
 
 def test_another_base_is_refused(straight, tmp_path):
@@ -152,13 +145,7 @@ def test_bad_fields(folder, changes, message):
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
     own = {"lora.rank": 2, "lora.targets": "attention,mlp,router"} | changes
-    whole, parts = (tiny_run.make_config(folder, name, **own, steps=n) for n in (3, 1))
-    tiny_run.train(tmp_path / "whole", whole)
-    tiny_run.train(tmp_path / "parts", parts)
-    tiny_run.train(tmp_path / "parts", whole)
-    (_, state), (_, wanted) = (tiny_run.final_state(tmp_path / part, whole) for part in ("parts", "whole"))
-    jax.tree.map(np.testing.assert_array_equal, state, wanted)
-    assert Checkpoints(tmp_path / "whole").latest == 3
+    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, folder, name, **own))
 
 
 @pytest.mark.slow

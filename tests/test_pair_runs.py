@@ -1,6 +1,7 @@
 """Whole runs on pairs and on given answers: reward model, DPO and supervised training by the one trainer."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import evaluation, generate, report, run_dir, trainer
+from jaxrl_llm import evaluation, generate, report, trainer
 from jaxrl_llm.main import main
 from jaxrl_llm.objectives.calibration import calibrate
 from jaxrl_llm.run_log import plain, write_json
@@ -216,11 +217,4 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
-    whole, parts = (make(folder, name, steps=n, **changes) for n in (3, 1))
-    tiny_run.train(tmp_path / "whole", whole)
-    tiny_run.train(tmp_path / "parts", parts)
-    tiny_run.train(tmp_path / "parts", whole)
-    for part in ("parts", "whole"):
-        record(tmp_path / part, whole)
-    (_, _, state), (_, _, wanted) = (run_dir.restored(tmp_path / part) for part in ("parts", "whole"))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(wanted))
+    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(make, folder, name, **changes))

@@ -38,11 +38,11 @@ def scores(updates=tiny.UPDATES, mesh=None):
 def test_the_score_is_the_head_after_the_last_token_of_each_answer_alone():
     """Every row by itself, without padding, in the model's own forward; the head in float64."""
     head = {name: np.asarray(x, np.float64) for name, x in PARAMS["value_head"].items()}
-    params = jax.tree.map(jnp.asarray, PARAMS)
+    params, apply = jax.tree.map(jnp.asarray, PARAMS), jax.jit(MODEL.apply)
     for row, (tokens, length) in enumerate(zip(np.asarray(ROLLOUT.tokens), tiny.LENGTHS, strict=True)):
         if row in (0, 2, 3):  # cut off at its bound, without an answer, and an ordinary one
             alone = jnp.asarray(tokens[None, :length])
-            hidden = MODEL.apply(params, alone, segment_ids=jnp.ones_like(alone)).hidden[0, -1]
+            hidden = apply(params, alone, segment_ids=jnp.ones_like(alone)).hidden[0, -1]
             expected = np.asarray(hidden, np.float64) @ head["kernel"] + head["bias"]
             np.testing.assert_allclose(scores()[row], expected, atol=1e-5)
 
@@ -200,15 +200,7 @@ def test_warm_up_leaves_the_policy_as_it_is(straight):
 @pytest.mark.slow
 def test_it_resumes_bit_for_bit(straight, tmp_path):
     """Between warm-up and training, with a coefficient and a centre that only the checkpoint knows."""
-    config, workdir, found, _ = straight
-    shorter = config.copy_and_resolve_references()
-    shorter.steps = 2
-    tiny_run.train(tmp_path, shorter)
-    assert tiny_run.train(tmp_path, config)[0] == found
-    (_, ours), (_, theirs) = (tiny_run.final_state(place, config) for place in (tmp_path, workdir))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    rows = [row for row in tiny_run.metrics(tmp_path) if row["step"] in (0, 1, 3, 4)]
-    assert rows == [row for row in tiny_run.metrics(workdir) if row["step"] in (0, 1, 3, 4)]
+    tiny_run.assert_resumes_as(straight, tmp_path)
 
 
 def test_a_dir_is_read_without_its_reward_model(straight):

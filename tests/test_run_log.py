@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
 
 from jaxrl_llm import run_log
 from jaxrl_llm.run_log import RunLog, read_json, read_rows
@@ -16,6 +15,8 @@ from jaxrl_llm.run_log import RunLog, read_json, read_rows
 
 def events(workdir):
     """(tag, step) of every scalar in the event files, read with our own loop over the record format."""
+    from tensorboardX.proto import event_pb2  # here, since it imports PyTorch unless a log has imported it before
+
     found = []
     for path in sorted(workdir.glob("events.out.*")):
         content, start = path.read_bytes(), 0
@@ -59,6 +60,17 @@ def test_tensorboard_has_layers_samples_and_the_configuration(tmp_path):
     (path,) = tmp_path.glob("events.out.*")
     assert b'"seed": 1' in path.read_bytes()
     assert b'"prompt": "1="' in path.read_bytes()
+
+
+def test_pytorch_is_not_imported(tmp_path):
+    """tensorboardX would, in every run: here its import fails."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch was imported')")
+    program = "import pathlib, sys; from tests.test_run_log import write; write(pathlib.Path(sys.argv[1]), [0, 1])"
+    program += "; assert 'torch' not in sys.modules"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert len(events(tmp_path / "run")) == 4
 
 
 def test_a_resumed_run_leaves_no_empty_event_file(tmp_path):

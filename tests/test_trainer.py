@@ -1,6 +1,7 @@
 """Whole runs: they learn, resume bit for bit, stop on request, refuse what is not theirs, and compile once a phase."""
 
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -293,11 +294,5 @@ KINDS = {
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
-    whole, parts = (tiny_run.make_config(folder, name, **changes, steps=n) for n in (3, 1))
-    tiny_run.train(tmp_path / "whole", whole)
-    tiny_run.train(tmp_path / "parts", parts)
-    tiny_run.train(tmp_path / "parts", whole)
-    (_, state), (_, wanted) = (tiny_run.final_state(tmp_path / part, whole) for part in ("parts", "whole"))
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_array_equal(a, b)
+    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, folder, name, **changes))
     assert [row["step"] for row in tiny_run.metrics(tmp_path / "parts")] == [0, 1, 2, 3]

@@ -3,6 +3,8 @@
 Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so that the
 effect of the seed cancels in the difference within a pair. Several runs of one seed (branches of one trajectory) are
 averaged first, because they are not independent: everything rests on the number of seeds.
+
+SciPy takes a second to import, which a report of single runs can do without: the functions that need it import it.
 """
 
 import functools
@@ -10,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
 
 __all__ = [
     "LEVEL",
@@ -87,6 +88,8 @@ def paired_difference(
     mean = float(d.mean()) if n else nan
     if n < 2:
         return PairedDifference(n, len(difference), mean, nan, nan, nan, nan, nan, nan, identical)
+    from scipy import stats
+
     error = float(stats.sem(d))
     if error == 0:  # no spread to judge by: the difference is exact
         return PairedDifference(n, len(difference), mean, mean, mean, mean, mean, float(mean == 0), 0.0, identical)
@@ -124,6 +127,8 @@ def detectable(n: int, *, level: float = LEVEL, power: float = 0.8) -> float:
 
     Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
     """
+    from scipy import optimize, stats
+
     bound = stats.t.ppf((1 + level) / 2, n - 1)
     # T exceeds the bound where normal noise + noncentrality exceeds bound x sd: nearly certain at the upper end.
     upper = bound * np.sqrt(stats.chi2.ppf(power, n - 1) / (n - 1)) + 3
@@ -169,6 +174,8 @@ def batches_differ(batches: Sequence[Numbers]) -> float:
 
     Source: Welch, "The generalization of Student's problem" (1947).
     """
+    from scipy import stats
+
     usable = [np.asarray(batch, np.float64) for batch in batches]
     usable = [batch for batch in usable if len(batch) > 1]
     p = [
@@ -199,5 +206,7 @@ def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.
     at = np.unique(t[event])
     if not at.size:
         return np.zeros(1), np.ones(1)
+    from scipy import stats
+
     alive = stats.ecdf(stats.CensoredData(uncensored=t[event], right=t[~event])).sf
     return np.concatenate([[0.0], at]), np.concatenate([[1.0], alive.evaluate(at)])

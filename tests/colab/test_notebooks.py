@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jupytext
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
@@ -18,6 +16,8 @@ NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_stored_as_a_pair_without_outputs(path):
+    import jupytext
+
     book = nbformat.read(path, as_version=4)
     pair = jupytext.read(path.with_suffix(".py"))
     assert [(c.cell_type, c.source) for c in book.cells] == [(c.cell_type, c.source) for c in pair.cells]
@@ -27,6 +27,8 @@ def test_stored_as_a_pair_without_outputs(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_runs(path, tmp_path):
+    from nbclient import NotebookClient
+
     book = nbformat.read(path, as_version=4)
     environment = os.environ | {"NOTEBOOK_VARIANT": "smoke", "NOTEBOOK_DIR": str(tmp_path)}
     environment.pop("PYTHONPATH", None)  # the first cell finds the checkout by itself

@@ -88,7 +88,7 @@ def test_splash_in_bfloat16(problem):
 def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
     sizes = {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 6e4, "num_hidden_layers": 1}
     model = tiny(**sizes)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
     apply = jax.jit(lambda model, params, routing: model.apply(params, tokens, routing=routing), static_argnums=0)
     expected = apply(model, params, None)
@@ -111,7 +111,7 @@ def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
     """Under rematerialisation and on a mesh; packed rows and padding."""
     sizes = {"head_dim": 64, "num_key_value_heads": 2, "num_attention_heads": 4, "remat": "block", "rope_theta": 5e4}
     model = tiny(sharding.make_mesh((2, 1, 1, 2)), **sizes)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
     segment_ids = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * 9])
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import ModelConfig, kv_cache
-from jaxrl_llm.models.attend import attend, attend_cached
+from jaxrl_llm.models import attend as attention
 
 CONFIG = ModelConfig(vocab_size=4, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 ROWS, LENGTH = 3, 130
+attend, attend_cached, write = (jax.jit(f) for f in (attention.attend, attention.attend_cached, kv_cache.write))
 
 
 def whole(cache):
@@ -17,14 +18,14 @@ def whole(cache):
 
 
 def normal(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 @pytest.fixture(scope="module")
 def full():
     keys, values = normal(0, ROWS, LENGTH, 2, 8), normal(1, ROWS, LENGTH, 2, 8)
     cache = kv_cache.empty(CONFIG, ROWS, LENGTH)
-    return kv_cache.KVCache(*((x,) for x in kv_cache.write(*layer(cache), keys, values, jnp.zeros(ROWS, jnp.int32))))
+    return kv_cache.KVCache(*((x,) for x in write(*layer(cache), keys, values, jnp.zeros(ROWS, jnp.int32))))
 
 
 def layer(cache):
@@ -43,7 +44,7 @@ def test_stretches_cover_the_length_and_are_few():
 def test_each_row_is_written_from_its_own_column(full, t):
     column = np.array([0, 62, LENGTH - t], np.int32)
     new_keys, new_values = normal(2, ROWS, t, 2, 8), normal(3, ROWS, t, 2, 8)
-    written = kv_cache.write(*layer(full), new_keys, new_values, jnp.asarray(column))
+    written = write(*layer(full), new_keys, new_values, jnp.asarray(column))
     keys, values = (x.copy() for x in whole(full))
     for row, c in enumerate(column):
         keys[row, :, :, c : c + t] = np.asarray(new_keys)[row].transpose(1, 2, 0)

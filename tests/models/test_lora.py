@@ -31,6 +31,10 @@ def _hidden(model, params, tokens):
     return model.apply(params, tokens).hidden
 
 
+def test_the_scale_is_alpha_over_the_rank():
+    assert LoRAConfig(rank=4, alpha=6.0).scale == 1.5
+
+
 def test_the_tree(problem):
     model, params, _ = problem
     adapters = init_adapters(EVERYTHING, model, jax.random.key(0))

@@ -25,15 +25,18 @@ PAIRS = [
     ("dppo", "token_mean"),
     ("sat", "sequence_mean_token_mean"),
 ]
-PAIRS += [
-    pytest.param(name, aggregation, marks=[pytest.mark.slow, pytest.mark.long])
-    for name in objectives.names("rollouts")
-    for aggregation in AGGREGATIONS
-    if (name, aggregation) not in PAIRS
-]
+RECIPES = objectives.names("rollouts")
+WHOLE_MINIBATCH = [name for name in RECIPES if make(name).whole_minibatch]  # settings refuse micro-batches for them
 
 
-def chosen(name, aggregation):
+def pairs(recipes):
+    """The recipes with every aggregation."""
+    quick = [pair for pair in PAIRS if pair[0] in recipes]
+    rest = [(name, aggregation) for name in recipes for aggregation in AGGREGATIONS if (name, aggregation) not in quick]
+    return quick + [pytest.param(*pair, marks=[pytest.mark.slow, pytest.mark.long]) for pair in rest]
+
+
+def objective_of(name, aggregation):
     extra = {"aggregation": aggregation}
     if aggregation == "constant":
         extra["max_length"] = 8
@@ -72,7 +75,7 @@ def gradients(objective, counts, batch, num_sequences=None):
 
 def test_what_reads_the_whole_minibatch_says_so():
     """SAT's quantile is of the minibatch: the halves have their own, so that their gradients do not add up."""
-    assert [name for name in objectives.names("rollouts") if make(name).whole_minibatch] == ["sat"]
+    assert WHOLE_MINIBATCH == ["sat"]
     shift = np.log([[1.05, 1.15], [2.7, 3.0]])
     batch = {"old_logprobs": np.full((2, 2), -2.0), "mask": np.ones((2, 2), bool), "advantages": np.ones((2, 2))}
     batch |= {"logprobs": shift - 2.0, "sampler_logprobs": batch["old_logprobs"]}
@@ -83,11 +86,9 @@ def test_what_reads_the_whole_minibatch_says_so():
     assert not halves[0][0, 1]
 
 
-@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+@pytest.mark.parametrize(("name", "aggregation"), pairs([name for name in RECIPES if name not in WHOLE_MINIBATCH]))
 def test_micro_batches_add_up(name, aggregation):
-    objective, batch = chosen(name, aggregation), full_batch()
-    if objective.whole_minibatch:
-        pytest.skip("settings refuse micro-batches for it; see the test above")
+    objective, batch = objective_of(name, aggregation), full_batch()
     with jax.enable_x64(True):
         counts = objective.counts(jnp.asarray(batch["mask"]))
         (loss, metrics), whole = gradients(objective, counts, batch)
@@ -102,10 +103,10 @@ def test_micro_batches_add_up(name, aggregation):
         assert merged[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+@pytest.mark.parametrize(("name", "aggregation"), pairs(RECIPES))
 def test_packed_rows_equal_padded_rows(name, aggregation):
     """Four answers of six positions in two rows of twelve: the same numbers, with the sequences named."""
-    objective, batch = chosen(name, aggregation), full_batch()
+    objective, batch = objective_of(name, aggregation), full_batch()
     ids = np.repeat(np.arange(4), 6).reshape(2, 12)
     packed = {
         key: x.reshape(x.shape[0], 2, 12, x.shape[-1]) if key.endswith("router_logprobs") else x.reshape(2, 12)
@@ -131,9 +132,9 @@ def test_the_number_of_sequences_may_be_left_out():
     np.testing.assert_allclose(terms(batch | {"sequence_ids": ids})["policy"], terms(batch)["policy"], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+@pytest.mark.parametrize(("name", "aggregation"), pairs(RECIPES))
 def test_padding_changes_nothing(name, aggregation):
-    objective, batch = chosen(name, aggregation), full_batch()
+    objective, batch = objective_of(name, aggregation), full_batch()
     wider = {}
     for key, x in batch.items():
         axis = 2 if key.endswith("router_logprobs") else 1

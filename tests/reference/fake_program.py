@@ -50,6 +50,5 @@ def run(arguments):
 
 
 if __name__ == "__main__":
-    sys.modules["torch"] = None  # tensorboardX imports PyTorch where there is one: seconds in every run
     # `python -m fake_program sweep ...` is the sweep's own command line over this program.
     sys.exit(main(sys.argv[2:], PROGRAM) if sys.argv[1] == "sweep" else run(sys.argv[1:]))

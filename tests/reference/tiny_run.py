@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import jax
+import numpy as np
 
 from jaxrl_llm import trainer
 from jaxrl_llm.checkpointing import Checkpoints
@@ -66,6 +67,33 @@ def metrics(workdir):
 
 def samples(workdir):
     return read_rows(Path(workdir) / "samples.jsonl")
+
+
+def assert_resumes_as(straight, workdir):
+    """The run of `straight` (config, DIR, last evaluation, ...), stopped in `workdir` after step 2, ends as it did.
+
+    Row 2 is left out: a run ends with an evaluation, and the shorter one ended there.
+    """
+    config, whole, evaluation, *_ = straight
+    shorter = config.copy_and_resolve_references()
+    shorter.steps = 2
+    train(workdir, shorter)
+    assert train(workdir, config)[0] == evaluation
+    (_, ours), (_, theirs) = (final_state(place, config) for place in (workdir, whole))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    rows, expected = ([row for row in metrics(place) if row["step"] != 2] for place in (workdir, whole))
+    assert rows == expected
+
+
+def assert_parts_are_the_whole(folder, make):
+    """The run of `make(steps=...)`, ended after step 1 and gone on to 3, is the one without a break."""
+    whole, parts = make(steps=3), make(steps=1)
+    train(folder / "whole", whole)
+    train(folder / "parts", parts)
+    train(folder / "parts", whole)
+    (step, state), (last, wanted) = (final_state(folder / part, whole) for part in ("parts", "whole"))
+    assert step == last == 3
+    jax.tree.map(np.testing.assert_array_equal, state, wanted)
 
 
 def untrained(workdir, config):

@@ -207,7 +207,8 @@ def test_a_drawn_task_is_put_to_a_published_model(chat_tokenizer, tmp_path):
     """Its prompts go through the model's tokenizer and chat template; the rows have no token to spare for digits."""
     prompting = Prompting("{prompt} Answer with {the number} only.", chat=True, system="Be brief.")
     plain = tasks.make("addition", digits=2, reverse=False)
-    task = tasks.make("addition", digits=2, reverse=False, tokenizer=chat_tokenizer, prompting=prompting, test_size=16)
+    sizes = {"train_size": 64, "test_size": 16}
+    task = tasks.make("addition", digits=2, reverse=False, tokenizer=chat_tokenizer, prompting=prompting, **sizes)
     batch = next(tasks.prompts(task, "test", seed=0, batch_size=16, data_dir=tmp_path))
     text = chat_tokenizer.backend.decode(batch["tokens"][0, : batch["lengths"][0]].tolist(), skip_special_tokens=False)
     assert text == (

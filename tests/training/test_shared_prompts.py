@@ -1,5 +1,6 @@
 """Rows that hold a group, its prompt once: the same scores and the same update as a row for every answer."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,13 +11,14 @@ import pytest
 
 from configs import base
 from jaxrl_llm import objectives, scoring, trainer
-from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import validate
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.micro_batches import put, take
 from jaxrl_llm.training.state import TrainBatch, make_state
 from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_training as tiny
 
 GROUP, WIDEST, ANSWER = 3, 5, 4
 TIME = WIDEST + ANSWER
@@ -25,18 +27,9 @@ LENGTHS = STARTS + np.array([4, 1, 3, 2, 2, 4])
 COLUMN = np.arange(TIME)[None]
 SEGMENTS = (LENGTHS[:, None] > COLUMN).astype(np.int32)
 MASK = (STARTS[:, None] <= COLUMN) & (SEGMENTS > 0)
-CONFIG = ModelConfig(
-    vocab_size=16,
-    num_hidden_layers=2,
-    hidden_size=16,
-    intermediate_size=16,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    qk_norm="none",
-    tie_word_embeddings=True,
-)
+CONFIG = dataclasses.replace(tiny.CONFIG, num_experts=0, qk_norm="none", tie_word_embeddings=True)
 MODEL = Model(CONFIG)
+init = jax.jit(MODEL.init)
 
 
 def updates(layout, micro=0, buckets=1):
@@ -76,7 +69,7 @@ def test_a_masked_answer_starts_where_its_group_does():
 
 
 def test_scores_equal_those_of_padded_rows():
-    params, ids, layout = MODEL.init(jax.random.key(0)), tokens(), cut("shared")
+    params, ids, layout = init(jax.random.key(0)), tokens(), cut("shared")
     padded = jax.jit(lambda p: scoring.score(MODEL, p, ids, jnp.asarray(SEGMENTS)))(params)
 
     @jax.jit
@@ -112,7 +105,7 @@ def test_an_update_is_that_of_padded_rows(name, micro):
 
     def gradient(shared):
         own = learner(name, shared)
-        state = make_state(MODEL, MODEL.init(jax.random.key(0)), own.optimizer)
+        state = make_state(MODEL, init(jax.random.key(0)), own.optimizer)
         before = jax.device_get(state.params)
         after, _ = own.update(state, batch, cut("shared" if shared else "padded", micro, mask))
         return jax.tree.map(np.subtract, before, jax.device_get(after.params))
@@ -143,4 +136,4 @@ def test_the_trainer_cuts_whole_groups():
 def test_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
     with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
-        MODEL.apply(MODEL.init(jax.random.key(0)), tokens(), shared_prompt=True)
+        MODEL.apply(init(jax.random.key(0)), tokens(), shared_prompt=True)
