@@ -36,8 +36,8 @@ __all__ = [
     "rollout_sharding",
     "row_shards",
     "rows",
-    "shards",
     "shardings",
+    "shards",
     "spec",
     "unflat",
 ]

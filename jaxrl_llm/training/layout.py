@@ -19,7 +19,17 @@ from jaxrl_llm.array_typing import Array, Int
 from jaxrl_llm.buckets import bucket
 from jaxrl_llm.ranges import at_least, one_of
 
-__all__ = ["Groups", "Layout", "UpdateConfig", "epochs_of", "groups_of", "lay_out", "minibatches", "sequence_ids", "widened"]
+__all__ = [
+    "Groups",
+    "Layout",
+    "UpdateConfig",
+    "epochs_of",
+    "groups_of",
+    "lay_out",
+    "minibatches",
+    "sequence_ids",
+    "widened",
+]
 
 _LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")

@@ -1,8 +1,8 @@
 """What a `Layout` does to arrays: cut micro-batches out of a rollout, write their results back, sum over them.
 
 On a mesh the rows of a rollout stay on their devices, and so do the places of a micro-batch: once a minibatch every
-device is sent what its places need (training/exchange.py), and then cuts micro-batches out of what it has. One device cuts them
-out of the rollout, one after the other.
+device is sent what its places need (training/exchange.py), and then cuts micro-batches out of what it has. One device
+cuts them out of the rollout, one after the other.
 """
 
 import functools

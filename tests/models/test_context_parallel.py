@@ -50,8 +50,9 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_spread_attention_is_attention(shape):
-    problem, mesh = draw(TIME, HEAD), sharding.make_mesh(shape)
-    assert_close(value_and_gradients(functools.partial(spread, mesh=mesh), problem), value_and_gradients(plain, problem))
+    problem = draw(TIME, HEAD)
+    attention = functools.partial(spread, mesh=sharding.make_mesh(shape))
+    assert_close(value_and_gradients(attention, problem), value_and_gradients(plain, problem))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 2), (1, 1, 1, 2, 2)], ids=str)
