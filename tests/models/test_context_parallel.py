@@ -74,8 +74,8 @@ def test_every_device_sees_as_many_pairs(shards):
 
 
 def test_no_device_scores_all_pairs():
-    """Matrix products fall with the devices that share a row: 3/4 of all pairs are computed, in equal parts; only keys
-    and values are gathered."""
+    """Matrix products fall with the devices that share a row: 3/4 of all pairs are computed, in equal parts; only keys,
+    values and segment ids are gathered."""
     mesh = sharding.make_mesh((1, 1, 1, 1, 4))
     problem = draw(64, HEAD)
     where = [sharding.micro_batch(mesh)] * 5
@@ -91,5 +91,5 @@ def test_no_device_scores_all_pairs():
     assert cost.flops == pytest.approx(2 * products * 0.75 * ROWS * HEADS * 64**2 * HEAD / 4)
     sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
     assert max(sizes) <= ROWS * HEADS * 64 * 64 / 8  # scores of one chunk
-    gathered = 2 * 4 * problem[1].size  # of keys and values; their gradients go the other way
+    gathered = 4 * (2 * problem[1].size + problem[3].size)  # the gradients of keys and values go the other way
     assert cost.collectives["all-gather"][1] == pytest.approx(gathered * 3 / 4)
