@@ -243,8 +243,10 @@ class Model:
         else:
             layered, visible = by_layer(cache, positions)
         axes = sharding.MICRO_BATCH if cache is None and not prefill else sharding.ROLLOUT
-        x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
-        x = sharding.constrain(x, (*axes, None), self.mesh)
+        # Token by token: the exchange of width for tokens is then one all-to-all.
+        x = jnp.take(params["ends"]["embedding"], sharding.flat(tokens, axes, self.mesh), axis=0)
+        x = sharding.constrain(x.astype(config.compute_dtype), ("rows", None), self.mesh)
+        x = sharding.constrain(sharding.unflat(x, tokens.shape, axes, self.mesh), (*axes, None), self.mesh)
         rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         seen = _Seen(rotated, visible, segment_ids, axes)
         if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
