@@ -148,7 +148,5 @@ def test_flash_attention_is_refused(monkeypatch):
 
 def test_devices_that_share_a_row_refuse_it():
     model = Model(CONFIG, sharding.make_mesh((1, 1, 1, 1, 2)))
-    with pytest.raises(
-        ValueError, match=r"set the context axis, the fifth size of mesh.shape, to 1"
-    ):
+    with pytest.raises(ValueError, match=r"set the context axis, the fifth size of mesh.shape, to 1"):
         model.apply({}, tokens(), segment_ids=jnp.asarray(SEGMENTS), shared_prompt=True)
