@@ -159,7 +159,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.log.wandb = ""  # project of Weights & Biases to log to; empty: none
 
     config.mesh = ConfigDict()
-    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor; a size of -1 takes all remaining devices
+    config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices
 
     config.processes = ConfigDict()  # several hosts, or one process per GPU: docs/several_processes.md
     config.processes.start_timeout_s = 300  # until all processes have joined

@@ -102,16 +102,28 @@ def _check_shared_prompts(s: Settings) -> None:
 
 def _check_mesh(s: Settings) -> None:
     shape = s.mesh.shape
-    if len(shape) != len(AXES):
-        raise ValueError(f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES)}")
-    lanes = math.prod(shape[:3])  # data, fsdp and expert
+    if len(shape) not in (len(AXES) - 1, len(AXES)):
+        raise ValueError(
+            f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES[:-1])}, or five with {AXES[-1]}"
+        )
+    lanes, context = math.prod(shape[:3]), math.prod(shape[4:])  # data, fsdp and expert
     micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
     if s.updates.layout == "shared":
         micro //= s.rollout.group_size
+        if context > 1:
+            raise ValueError(
+                f"mesh.shape={shape} splits rows over {context} devices, and updates.layout=shared keeps them whole; "
+                "set the fifth size to 1, or updates.layout=packed"
+            )
     if lanes > 1 and (micro % lanes or s.rows % lanes):
         raise ValueError(
             f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
             "micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches"
+        )
+    if s.objective.reads == "rollouts" and lanes * context > 1 and s.rows % (lanes * context):
+        raise ValueError(
+            f"mesh.shape={shape} samples answers on {lanes * context} devices, which must divide the {s.rows} of a "
+            "rollout; change mesh.shape, rollout.prompts or rollout.group_size"
         )
 
 

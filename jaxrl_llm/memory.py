@@ -121,11 +121,11 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
-    shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
+    shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
     return Memory(
         stays=stays,
         rollout=_of_rollout(s, parameters, merged, shards, tensor) if s.objective.reads == "rollouts" else {},
-        update=_of_update(s, trained, shards, tensor, sharding.platform(mesh)),
+        update=_of_update(s, trained, shards, context, tensor, sharding.platform(mesh)),
         available=of_device(mesh),
     )
 
@@ -163,13 +163,16 @@ def _of_rollout(s: Settings, parameters: int, merged: int, shards: int, tensor: 
     }
 
 
-def _of_update(s: Settings, parameters: int, shards: int, tensor: int, platform: str) -> dict[str, int]:
-    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits."""
+def _of_update(s: Settings, parameters: int, shards: int, context: int, tensor: int, platform: str) -> dict[str, int]:
+    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits.
+
+    shards: devices with tokens of their own, of which `context` share a row.
+    """
     config, answers = s.model, s.rollout.group_size if s.updates.layout == "shared" else 1
     length = s.task.prompt_length + answers * s.answer_length
     minibatch = s.rows // s.updates.minibatches
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
-    rows = -(-micro // answers // shards)
+    rows = -(-micro // answers // (shards // context))
     chunk = min(rows * length, -(-_CHUNK // shards))
     record = config.num_moe_layers * config.num_experts_per_tok
     scored = record  # of a token; what is replayed is another such record
@@ -178,22 +181,22 @@ def _of_update(s: Settings, parameters: int, shards: int, tensor: int, platform:
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
-        "activations": _activations(config, rows, length, tensor, platform),
+        "activations": _activations(config, rows, length, context, tensor, platform),
         "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * (scored + record),
     }
 
 
-def _activations(config: ModelConfig, rows: int, length: int, tensor: int, platform: str) -> int:
+def _activations(config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str) -> int:
     """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
     (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates."""
-    size, d, tokens = config.compute_dtype.itemsize, config.hidden_size, rows * length
+    size, d, tokens = config.compute_dtype.itemsize, config.hidden_size, rows * -(-length // context)
     heads = _over(config.num_attention_heads, tensor) * config.head_dim
     keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
     scores = 0
     if choose_attention(config, platform) == "plain":
-        scores = rows * _over(config.num_attention_heads, tensor) * length**2 * 4
+        scores = tokens * _over(config.num_attention_heads, tensor) * length * 4
     products, whole = 0, 0
     for kind in config.kinds:
         width = config.num_experts_per_tok * config.moe_intermediate_size if kind == "moe" else config.intermediate_size

@@ -21,6 +21,7 @@ from jaxrl_llm.planning.chips import Chip, topology_devices
 from jaxrl_llm.planning.programs import PROGRAMS, Program, compile_run
 from jaxrl_llm.planning.roofline import roofline
 from jaxrl_llm.settings import Settings, validate
+from jaxrl_llm.sharding import AXES
 
 __all__ = ["Plan", "as_json", "as_rows", "main", "plan", "table"]
 
@@ -103,9 +104,7 @@ def _has(package: str) -> bool:
 
 def table(plan: Plan) -> str:
     """Three tables that fit 80 columns: memory, time, collectives."""
-    axes = " x ".join(
-        f"{name} {size}" for name, size in zip(("data", "fsdp", "expert", "tensor"), plan.mesh, strict=True)
-    )
+    axes = " x ".join(f"{name} {size}" for name, size in zip(AXES, plan.mesh, strict=False))
     lines = [f"{plan.topology}: {plan.devices} devices, {axes}; each device:", ""]
     lines.append("GiB       arguments  outputs  temporaries   code  of memory  compile s")
     for p in plan.programs:

@@ -6,6 +6,7 @@ Every shift by one of scores, masks and tokens is `previous` or `following`.
 import flax.struct
 import jax.numpy as jnp
 
+from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Params, PerToken, SegmentIds, Shaped, Tokens
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
@@ -76,9 +77,10 @@ def score(
     head = model.head(params).astype(out.hidden.dtype)
 
     def of(states: Array, targets: Array) -> tuple[PerToken, PerToken]:
-        flat = states.reshape(-1, states.shape[-1])
-        logprobs, entropy = selected_logprobs(flat, head, targets.ravel(), temperature=temperature, mesh=model.mesh)
-        return logprobs.reshape(tokens.shape), entropy.reshape(tokens.shape)
+        flat, wanted = (sharding.flat(x, sharding.MICRO_BATCH, model.mesh) for x in (states, targets))
+        scores = selected_logprobs(flat, head, wanted, temperature=temperature, mesh=model.mesh)
+        logprobs, entropy = (sharding.unflat(x, tokens.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
+        return logprobs, entropy
 
     if shared_prompt:
         source = _continued(segment_ids)

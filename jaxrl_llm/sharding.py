@@ -1,11 +1,15 @@
 """Logical axes -> one mesh. The only file that spells a mesh axis.
 
 Every parameter names its axes where it is declared (`models/`), and every batch array has rows; the table below maps
-them to the mesh, which has four axes:
+them to the mesh, which has five axes:
 
-data    copies of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
-fsdp    slices of the parameters, rows of the batch
-expert  the experts of an MoE layer, slices of all other parameters, rows of the batch
+data     copies of the parameters, rows of the batch      tensor  heads, feed-forward width and vocabulary
+fsdp     slices of the parameters, rows of the batch
+expert   the experts of an MoE layer, slices of all other parameters, rows of the batch
+context  the tokens of a row where it is scored or trained on, slices of the parameters, rows of a rollout
+
+So a rollout has its rows on all axes but tensor, and a micro-batch has them on data, fsdp and expert, and its time on
+context. Without that axis the two are the same.
 """
 
 import math
@@ -18,10 +22,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
     "AXES",
+    "MICRO_BATCH",
+    "ROLLOUT",
     "constrain",
     "constrain_rollout",
     "constrain_rows",
+    "flat",
     "make_mesh",
+    "micro_batch",
     "platform",
     "put_rows",
     "replicated",
@@ -29,15 +37,19 @@ __all__ = [
     "row_shards",
     "rows",
     "shardings",
+    "shards",
     "spec",
+    "unflat",
 ]
 
-AXES = ("data", "fsdp", "expert", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor", "context")
 
 _RULES: dict[str, str | tuple[str, ...] | None] = {
-    "rows": ("data", "fsdp", "expert"),
-    "tokens": ("data", "fsdp", "expert", "tensor"),
-    "embed": ("fsdp", "expert"),
+    "rows": ("data", "fsdp", "expert", "context"),  # of a rollout, and the tokens of a micro-batch side by side
+    "micro_rows": ("data", "fsdp", "expert"),
+    "time": "context",
+    "tokens": ("data", "fsdp", "expert", "context", "tensor"),
+    "embed": ("fsdp", "expert", "context"),
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -50,10 +62,12 @@ _RULES: dict[str, str | tuple[str, ...] | None] = {
     "rank": None,
 }
 
+MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t ...] of one and of the other
+
 
 def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor) over the first devices; one may be -1 (all remaining
-    devices).
+    """A mesh of `shape` = sizes of (data, fsdp, expert, tensor[, context]) over the first devices; one may be -1 (all
+    remaining devices), and context is 1 where it is left out.
 
     Raises:
       ValueError: more devices are needed than are visible, -1 gives no whole number, or with several processes the mesh
@@ -61,9 +75,12 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
         devices of some of them without work.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = list(shape)
+    sizes = [*shape, *[1] * (len(shape) == len(AXES) - 1)]
     if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
-        raise ValueError(f"mesh={tuple(shape)} must be four sizes for {AXES}, at most one of them -1; set mesh.shape")
+        raise ValueError(
+            f"mesh={tuple(shape)} must be four sizes for {AXES[:-1]}, or five with {AXES[-1]}, at most one of them -1; "
+            "set mesh.shape"
+        )
     given = f"mesh={tuple(shape)} over {AXES}"
     needed, visible = math.prod(s for s in sizes if s != -1), len(devices)
     if -1 in sizes:
@@ -120,13 +137,59 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Rows of a batch over data, fsdp and expert; `axis` is the position of the row dimension."""
+    """Rows of a batch over all axes but tensor; `axis` is the position of the row dimension."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
+
+
+def micro_batch(mesh: Mesh) -> NamedSharding:
+    """[b t] of a micro-batch: rows over data, fsdp and expert, time over context."""
+    return NamedSharding(mesh, PartitionSpec(*(_RULES[axis] for axis in MICRO_BATCH)))
 
 
 def row_shards(mesh: Mesh | None) -> int:
     """Into how many parts the mesh splits the rows of a batch."""
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in rows(mesh).spec[0])
+    return shards("rows", mesh)
+
+
+def shards(axis: str | None, mesh: Mesh | None) -> int:
+    """Into how many parts the mesh splits a dimension with this logical axis, if they divide it."""
+    target = None if axis is None else _RULES[axis]
+    names = (target,) if isinstance(target, str) else target or ()
+    return 1 if mesh is None else math.prod(mesh.shape[name] for name in names)
+
+
+def flat(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+    """[b t ...] as [n ...], n = b t, in an order in which the tokens of every device lie side by side, so that none
+    moves; axes are those of b and t. `unflat` is the inverse."""
+    (b, t), rest = x.shape[:2], x.shape[2:]
+    r, c = _parts(axes, (b, t), mesh)
+    if c == 1:
+        return x.reshape(b * t, *rest)
+    return _pinned(x.reshape(r, b // r, c, t // c, *rest).swapaxes(1, 2).reshape(b * t, *rest), ["rows"], mesh)
+
+
+def unflat(x: jax.Array, shape: tuple[int, int], axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+    """[n ...] of `flat` as [b t ...], shape = (b, t)."""
+    (b, t), rest = shape, x.shape[1:]
+    r, c = _parts(axes, shape, mesh)
+    if c == 1:
+        return x.reshape(b, t, *rest)
+    return _pinned(x.reshape(r, c, b // r, t // c, *rest).swapaxes(1, 2).reshape(b, t, *rest), axes, mesh)
+
+
+def _pinned(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+    """x with its first dimensions where these axes lie; the others stay where they are."""
+    assert mesh is not None
+    first, others = spec(axes, x.shape[: len(axes)], mesh), [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(axes))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*first, *others)))
+
+
+def _parts(axes: Sequence[str | None], shape: tuple[int, int], mesh: Mesh | None) -> list[int]:
+    """Into how many parts each dimension is cut."""
+    if mesh is None:
+        return [1, 1]
+    local = NamedSharding(mesh, spec(axes, shape, mesh)).shard_shape(shape)
+    return [whole // part for whole, part in zip(shape, local, strict=True)]
 
 
 def put_rows(tree: Any, mesh: Mesh | None) -> Any:

@@ -47,12 +47,13 @@ def held(tree):
     "changes",
     [
         {"mesh.shape": (1, 2, 1, 2)},
+        {"mesh.shape": (1, 2, 1, 1, 2)},
         {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1},
         {"objective.name": "ppo", "critic.kind": "separate"},
         {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"},
         {"mesh.shape": (1, 2, 1, 1), "replay.mode": "PR2"},
     ],
-    ids=["fsdp_tensor", "experts_reference", "critic", "value_head", "predictor"],
+    ids=["fsdp_tensor", "context", "experts_reference", "critic", "value_head", "predictor"],
 )
 def test_what_stays_is_exact(tmp_path, changes):
     run = made(tmp_path, **changes)

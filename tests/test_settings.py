@@ -197,6 +197,14 @@ DISAGREE = {
         {"model.num_experts": 0, "rollout.router_noise": 0.1},
         "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out",
     ),
+    "devices do not divide the answers of a rollout": (
+        {"mesh.shape": (1, 1, 1, 1, 3)},
+        r"mesh.shape=\(1, 1, 1, 1, 3\) samples answers on 3 devices, which must divide the 16 of a rollout",
+    ),
+    "a group in one row that is split": (
+        {"mesh.shape": (1, 1, 1, 1, 2), "updates.layout": "shared", "updates.shuffle": "groups"},
+        r"splits rows over 2 devices, and updates.layout=shared keeps them whole; set the fifth size to 1",
+    ),
     "three mesh axes": ({"mesh.shape": (1, 1, 1)}, r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),
     "PPO without a critic": ({"objective.name": "ppo"}, "objective.name='ppo' needs values; set critic.kind"),
     "a critic without PPO": ({"critic.kind": "head"}, "critic.kind='head' serves no grpo; set it to none"),

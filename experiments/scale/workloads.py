@@ -49,7 +49,7 @@ class Workload:
 
     model: str
     topology: str
-    mesh: tuple[int, int, int, int]
+    mesh: tuple[int, ...]
     rows: int
     micro_batch_rows: int
     prompt: int = 512
@@ -64,6 +64,9 @@ WORKLOADS = {
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=4),
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
+    "8b-v5p-32k": Workload("qwen3-8b", "v5p:2x2x2", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
+    "8b-v5p-32k-context": Workload("qwen3-8b", "v5p:2x2x2", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
+    "8b-h100-32k-context": Workload("qwen3-8b", "h100:8", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
     "0.6b-h100-32k": Workload("qwen3-0.6b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
 }
 

@@ -10,8 +10,9 @@ from flax import nnx
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, SegmentIds
 from jaxrl_llm.models import kv_cache
-from jaxrl_llm.models.attend import attend_cached, attend_causal
+from jaxrl_llm.models.attend import attend, attend_cached, attend_causal
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.context_parallel import attend_halves, attend_spread
 from jaxrl_llm.models.flash import choose_attention, flash_attention
 from jaxrl_llm.models.low_rank import project
 from jaxrl_llm.models.rope import rotate
@@ -94,18 +95,26 @@ class Attention(nnx.Module):
         rope: tuple[Array, Array],
         visible: Bool[Array, "b t s"],
         segment_ids: SegmentIds,
+        axes: tuple[str, str | None] = sharding.MICRO_BATCH,
         cache: kv_cache.LayerCache | None = None,
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[kv_cache.Keys, kv_cache.Values]]:
-        """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone."""
+        """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone.
+
+        axes: the logical axes of b and t; where they split t, `visible` is not read.
+        """
         b, t, _ = x.shape
-        flat = x.reshape(b * t, -1)  # two dimensions: a weight's gradient is then one matmul without a transpose
-        q, k, v = (self._project(name, flat).reshape(b, t, -1, self.config.head_dim) for name in "qkv")
+        # Two dimensions: a weight's gradient is then one matmul without a transpose.
+        flat = sharding.flat(x, axes, mesh)
+        projected = (sharding.unflat(self._project(name, flat), (b, t), axes, mesh) for name in "qkv")
+        q, k, v = (y.reshape(b, t, -1, self.config.head_dim) for y in projected)
         q, k = rotate(q, rope), rotate(k, rope)
         if cache is None:
             keys, values = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
             if choose_attention(self.config, sharding.platform(mesh)) == "flash":
-                y = flash_attention(q, keys, values, segment_ids, mesh)
+                y = flash_attention(q, keys, values, segment_ids, axes, mesh)
+            elif sharding.shards(axes[1], mesh) > 1:
+                y = attend_spread(attend_halves(attend), q, keys, values, segment_ids, axes, mesh)
             else:
                 y = attend_causal(q, keys, values, visible)
             kv = (jnp.swapaxes(keys, 2, 3),), (values,)
@@ -113,7 +122,8 @@ class Attention(nnx.Module):
             kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column)
             shared_keys, shared_values = cache.prefix
             y = attend_cached(q, (*shared_keys, *kv[0]), (*shared_values, *kv[1]), visible, sharding.platform(mesh))
-        return project(y.reshape(b * t, -1), self.o[...]).reshape(b, t, -1), kv
+        flat = sharding.flat(y.reshape(b, t, -1), axes, mesh)
+        return sharding.unflat(project(flat, self.o[...]), (b, t), axes, mesh), kv
 
     def _project(self, name: str, x: Float[Array, "n d"]) -> Float[Array, "n heads"]:
         """x W_name, with its bias and its norm where the architecture has them."""

@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.context_parallel import Place, attend_halves, attend_spread, widened
 
-__all__ = ["choose_attention", "flash_attention"]
+__all__ = ["choose_attention", "flash_attention", "time_multiple"]
 
 _BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
 _LARGEST = 512  # block that the splash kernel is given
@@ -42,57 +43,73 @@ def choose_attention(config: ModelConfig, platform: str) -> str:
     return implementation
 
 
+def time_multiple(config: ModelConfig, mesh: Mesh | None) -> int:
+    """Rows of a multiple of so many tokens are split evenly over devices, and no attention has to pad them."""
+    shards, platform = sharding.shards("time", mesh), sharding.platform(mesh)
+    if shards == 1:
+        return 1
+    of_chunk = {"gpu": 2, "tpu": _BLOCK} if choose_attention(config, platform) == "flash" else {}
+    return 2 * shards * of_chunk.get(platform, 1)
+
+
 def flash_attention(
     queries: Float[Array, "b t h d"],
     keys: Float[Array, "b kv t d"],
     values: Float[Array, "b kv t d"],
     segment_ids: SegmentIds,
+    axes: tuple[str, str | None] = sharding.MICRO_BATCH,
     mesh: Mesh | None = None,
 ) -> Float[Array, "b t h d"]:
-    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning."""
-    time = queries.shape[1]
-    multiple, kernel = (2, _cudnn) if sharding.platform(mesh) == "gpu" else (_BLOCK, _splash)
+    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning.
 
-    def widen(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, -time % multiple if a == axis else 0) for a in range(x.ndim)])
-
-    out = kernel(widen(queries, 1), widen(keys, 2), widen(values, 2), widen(segment_ids, 1), mesh)
-    return out[:, :time]
+    axes: the logical axes of b and t.
+    """
+    kernel = _cudnn if sharding.platform(mesh) == "gpu" else _splash
+    return kernel(queries, keys, values, segment_ids, axes, mesh)
 
 
-def _cudnn(queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None) -> Array:
+def _cudnn(
+    queries: Array, keys: Array, values: Array, segment_ids: Array, axes: tuple[str, str | None], mesh: Mesh | None
+) -> Array:
     """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one.
 
-    Causality by flag, so that blocks above the diagonal are not computed; segments by a mask [b 1 t t] in memory.
+    Causality by flag, so that blocks above the diagonal are not computed; segments by a mask [b 1 t t] in memory. Where
+    time is spread there is no such flag for a part of the queries: the mask says all, and 1.5 as many pairs are
+    computed.
     """
-    del mesh  # the kernel knows how to be partitioned
+    kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+
+    def masked(q: Array, k: Array, v: Array, visible: Array) -> Array:
+        return kernel(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask=visible[:, None])
+
+    if sharding.shards(axes[1], mesh) > 1:
+        return attend_spread(attend_halves(masked), queries, keys, values, segment_ids, axes, mesh, multiple=2)
+    time = queries.shape[1]
+    queries, keys, values, segment_ids = widened(queries, keys, values, segment_ids, 2)
     same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
-    return jax.nn.dot_product_attention(queries, keys, values, mask=same, is_causal=True, implementation="cudnn")
+    return kernel(queries, keys, values, mask=same, is_causal=True)[:, :time]
 
 
 def _splash(
-    queries: Array, keys: Array, values: Array, segment_ids: Array, mesh: Mesh | None, interpret: bool = False
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segment_ids: Array,
+    axes: tuple[str, str | None],
+    mesh: Mesh | None,
+    interpret: bool = False,
 ) -> Array:
     """Padded to a multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any
-    platform.
-
-    The backward sums over mesh axes that split neither rows nor heads, since shard_map cannot see that they agree.
-    """
-    kernel = functools.partial(_kernel, interpret=interpret)
-    if mesh is not None and mesh.size > 1:
-        heads = ("rows", "kv_heads", None, None)
-        parts = (heads, keys), (heads, keys), (heads, values), (("rows", None), segment_ids)
-        specs = tuple(sharding.spec(axes, x.shape, mesh) for axes, x in parts)  # heads are cut as their key heads are
-        kernel = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    scaled = jnp.swapaxes(queries * queries.shape[-1] ** -0.5, 1, 2)
-    return jnp.swapaxes(kernel(scaled, keys, values, segment_ids), 1, 2)
+    platform."""
+    local = functools.partial(_kernel, interpret=interpret)
+    return attend_spread(local, queries * queries.shape[-1] ** -0.5, keys, values, segment_ids, axes, mesh, _BLOCK)
 
 
-def _kernel(queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:
-    """[b h t d] of one device; t is a multiple of _BLOCK."""
-    _, heads, time, _ = queries.shape
-    block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if time % size == 0)
+def _kernel(place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:
+    """The queries of one device; every chunk of them is a multiple of _BLOCK."""
+    time = keys.shape[2]
+    block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if place.chunk(time) % size == 0)
     sizes = splash.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -101,10 +118,16 @@ def _kernel(queries: Array, keys: Array, values: Array, segment_ids: Array, inte
         block_q_dq=block,
         block_kv_dq=block,
     )
-    mask = splash.MultiHeadMask([splash.CausalMask((time, time))] * heads)
-    attend: Any = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+    mask = splash.CausalMask((time, time))
+    mask.q_sequence = place.order(time)  # of all devices, one after the other
+    heads = splash.MultiHeadMask([mask] * queries.shape[2])
+    of_all: Any = splash.make_splash_mha(
+        heads, block_sizes=sizes, head_shards=1, q_seq_shards=place.shards, interpret=interpret
+    )
+    attend = jax.tree.map(place.own, of_all)
 
-    def of_row(q: Array, k: Array, v: Array, ids: Array) -> Array:
-        return attend(q, k, v, splash.SegmentIds(ids, ids))
+    def of_row(q: Array, k: Array, v: Array, q_ids: Array, ids: Array) -> Array:
+        return attend(q, k, v, splash.SegmentIds(q_ids, ids))
 
-    return jax.vmap(of_row)(queries, keys, values, segment_ids)
+    out = jax.vmap(of_row)(jnp.swapaxes(queries, 1, 2), keys, values, place.of_queries(segment_ids), segment_ids)
+    return jnp.swapaxes(out, 1, 2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm import sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.masking import segment_sum
 from jaxrl_llm.models import routing as routing_lib
@@ -50,26 +51,21 @@ class MoE(nnx.Module):
         x: Float[Array, "b t d"],
         replay: Routing | None,
         mesh: jax.sharding.Mesh | None,
+        axes: tuple[str, str | None] = sharding.MICRO_BATCH,
         router: Router = EXACT,
         predictor: Float[Array, "d e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
-        """Returns the output, the experts used and the current router's logits, without what a predictor adds."""
-        b, t, d = x.shape
+        """Returns the output, the experts used and the current router's logits, without what a predictor adds.
+
+        axes: the logical axes of b and t.
+        """
         logits = router.logits(x, whole(self.router[...]))
         change = None if predictor is None else routing_lib.predicted_change(x, predictor)
         experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay, change)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
-        y = apply_experts(
-            x.reshape(b * t, d),
-            experts.reshape(b * t, -1),
-            gates.reshape(b * t, -1),
-            gate,
-            up,
-            down,
-            implementation=self.implementation,
-            mesh=mesh,
-        )
-        return y.reshape(b, t, d), experts, logits
+        tokens = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
+        y = apply_experts(*tokens, gate, up, down, implementation=self.implementation, mesh=mesh)
+        return sharding.unflat(y, x.shape[:2], axes, mesh), experts, logits
 
 
 def load_balance_loss(

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Float, Integer, Key, Params, SegmentIds, Tokens
+from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
 from jaxrl_llm.models.attention import Attention, RMSNorm
 from jaxrl_llm.models.config import Kind, ModelConfig
 from jaxrl_llm.models.flash import choose_attention
@@ -28,9 +28,16 @@ from jaxrl_llm.models.routing import EXACT, PREDICTOR, Router, Routing, no_recor
 
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
-_ROW = ("rows", None, None)
-_Seen = tuple[Any, Array, Array]  # of the tokens: rotation, visible columns, segment ids
 _UNROLLED = 8  # layers; for more, compile time matters
+
+
+class _Seen(NamedTuple):
+    """Of the tokens, beside their states; axes are the logical axes of b and t."""
+
+    rotation: tuple[Array, Array]
+    visible: Bool[Array, "b t s"]
+    segment_ids: SegmentIds
+    axes: tuple[str, str | None]
 
 
 class ModelOutput(flax.struct.PyTreeNode):
@@ -60,14 +67,15 @@ class Block(nnx.Module):
         mesh: jax.sharding.Mesh | None,
         router: Router,
     ) -> tuple[Array, Any, Any]:
+        place = (*seen.axes, None)
         y, kv = self.attention(self.attention_norm(x), *seen, cache, mesh)
-        x = sharding.constrain(x + y, _ROW, mesh)
+        x = sharding.constrain(x + y, place, mesh)
         if isinstance(self.mlp, SwiGLU):
-            return sharding.constrain(x + self.mlp(self.mlp_norm(x)), _ROW, mesh), kv, None
+            return sharding.constrain(x + self.mlp(self.mlp_norm(x)), place, mesh), kv, None
         inputs = self.mlp_norm(x)
-        y, experts, logits = self.mlp(inputs, replay, mesh, router, predictor)
+        y, experts, logits = self.mlp(inputs, replay, mesh, seen.axes, router, predictor)
         route = Routing(experts, logits, None if predictor is None else inputs)
-        return sharding.constrain(x + y, _ROW, mesh), kv, route
+        return sharding.constrain(x + y, place, mesh), kv, route
 
 
 class Ends(nnx.Module):
@@ -207,7 +215,8 @@ class Model:
           continues its positions. Without a cache, and with plain attention.
 
         Raises:
-          ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt and flash attention.
+          ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt and flash attention, or a mesh
+          that splits time.
         """
         config = self.config
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
@@ -217,6 +226,11 @@ class Model:
             raise ValueError(
                 "answers that share a prompt (updates.layout=shared) need plain attention; set "
                 "model.attention_implementation=plain, or updates.layout=packed"
+            )
+        if shared_prompt and sharding.shards("time", self.mesh) > 1:
+            raise ValueError(
+                "answers that share a prompt (updates.layout=shared) are not split over devices; set the context axis, "
+                "the fifth size of mesh.shape, to 1, or updates.layout=packed"
             )
         _check_routing(config, tokens, routing)
         if cache is None:
@@ -228,9 +242,13 @@ class Model:
             layered = None
         else:
             layered, visible = by_layer(cache, positions)
-        x = jnp.take(params["ends"]["embedding"], tokens, axis=0).astype(config.compute_dtype)
-        x = sharding.constrain(x, _ROW, self.mesh)
-        seen = (rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling), visible, segment_ids)
+        axes = sharding.MICRO_BATCH if cache is None and not prefill else sharding.ROLLOUT
+        # Token by token: the exchange of width for tokens is then one all-to-all.
+        x = jnp.take(params["ends"]["embedding"], sharding.flat(tokens, axes, self.mesh), axis=0)
+        x = sharding.constrain(x.astype(config.compute_dtype), ("rows", None), self.mesh)
+        x = sharding.constrain(sharding.unflat(x, tokens.shape, axes, self.mesh), (*axes, None), self.mesh)
+        rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
+        seen = _Seen(rotated, visible, segment_ids, axes)
         if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
             x, caches, routes = self._one_by_one(params, x, seen, routing, layered)
         else:

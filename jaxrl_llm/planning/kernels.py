@@ -29,7 +29,8 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
     if stated:
         return float(stated[1])
-    shapes = [inside.by_name[name].shapes[0].dims for name in i.operands if inside.by_name[name].shapes]
+    arrays = [inside.by_name[name].shapes[0] for name in i.operands if inside.by_name[name].shapes]
+    shapes = [array.dims for array in arrays]
     if grouped(i):
         return 2.0 * math.prod(shapes[0]) * i.shapes[0].dims[-1]
     if target.startswith("__cublas"):
@@ -38,13 +39,16 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
         return 2.0 * i.shapes[0].size * math.prod(shapes[0][int(d)] for d in dims)
     if target.startswith("__cudnn$fmha"):
         b, h, t, d = i.shapes[0].dims  # of the result; operands may be [b t h d]
-        pairs = t * t / (2 if '"CAUSAL"' in i.attributes else 1)
+        masks = [math.prod(dims[2:]) for dims in shapes if len(dims) == 4 and dims[1:3] == (1, t)]
+        pairs = t * t / 2 if '"CAUSAL"' in i.attributes else next(iter(masks), t * t)
         return 2.0 * (5 if "Backward" in target else 2) * b * h * pairs * d
     if i.name.startswith("ragged-dot-metadata"):  # of a grouped matmul: which group a tile belongs to
         return 0.0
     label = i.name + i.attributes[: i.attributes.find("backend_config")]
     for name, products in _ATTENTION.items():
         if name in label:
-            queries = max(shapes, key=math.prod)  # [.. heads, time, head_dim]; other operands tell blocks of the mask
-            return 1.0 * products * math.prod(queries[:-2]) * queries[-2] ** 2 * queries[-1]
+            # [.. heads, time, head_dim]; other operands tell blocks of the mask. Where devices share a row the kernel
+            # has some of its queries, spread evenly, and all keys.
+            queries, keys, *_ = (a.dims for a in arrays if len(a.dims) > 2 and a.dtype.startswith(("f", "bf")))
+            return 1.0 * products * math.prod(queries) * keys[-2]
     return 0.0 if _NONE.search(target) or not target.startswith(("tpu_custom_call", "__", "triton")) else None

@@ -1,10 +1,10 @@
 """Rows that stay on their devices, and what goes between them: all micro-batches of a minibatch in one exchange.
 
-A rollout has its rows spread over the devices, a layout has the rows of every micro-batch spread over them; which
-device has what another needs is decided by a permutation that is drawn anew for every epoch. The parts go around in a
-ring of all D devices, and each takes (or puts) what it needs out of the part that it holds: D - 1 sends of one part,
-the bytes of an all-gather, but no device ever holds more than two parts. One device takes the same elements without
-any of this, so the numbers are the same.
+A rollout has its rows spread over the devices, a layout has the rows of every micro-batch spread over them, and over
+the axis `context` their time; which device has what another needs is decided by a permutation that is drawn anew for
+every epoch. The parts go around in a ring of all D devices, and each takes (or puts) what it needs out of the part that
+it holds: D - 1 sends of one part, the bytes of an all-gather, but no device ever holds more than two parts. One device
+takes the same elements without any of this, so the numbers are the same.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,8 @@ def bring(tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
     """The elements at `index` (row * time + column, -1 = padding) out of arrays [b t] and [l b t x].
 
     Returns:
-      Arrays [m r t] and [l m r t x]; padding is 0, False or "no record". b and r are spread over the devices.
+      Arrays [m r t] and [l m r t x]; padding is 0, False or "no record". b is spread over the devices, and so are r and
+      t together.
     """
 
     def run(index: Array, parts: Any) -> Any:
@@ -119,4 +120,4 @@ def _rows(mesh: Mesh, rank: int) -> PartitionSpec:
 
 def _laid_out(mesh: Mesh, rank: int) -> PartitionSpec:
     """Of one of this rank that is laid out, [m r t] or [l m r t x]."""
-    return PartitionSpec(None, *_rows(mesh, rank))
+    return PartitionSpec(*([None] * (1 + (rank == 4))), *sharding.micro_batch(mesh).spec)

@@ -19,7 +19,17 @@ from jaxrl_llm.array_typing import Array, Int
 from jaxrl_llm.buckets import bucket
 from jaxrl_llm.ranges import at_least, one_of
 
-__all__ = ["Groups", "Layout", "UpdateConfig", "epochs_of", "groups_of", "lay_out", "minibatches", "sequence_ids"]
+__all__ = [
+    "Groups",
+    "Layout",
+    "UpdateConfig",
+    "epochs_of",
+    "groups_of",
+    "lay_out",
+    "minibatches",
+    "sequence_ids",
+    "widened",
+]
 
 _LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")
@@ -151,6 +161,13 @@ def lay_out(
     shape = (micro, per_micro, width)
     used = np.asarray(-(-len(bins) // per_micro), np.int32)
     return Layout(index.reshape(shape), segments.reshape(shape), used)
+
+
+def widened(layout: Layout, multiple: int) -> Layout:
+    """Rows with as much padding as makes their length a multiple of this."""
+    room = ((0, 0), (0, 0), (0, -layout.index.shape[2] % multiple))
+    index = jnp.pad(layout.index, room, constant_values=-1)
+    return layout.replace(index=index, segment_ids=jnp.pad(layout.segment_ids, room))
 
 
 def _sharing(rows: list[int], starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, int]]:

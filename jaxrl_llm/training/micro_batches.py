@@ -1,8 +1,8 @@
 """What a `Layout` does to arrays: cut micro-batches out of a rollout, write their results back, sum over them.
 
-On a mesh the rows of a rollout stay on their devices, and so do those of a micro-batch: once a minibatch every device
-is sent what its rows need (training/exchange.py), and then cuts micro-batches out of what it has. One device cuts them
-out of the rollout, one after the other.
+On a mesh the rows of a rollout stay on their devices, and so do the places of a micro-batch: once a minibatch every
+device is sent what its places need (training/exchange.py), and then cuts micro-batches out of what it has. One device
+cuts them out of the rollout, one after the other.
 """
 
 import functools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm import metrics as M
 from jaxrl_llm.array_typing import Array
 from jaxrl_llm.models.routing import no_record
-from jaxrl_llm.sharding import row_shards
+from jaxrl_llm.sharding import MICRO_BATCH, shards
 from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
 
@@ -57,9 +57,11 @@ def fill(into: Any, of: Callable[[Any], Any], layout: Layout, mesh: Any) -> Any:
 
 
 def _spread(tree: Any, layout: Layout, mesh: Any) -> bool:
-    """Whether the devices have rows of their own: they divide those of the rollout and of every micro-batch."""
-    rows = {x.shape[0 if x.ndim == 2 else 1] for x in jax.tree.leaves(tree)} | {layout.index.shape[1]}
-    return row_shards(mesh) > 1 and not any(n % row_shards(mesh) for n in rows)
+    """Whether the devices have places of their own: they divide the rows of the rollout, and rows and time of every
+    micro-batch."""
+    rows = {x.shape[0 if x.ndim == 2 else 1] for x in jax.tree.leaves(tree)}
+    cut = [(n, "rows") for n in rows] + list(zip(layout.index.shape[1:], MICRO_BATCH, strict=True))
+    return shards("rows", mesh) > 1 and not any(n % shards(axis, mesh) for n, axis in cut)
 
 
 def take(tree: Any, layout: Layout, micro: Any) -> Any:

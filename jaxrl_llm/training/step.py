@@ -17,12 +17,13 @@ import optax
 from jaxrl_llm import metrics as M
 from jaxrl_llm import scoring, sharding
 from jaxrl_llm.array_typing import Array, Bool, Float, Mask, PerToken, Tokens
+from jaxrl_llm.models.flash import time_multiple
 from jaxrl_llm.models.moe import load_balance_loss
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.agreement import old_against_current, sampler_against_old
-from jaxrl_llm.training.layout import Layout, sequence_ids
+from jaxrl_llm.training.layout import Layout, sequence_ids, widened
 from jaxrl_llm.training.micro_batches import accumulate, cut, fill
 from jaxrl_llm.training.predictor import prediction_gaps, prediction_kl
 from jaxrl_llm.training.routing_records import blank, by_router, router_logprobs
@@ -88,7 +89,7 @@ class Learner:
         `routing` is replayed where given; params and frozen are those of `policy`. The forward has the shape of the
         training forward: in float32 both give the same numbers.
         """
-        params = self.policy(params, frozen)
+        params, layout = self.policy(params, frozen), self._split_evenly(layout)
         logits = into.recorded is not None and into.recorded.logits is not None
         micro_batch = cut((tokens, routing), layout, self.model.mesh)
 
@@ -164,6 +165,7 @@ class Learner:
           AssertionError: an array of the batch is not [b t] or a record not [l b t x], which would broadcast.
         """
         check_shapes(batch)
+        layout = self._split_evenly(layout)
         rows, time = batch.tokens.shape
         micro_batch = cut(batch, layout, self.model.mesh)
         masks = cut(batch.loss_mask, layout, self.model.mesh)(slice(None))
@@ -188,6 +190,11 @@ class Learner:
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
         losses = [total / jnp.maximum(counts[name], 1) for name, total in totals.items() if name != "predictor"]
         return self._apply(state, gradients, sum(losses, jnp.zeros(())), occupied, jnp.asarray(first), metrics)
+
+    def _split_evenly(self, layout: Layout) -> Layout:
+        """Rows whose length the devices divide where they share a row; otherwise as they are."""
+        multiple = time_multiple(self.model.config, self.model.mesh)
+        return layout if multiple == 1 else widened(layout, multiple)
 
     def _counts(self, masks: Bool[Array, "m r t"], layout: Layout, rows: int, time: int) -> dict[str, Float[Array, ""]]:
         """What every total is divided by: over the whole minibatch, all micro-batches and all devices."""

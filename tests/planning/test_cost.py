@@ -179,10 +179,11 @@ def test_costs_add_up():
 
 CUDNN = """HloModule attention
 
-ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,64,4,8]) -> bf16[2,4,64,8] {
+ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,COLUMNS,4,8], mask: bf16[2,1,64,COLUMNS]) -> bf16[2,4,64,8] {
   %q = bf16[2,64,4,8]{3,2,1,0} parameter(0)
-  %k = bf16[2,64,4,8]{3,2,1,0} parameter(1)
-  %run = (bf16[2,4,64,8]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaNAME", backend_config={"cudnn_fmha_backend_config":{"mask_type":"MASK"}}
+  %k = bf16[2,COLUMNS,4,8]{3,2,1,0} parameter(1)
+  %mask = bf16[2,1,64,COLUMNS]{3,2,1,0} parameter(2)
+  %run = (bf16[2,4,64,8]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %k, %mask), custom_call_target="__cudnn$fmhaNAME", backend_config={"cudnn_fmha_backend_config":{"mask_type":"MASK"}}
   ROOT %out = bf16[2,4,64,8]{3,1,2,0} get-tuple-element(%run), index=0
 }
 """  # noqa: E501
@@ -190,29 +191,37 @@ ENTRY %main (q: bf16[2,64,4,8], k: bf16[2,64,4,8]) -> bf16[2,4,64,8] {
 
 SPLASH = """HloModule attention
 
-ENTRY %main (blocks: s8[4,8,8], q: bf16[2,4,64,8], k: bf16[2,2,64,8]) -> bf16[2,4,64,8] {
+ENTRY %main (blocks: s8[4,8,8], q: bf16[2,4,64,8], k: bf16[2,2,COLUMNS,8]) -> bf16[2,4,64,8] {
   %blocks = s8[4,8,8]{2,1,0} parameter(0)
   %q = bf16[2,4,64,8]{3,2,1,0} parameter(1)
-  %k = bf16[2,2,64,8]{3,2,1,0} parameter(2)
+  %k = bf16[2,2,COLUMNS,8]{3,2,1,0} parameter(2)
   ROOT %splash_mha_NAME_segmented.3 = bf16[2,4,64,8]{3,2,1,0} custom-call(%blocks, %q, %k, %k), custom_call_target="tpu_custom_call"
 }
 """  # noqa: E501
 
 
+@pytest.mark.parametrize("columns", [64, 256])
 @pytest.mark.parametrize(("name", "products"), [("fwd", 2), ("dkv", 4), ("dq", 3)])
-def test_attention_by_splash(name, products):
-    """Causal: half of the 64 x 64 pairs, 2 FLOPs each; the first operand says which blocks of the mask are empty."""
-    once, _ = measure(parse(SPLASH.replace("NAME", name)), 1)
-    assert once.flops == products * 2 * 4 * 64 * 64 * 8
+def test_attention_by_splash(name, products, columns):
+    """Causal: half of the 64 x 64 pairs, 2 FLOPs each; the first operand says which blocks of the mask are empty. 256:
+    a quarter of the queries of a row that four devices share."""
+    once, _ = measure(parse(SPLASH.replace("NAME", name).replace("COLUMNS", str(columns))), 1)
+    assert once.flops == products * 2 * 4 * 64 * columns * 8
     assert not once.unknown
 
 
 @pytest.mark.parametrize(
-    ("name", "mask", "products"),
-    [("Softmax", "CAUSAL", 2 / 2), ("ScaleBiasSoftmax", "NO_MASK", 2), ("SoftmaxBackward", "CAUSAL", 5 / 2)],
+    ("name", "mask", "columns", "products"),
+    [
+        ("Softmax", "CAUSAL", 64, 2 / 2),
+        ("ScaleBiasSoftmax", "NO_MASK", 64, 2),
+        ("ScaleBiasSoftmax", "NO_MASK", 256, 2),
+        ("SoftmaxBackward", "CAUSAL", 64, 5 / 2),
+    ],
 )
-def test_attention_by_cudnn(name, mask, products):
-    """2 rows, 4 heads, 64 x 64 pairs of which a causal mask leaves half, 8 numbers a head."""
-    once, _ = measure(parse(CUDNN.replace("NAME", name).replace("MASK", mask)), 1)
-    assert once.flops == products * 2 * 2 * 4 * 64 * 64 * 8
+def test_attention_by_cudnn(name, mask, columns, products):
+    """2 rows, 4 heads, 64 queries and all pairs with the columns, of which a causal mask leaves half, 8 numbers a
+    head."""
+    once, _ = measure(parse(CUDNN.replace("NAME", name).replace("MASK", mask).replace("COLUMNS", str(columns))), 1)
+    assert once.flops == products * 2 * 2 * 4 * 64 * columns * 8
     assert not once.unknown

@@ -1,11 +1,13 @@
 """A rollout, its scores and an update on eight devices against one: a line of JSON for each cell that is asked for.
 
-python -m tests.reference.eight_devices '[["moe", "blocks", "R3", [1, 2, 2, 2]]]', with eight devices in XLA_FLAGS.
+python -m tests.reference.eight_devices '[["moe", "blocks", "R3", [1, 2, 2, 2], "padded"]]', with eight devices in
+XLA_FLAGS.
 
-A cell is the kind of model, the experts' implementation, the replay and the mesh (data, fsdp, expert, tensor). One
-device runs the dense form. Errors are of the largest value.
+A cell is the kind of model, the experts' implementation, the replay, the mesh (data, fsdp, expert, tensor[, context])
+and the layout. One device runs the dense form. Errors are of the largest value.
 """
 
+import dataclasses
 import functools
 import json
 import sys
@@ -27,33 +29,36 @@ from tests.reference import tiny_training as tiny
 
 BOUND = tiny.TIME - tiny_rollout.PROMPTS.shape[1]
 EXPERTS = 8
+LIMITS = np.minimum([8, 1, 3, 5, 2, 4, 7, 2], BOUND)
 
 
 @functools.cache
-def learner(kind, implementation, mesh):
+def learner(kind, implementation, mesh, packed=False):
     """SGD at rate 1: the change of the parameters is minus the gradient."""
     fields = {"num_experts": EXPERTS} if kind == "moe" else {"num_experts": 0, "decoder_sparse_step": 1}
     model = tiny.make_model(mesh, experts_implementation=implementation, **fields)
-    return Learner(model, objectives.make("gspo"), optax.sgd(1.0), aux_coef=0.1 if kind == "moe" else 0.0)
+    aux_coef = 0.1 if kind == "moe" else 0.0
+    return Learner(model, objectives.make("gspo"), optax.sgd(1.0), aux_coef=aux_coef, packed=packed)
 
 
 @functools.cache
 def answers(kind, implementation, mesh):
-    """Two groups of four answers, without their rewards."""
+    """Two groups of four answers of at most so many tokens, without their rewards."""
     model = learner(kind, implementation, mesh).model
     engine = Engine(model, Sampling(), tiny.GROUP, BOUND, end_ids=(tiny_rollout.VOCABULARY,))
     prompts = [x[:2] for x in (tiny_rollout.PROMPTS, tiny_rollout.LENGTHS, tiny_rollout.UIDS)]
-    return engine.generate(tiny.draw_params(model), *prompts, jax.random.key(1))
+    return engine.generate(tiny.draw_params(model), *prompts, jax.random.key(1), LIMITS)
 
 
 @functools.cache
-def update(kind, implementation, replay, mesh):
+def update(kind, implementation, replay, mesh, shape):
     """(old log-probs, experts replayed or None, loss, gradient) of the answers of one device."""
-    one = learner(kind, implementation, mesh)
+    one = learner(kind, implementation, mesh, packed=shape == "packed")
     first = jax.device_get(answers(kind, "dense", None))
     first = first.replace(rewards=np.random.default_rng(0).random(tiny.ROWS).astype(np.float32))
     lengths = np.sum(first.segment_ids > 0, axis=1)
-    layout = tiny.lay_out(np.arange(tiny.ROWS), lengths, tiny.TIME, tiny.UPDATES)
+    updates = dataclasses.replace(tiny.UPDATES, layout=shape)
+    layout = tiny.lay_out(np.arange(tiny.ROWS), lengths, tiny.TIME, updates)
     params = tiny.draw_params(one.model)
     scored = Scorer(one, ReplayConfig(replay, "experts"), tiny.GROUP)(
         make_state(one.model, params, one.optimizer), None, first, [layout]
@@ -73,12 +78,12 @@ def error(found, wanted):
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for a, b in pairs)
 
 
-def compare(kind, implementation, replay, mesh):
+def compare(kind, implementation, replay, mesh, shape):
     here, there = answers(kind, implementation, mesh), answers(kind, "dense", None)
     same = {"tokens": np.array_equal(here.tokens, there.tokens)}
     if kind == "moe":
         same["routing"] = np.array_equal(here.routing.experts, there.routing.experts)
-    found, wanted = update(kind, implementation, replay, mesh), update(kind, "dense", replay, None)
+    found, wanted = update(kind, implementation, replay, mesh, shape), update(kind, "dense", replay, None, "padded")
     if replay != "off":
         same["replayed"] = np.array_equal(found[1], wanted[1])
     errors = {"sampler_logprobs": error(here.sampler_logprobs, there.sampler_logprobs)}
@@ -89,8 +94,8 @@ def compare(kind, implementation, replay, mesh):
 
 def main():
     assert jax.device_count() == 8, "set XLA_FLAGS=--xla_force_host_platform_device_count=8"
-    for kind, implementation, replay, mesh in json.loads(sys.argv[1]):
-        print(json.dumps(compare(kind, implementation, replay, tuple(mesh))), flush=True)
+    for kind, implementation, replay, mesh, shape in json.loads(sys.argv[1]):
+        print(json.dumps(compare(kind, implementation, replay, tuple(mesh), shape)), flush=True)
 
 
 if __name__ == "__main__":

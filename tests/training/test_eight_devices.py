@@ -44,12 +44,28 @@ def check(*cells):
 @pytest.mark.slow
 def test_every_axis_at_once():
     """Rows, slices of parameters, experts and width over devices; the rollout's routing replayed."""
-    check(("moe", "blocks", "R3", (1, 2, 2, 2)))
+    check(("moe", "blocks", "R3", (1, 2, 2, 2), "padded"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell",
+    [
+        ("moe", "blocks", "R3", (1, 2, 2, 1, 2), "padded"),
+        ("moe", "grouped", "R2", (1, 1, 2, 1, 4), "packed"),
+        ("dense", "auto", "off", (1, 2, 1, 2, 2), "packed"),
+        ("dense", "auto", "off", (2, 1, 1, 1, 4), "padded"),
+    ],
+    ids=str,
+)
+def test_rows_split_over_devices(cell):
+    """Rows of 12 tokens, padded to 16 where four devices share one."""
+    check(cell)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh(mesh):
-    experts = itertools.product(("moe",), IMPLEMENTATIONS, ("R2", "R3"), (mesh,))
-    check(("dense", "auto", "off", mesh), *experts)
+    experts = itertools.product(("moe",), IMPLEMENTATIONS, ("R2", "R3"), (mesh,), ("padded",))
+    check(("dense", "auto", "off", mesh, "padded"), *experts)

@@ -20,7 +20,7 @@ from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 
 LAYERS, ROWS, TIME, K = 2, 8, 6, 3
-MESHES = ((4, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2))
+MESHES = ((4, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 1, 1, 2))
 
 
 def rollout(seed=0):
@@ -47,13 +47,13 @@ def on(mesh, tree):
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
-    mesh, cut = sharding.make_mesh(shape), layout((2, 4, 5))
+    mesh, cut = sharding.make_mesh(shape), layout((2, 4, 6))
     there = jax.jit(functools.partial(bring, mesh=mesh))(on(mesh, rollout()), cut.index)
     expected = take(jax.tree.map(jnp.asarray, rollout()), cut, slice(None))
     jax.tree.map(np.testing.assert_array_equal, there, expected)
-    assert {x.sharding.shard_shape(x.shape)[x.ndim - 2 - (x.ndim == 5)] for x in jax.tree.leaves(there)} == {
-        4 // sharding.row_shards(mesh)
-    }
+    local = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(there)]
+    places = [shape[1:] if len(shape) == 3 else shape[2:4] for shape in local]
+    assert {rows * time for rows, time in places} == {4 * 6 // sharding.row_shards(mesh)}
     other = rollout(2)
     back = jax.jit(functools.partial(bring_back, mesh=mesh))(on(mesh, other), there, cut.index)
     for micro in range(2):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from configs import base
-from jaxrl_llm import objectives, scoring, trainer
+from jaxrl_llm import objectives, scoring, sharding, trainer
 from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.settings import validate
@@ -137,3 +137,9 @@ def test_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
     with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
         MODEL.apply(init(jax.random.key(0)), tokens(), shared_prompt=True)
+
+
+def test_devices_that_share_a_row_refuse_it():
+    model = Model(CONFIG, sharding.make_mesh((1, 1, 1, 1, 2)))
+    with pytest.raises(ValueError, match=r"set the context axis, the fifth size of mesh.shape, to 1"):
+        model.apply({}, tokens(), segment_ids=jnp.asarray(SEGMENTS), shared_prompt=True)
