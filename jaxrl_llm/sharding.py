@@ -168,10 +168,10 @@ def flat(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Arr
     return _pinned(x.reshape(r, b // r, c, t // c, *rest).swapaxes(1, 2).reshape(b * t, *rest), ["rows"], mesh)
 
 
-def unflat(x: jax.Array, shape: tuple[int, int], axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+def unflat(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
     """[n ...] of `flat` as [b t ...], shape = (b, t)."""
     (b, t), rest = shape, x.shape[1:]
-    r, c = _parts(axes, shape, mesh)
+    r, c = _parts(axes, (b, t), mesh)
     if c == 1:
         return x.reshape(b, t, *rest)
     return _pinned(x.reshape(r, c, b // r, t // c, *rest).swapaxes(1, 2).reshape(b, t, *rest), axes, mesh)

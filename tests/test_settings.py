@@ -202,7 +202,12 @@ DISAGREE = {
         r"mesh.shape=\(1, 1, 1, 1, 3\) samples answers on 3 devices, which must divide the 16 of a rollout",
     ),
     "a group in one row that is split": (
-        {"mesh.shape": (1, 1, 1, 1, 2), "updates.layout": "shared", "updates.shuffle": "groups"},
+        {
+            "mesh.shape": (1, 1, 1, 1, 2),
+            "model.num_experts": 0,
+            "updates.layout": "shared",
+            "updates.shuffle": "groups",
+        },
         r"splits rows over 2 devices, and updates.layout=shared keeps them whole; set the fifth size to 1",
     ),
     "three mesh axes": ({"mesh.shape": (1, 1, 1)}, r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),

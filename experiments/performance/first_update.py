@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 _BEGAN = time.monotonic()
 _EVENTS = {
@@ -48,10 +49,11 @@ def child(layers: int, unrolled: bool, folder: Path) -> None:
         transformer._UNROLLED = layers
     seconds: dict[str, float] = collections.defaultdict(float)
 
-    def listen(event: str, duration: float, fun_name: str = "", **_: object) -> None:
+    def listen(event: str, duration_secs: float, **about: Any) -> None:
         if event in _EVENTS:
-            program = PHASES.get(fun_name.removeprefix("jit(").removesuffix(")"), "everything else")
-            seconds[f"{program}, {_EVENTS[event]}"] += duration
+            name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+            program = PHASES.get(name, "everything else")
+            seconds[f"{program}, {_EVENTS[event]}"] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     fields = _FIELDS | {"model.num_hidden_layers": layers}

@@ -55,6 +55,7 @@ def measured(batch: TrainBatch) -> dict[str, Any]:
     assert batch.routing.sampled is not None
     assert batch.routing.scored is not None
     assert batch.old_logprobs is not None
+    assert batch.sampler_logprobs is not None
     share, both = differ(batch.routing.sampled, batch.routing.scored)
     gap = batch.old_logprobs - batch.sampler_logprobs
     return {

@@ -63,8 +63,8 @@ class MoE(nnx.Module):
         change = None if predictor is None else routing_lib.predicted_change(x, predictor)
         experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay, change)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
-        tokens = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
-        y = apply_experts(*tokens, gate, up, down, implementation=self.implementation, mesh=mesh)
+        rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
+        y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)
         return sharding.unflat(y, x.shape[:2], axes, mesh), experts, logits
 
 

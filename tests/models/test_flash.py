@@ -50,7 +50,7 @@ def interpreted(monkeypatch):
 def test_splash_equals_plain_attention(problem, expected, shape):
     """Four devices do not divide two key heads: there every device has all of them."""
     mesh = None if shape is None else sharding.make_mesh(shape)
-    found = value_and_gradients(lambda *x: flash.flash_attention(*x, mesh), problem)
+    found = value_and_gradients(lambda *x: flash.flash_attention(*x, mesh=mesh), problem)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
 
 
