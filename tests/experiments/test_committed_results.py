@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.lineage.figures import table
+from experiments.preferences.tables import change_table, model_table, over_table
 from jaxrl_llm.configuration import load_module
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, load
@@ -85,6 +86,14 @@ def test_the_lineage(study):
     for metric, arm, mean, difference, quoted in LINEAGE:
         assert any(f"| {metric} | {arm} | {mean} | {difference} |" in line for line in lines), (metric, arm)
         assert quoted in page
+
+
+def test_preferences(study):
+    """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the page."""
+    lines = [line.strip("| ") for line in page("preferences")]
+    for name, make in (("methods", change_table), ("over", over_table), ("noise", model_table)):
+        for cells in make(study("preferences", "preferences", name)):
+            assert " | ".join(cells).strip("| ") in lines, (name, cells)
 
 
 def test_the_arms_of_seeds(study):
