@@ -96,7 +96,7 @@ def _observed(folder: Path, steps: int) -> list[dict[str, float]]:
         readings.append({name: round(value, 3) for name, value in reading.items()})
         time.sleep(1)
     assert child.finish() == 0, child.printed()[-3000:]
-    return [reading for reading in readings if reading["step"]]
+    return [reading for reading in readings if reading["step"] and reading["memory_mb"]]  # none of a process that ended
 
 
 def _digits() -> Any:
