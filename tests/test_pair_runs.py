@@ -66,7 +66,9 @@ def test_dpo_starts_at_its_reference_and_leaves_it(dpo):
     assert "time/rollout_s" not in rows[1]
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(False, id="kept", marks=pytest.mark.slow), pytest.param(True, id="lost")]
+)
 def test_a_run_on_pairs_resumes_bit_for_bit(dpo, folder, tmp_path, lost):
     """Stopped after step 2; also where the log-probs of the start were lost and are computed again."""
     config, whole, found = dpo
