@@ -1,5 +1,6 @@
 """The guards of every test: four devices, strict ranks, checked shapes, no reused key, a warm compiler."""
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -77,13 +78,14 @@ def pytest_collection_modifyitems(items):
 
 def pytest_sessionstart():
     """The oldest programs are forgotten once they are many."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    entries = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in _CACHE.glob("*-cache"))
-    excess = sum(size for _, size, _ in entries) - _MOST_BYTES
-    for _, size, path in entries:
-        if excess <= 0:
-            break
-        path.unlink(missing_ok=True)
-        excess -= size
+    with contextlib.suppress(FileNotFoundError):  # another session forgets them
+        entries = sorted((path.stat().st_mtime, path) for path in _CACHE.glob("*-cache"))
+        excess = sum(path.stat().st_size for _, path in entries) - _MOST_BYTES
+        for _, path in entries:
+            if excess <= 0:
+                break
+            excess -= path.stat().st_size
+            path.unlink()
