@@ -35,7 +35,7 @@ def start_jax() -> None:
     for name, value in _CACHE.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    if jax.config.jax_compilation_cache_max_size != -1:  # pyright: ignore[reportAttributeAccessIssue]
+    if os.environ.get("JAX_COMPILATION_CACHE_MAX_SIZE") != "-1":
         _repair(cache)
 
 

@@ -1,5 +1,6 @@
 """The guards of every test: four devices, strict ranks, checked shapes, no reused key, a warm compiler."""
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -50,21 +51,22 @@ def _room_for_programs():
 
 # The files that take longest come first: a worker that starts one of them last leaves the others without work.
 _LONGEST = [
+    "test_trainer",
+    "test_commands",
+    "test_pair_runs",
+    "test_reward_model",
+    "test_lora_run",
+    "rollout/test_engine",
+    "training/test_step",
     "training/test_lora_everywhere",
     "training/test_replay_everywhere",
-    "training/test_step",
     "training/test_routing_replay",
-    "test_trainer",
     "test_sweep",
-    "test_lora_run",
-    "test_commands",
+    "objectives/test_extremes",
+    "models/test_transformer",
     "models/test_experts",
     "models/test_families",
     "test_report",
-    "rollout/test_engine",
-    "objectives/test_recipes",
-    "models/test_transformer",
-    "objectives/test_extremes",
 ]
 
 
@@ -77,13 +79,14 @@ def pytest_collection_modifyitems(items):
 
 def pytest_sessionstart():
     """The oldest programs are forgotten once they are many."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    entries = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in _CACHE.glob("*-cache"))
-    excess = sum(size for _, size, _ in entries) - _MOST_BYTES
-    for _, size, path in entries:
-        if excess <= 0:
-            break
-        path.unlink(missing_ok=True)
-        excess -= size
+    with contextlib.suppress(FileNotFoundError):  # another session forgets them
+        entries = sorted((path.stat().st_mtime, path) for path in _CACHE.glob("*-cache"))
+        excess = sum(path.stat().st_size for _, path in entries) - _MOST_BYTES
+        for _, path in entries:
+            if excess <= 0:
+                break
+            excess -= path.stat().st_size
+            path.unlink()

@@ -142,7 +142,7 @@ def assert_transformers_agrees(folder, model, params, text):
     return theirs
 
 
-@pytest.mark.parametrize("lora", [0, 2], ids=["all", "adapters"])
+@pytest.mark.parametrize("lora", [pytest.param(0, id="all", marks=pytest.mark.slow), pytest.param(2, id="adapters")])
 def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lora):
     """A Llama whose file holds q and k interleaved, as SmolLM2's does. Its adapters change the weights by about as much
     as these are, and are merged."""

@@ -66,7 +66,9 @@ def test_dpo_starts_at_its_reference_and_leaves_it(dpo):
     assert "time/rollout_s" not in rows[1]
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(False, id="kept", marks=pytest.mark.slow), pytest.param(True, id="lost")]
+)
 def test_a_run_on_pairs_resumes_bit_for_bit(dpo, folder, tmp_path, lost):
     """Stopped after step 2; also where the log-probs of the start were lost and are computed again."""
     config, whole, found = dpo
@@ -194,25 +196,25 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
         trainer.build(validate(config))
 
 
+KINDS = {
+    "reward model, LoRA": ("reward_model", {"lora.rank": 2}),
+    "reward model, packed": (
+        "reward_model",
+        {"updates.layout": "packed", "updates.micro_batch_rows": 8, "updates.minibatches": 2},
+    ),
+    "DPO, shared": ("dpo", {"updates.layout": "shared", "model.num_experts": 0, "updates.epochs": 2}),
+    "IPO, LoRA": ("dpo", {"lora.rank": 2, "objective.name": "ipo"}),
+    "SimPO, two devices": ("dpo", {"objective.name": "simpo", "mesh.shape": (2, 1, 1, 1)}),
+    "KL to the start": ("sft", {"objective.kl_coef": 0.1}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("reward_model", {"lora.rank": 2}),
-        ("reward_model", {"updates.layout": "packed", "updates.micro_batch_rows": 8, "updates.minibatches": 2}),
-        ("dpo", {"updates.layout": "shared", "model.num_experts": 0, "updates.epochs": 2}),
-        ("dpo", {"lora.rank": 2, "objective.name": "ipo"}),
-        ("dpo", {"objective.name": "simpo", "mesh.shape": (2, 1, 1, 1)}),
-        ("sft", {"objective.kl_coef": 0.1}),
-    ],
-    ids=[
-        "reward model, LoRA",
-        "reward model, packed",
-        "DPO, shared",
-        "IPO, LoRA",
-        "SimPO, two devices",
-        "KL to the start",
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("reward model, packed", "IPO, LoRA")))
+        for name, kind in KINDS.items()
     ],
 )
 def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):

@@ -53,7 +53,9 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "qwen2-tied")) for name in FAMILIES]
+)
 def checkpoint(request, tmp_path_factory):
     """(their model, the folder that they wrote)."""
     name, changes = FAMILIES[request.param]

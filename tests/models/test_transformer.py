@@ -200,7 +200,7 @@ def _replicated(params):
 @pytest.mark.parametrize(
     ("shape", "whole"),
     [
-        ((1, 4, 1, 1), ("norm",)),  # every matrix has the model's width
+        pytest.param((1, 4, 1, 1), ("norm",), marks=pytest.mark.slow),  # every matrix has the model's width
         ((1, 1, 4, 1), ("norm",)),  # the width is cut over the expert axis too
         ((1, 1, 2, 2), ("norm",)),
     ],

@@ -42,7 +42,11 @@ def with_parts(name, aggregation, surrogate=None):
     return dataclasses.replace(objective, aggregation=aggregation, surrogate=surrogate or objective.surrogate)
 
 
-SLOW = ("sequence_mean_token_sum", "constant")  # a recipe and its gradient compile anew for each aggregation
+SLOW = (
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "constant",
+)  # a recipe and its gradient compile anew for each aggregation
 
 
 @pytest.mark.parametrize(

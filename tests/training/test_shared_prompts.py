@@ -87,8 +87,15 @@ def learner(name, shared):
     return Learner(MODEL, objectives.make(name), optax.sgd(1.0), packed=shared, shared_prompt=shared)
 
 
-@pytest.mark.parametrize("name", ["dapo", "gspo"])
-@pytest.mark.parametrize("micro", [0, GROUP])
+@pytest.mark.parametrize(
+    ("name", "micro"),
+    [
+        ("dapo", 0),
+        ("gspo", GROUP),
+        pytest.param("dapo", GROUP, marks=pytest.mark.slow),
+        pytest.param("gspo", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_is_that_of_padded_rows(name, micro):
     """Token-level and sequence-level ratios around 1, one answer filtered, whole and in two micro-batches."""
     rng = np.random.default_rng(1)
