@@ -51,7 +51,7 @@ def held(tree):
         {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1},
         {"objective.name": "ppo", "critic.kind": "separate"},
         {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"},
-        {"mesh.shape": (1, 2, 1, 1), "replay.mode": "PR2"},
+        {"mesh.shape": (1, 2, 1, 1), "model.num_experts": 4, "replay.mode": "PR2"},
     ],
     ids=["fsdp_tensor", "context", "experts_reference", "critic", "value_head", "predictor"],
 )

@@ -129,7 +129,8 @@ def control(part: str) -> Sweep:
     ]
     # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
     several = [condition for condition in noisy if condition["updates.minibatches"] > 1]
-    predicted = [{"arm": "GRPO+PR2", "objective.name": "grpo", "replay.mode": "PR2"}]
+    predictor = {"replay.mode": "PR2", "replay.predictor_learning_rate": 1e-4}  # docs/routing_replay.md: harms least
+    predicted = [{"arm": "GRPO+PR2", "objective.name": "grpo", **predictor}]
     conditions = chain(
         product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy), product(predicted, several)
     )
