@@ -84,6 +84,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.dtype = "float32"  # of the sampler; bfloat16, and float8_e4m3 of weights, give a real mismatch
     config.rollout.router_dtype = "float32"  # of the sampler's router; bfloat16 gives a mismatch
     config.rollout.router_noise = 0.0  # standard deviation of noise on the sampler's router logits, on purpose
+    config.rollout.mesh_shape = ()  # mesh to sample and evaluate on, of the same devices; (): mesh.shape
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all equal
     config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.answers import Answers
@@ -14,8 +15,8 @@ from jaxrl_llm.training.step import Learner
 __all__ = ["source_of"]
 
 
-def source_of(s: Settings, learner: Learner) -> Source:
-    """The source of the data that the objective reads, made from the settings."""
+def source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
+    """The source of the data that the objective reads, made from the settings; sampler: the model of rollouts."""
     shared: dict[str, Any] = {"task": s.task, "data_dir": s.data_dir, "seed": s.seed, "updates": s.updates}
     if s.objective.reads == "answers":
         return Answers(learner=learner, answers=s.rows, data=s.preference, longest=s.answer_length, **shared)
@@ -30,7 +31,7 @@ def source_of(s: Settings, learner: Learner) -> Source:
             **shared,
         )
     engine = Engine(
-        learner.model,
+        sampler,
         s.rollout.sampling,
         s.rollout.group_size,
         s.answer_length,
@@ -41,6 +42,7 @@ def source_of(s: Settings, learner: Learner) -> Source:
         router=s.rollout.router,
         record_routing=s.model.num_moe_layers > 0,
         record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
+        rows_on=learner.model.mesh,
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.
     once = s.updates.updates_per_rollout == 1 and s.replay.mode == "off"

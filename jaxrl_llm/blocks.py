@@ -60,6 +60,7 @@ class RolloutConfig:
     dtype: str
     router_dtype: str
     router_noise: float
+    mesh_shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
         for name in ("prompts", "group_size", "prompt_buckets"):

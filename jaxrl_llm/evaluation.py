@@ -74,7 +74,8 @@ def _answers(policy: Policy, target: TaskSettings, given: argparse.Namespace, ks
     """How often the policy is right; prints a few of its answers."""
     task = target.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
-    evaluator = Evaluator(policy.model, task, prompts, given.samples, target.answer_length, target.slots)
+    model = policy.model if policy.run is None else policy.run.sampler
+    evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, target.slots)
     rates, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:
@@ -118,7 +119,7 @@ def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[Policy, Ta
         assert policy.run is not None
         settings = policy.run.settings
         return policy, TaskSettings(settings.task, settings.data_dir, settings.answer_length, settings.rollout.slots)
-    mesh = sharding.make_mesh(config.mesh.shape)
+    mesh = sharding.make_mesh(config.rollout.mesh_shape or config.mesh.shape)
     policy = policies.from_arguments(given, tokenizer=config.task.tokenizer, mesh=mesh)
     return policy, task_settings(config, policy.tokenizer)
 

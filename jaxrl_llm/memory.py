@@ -23,6 +23,7 @@ from jaxrl_llm import sharding
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.flash import choose_attention
 from jaxrl_llm.models.lora import adapter_axes
+from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
@@ -81,7 +82,7 @@ class Memory:
 _REMEDIES = {
     "parameters": "spread them over more devices with mesh.shape, or set model.param_dtype=bfloat16",
     "merged": "spread the model over more devices with mesh.shape, or adapt fewer matrices with lora.targets",
-    "weights": "spread the model over more devices with mesh.shape, or set rollout.dtype=bfloat16",
+    "weights": "spread them over more devices with mesh.shape (or rollout.mesh_shape), or set rollout.dtype=bfloat16",
     "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
     "logits": "lower rollout.slots or updates.micro_batch_rows",
     "gradients": "spread the model over more devices with mesh.shape",
@@ -90,10 +91,11 @@ _REMEDIES = {
 }
 
 
-def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int = 0) -> Memory:
+def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0) -> Memory:
     """What a run of these settings needs.
 
     Args:
+      sampler: the model on the mesh of rollouts.
       state: shapes (or arrays) of the training state.
       reward_model: bytes of its parameters on each device.
     """
@@ -106,9 +108,9 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
     parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
     if s.lora.rank:
         base: Any = learner.model.shapes()
-        parameters = _local(base, jax.tree.map(lambda x: x.sharding, base))
+        parameters = sharding.local_bytes(base)
         leaves: dict[Any, Any] = flatten_dict(base)
-        merged = sum(_local(x, x.sharding) for path, x in leaves.items() if s.lora.holds(path))
+        merged = sharding.local_bytes([x for path, x in leaves.items() if s.lora.holds(path)])
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
         stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
@@ -122,9 +124,10 @@ def needed(s: Settings, learner: Learner, state: TrainState, reward_model: int =
     if reward_model:
         stays["reward model"] = reward_model
     shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
+    sampled = sharding.local_bytes(sampler.shapes())
     return Memory(
         stays=stays,
-        rollout=_of_rollout(s, parameters, merged, shards, tensor) if s.objective.reads == "rollouts" else {},
+        rollout=_of_rollout(s, sampled, merged, sampler.mesh) if s.objective.reads == "rollouts" else {},
         update=_of_update(s, trained, shards, context, tensor, sharding.platform(mesh)),
         available=of_device(mesh),
     )
@@ -140,10 +143,15 @@ def of_device(mesh: jax.sharding.Mesh) -> int | None:
     return (local.memory_stats() or {}).get("bytes_limit")
 
 
-def _of_rollout(s: Settings, parameters: int, merged: int, shards: int, tensor: int) -> dict[str, int]:
+def _of_rollout(s: Settings, parameters: int, merged: int, mesh: Any) -> dict[str, int]:
     """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
-    included; one step's logits."""
+    included; one step's logits.
+
+    mesh: of rollouts. On one of its own the weights are what the parameters of training are moved into, before the
+    program starts; otherwise the program makes them.
+    """
     config, width = s.model, s.task.prompt_length
+    shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
     dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
     size = jnp.dtype(dtype).itemsize
     slots = min(s.rollout.slots, s.rows) or s.rows

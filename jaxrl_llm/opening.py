@@ -1,7 +1,6 @@
 """The lines at the start and the end of a run on the terminal: model, device, objective, DIR, and the next commands."""
 
 import functools
-import math
 import os
 import textwrap
 from collections.abc import Sequence
@@ -34,23 +33,27 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     return total, round(total - idle)
 
 
-def opening(settings: Settings, model: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]) -> str:
-    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
+def opening(
+    settings: Settings, model: Model, sampler: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]
+) -> str:
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters.
+
+    sampler: the model on the mesh of rollouts.
+    """
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
     if active < total:
         size += f", {_count(active)} active ({config.num_experts_per_tok} of {config.num_experts} experts)"
     device = jax.devices()[0]
-    axes = {} if model.mesh is None else dict(model.mesh.shape)
-    shape = ", ".join(f"{name} {n}" for name, n in axes.items() if n > 1)
+    meshes = [f"mesh of {_mesh(model)}"] + [f"of rollouts {_mesh(sampler)}"] * (sampler != model)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
     (first, *more), definitions = formula(settings.objective)
     n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
     lines: dict[str, Any] = {
         "model": size,
         "trained": _adapters(settings, model),
-        "device": f"{kind}, mesh of {math.prod(axes.values())}" + (f": {shape}" if shape else ""),
+        "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
         "memory": _INDENT.join(memory.lines()),
         "data": _INDENT.join(textwrap.wrap(data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
@@ -73,6 +76,13 @@ def folded(pieces: Sequence[str], separator: str, width: int = 69) -> list[str]:
             *whole, last = textwrap.wrap(piece.rstrip(), width)
             lines += [*whole, last + piece[len(piece.rstrip()) :]]
     return [line.rstrip() for line in lines if line]
+
+
+def _mesh(model: Model) -> str:
+    """The number of devices, and the axes over which they are spread."""
+    mesh: Any = model.mesh
+    shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
+    return f"{mesh.size}: {shape}" if shape else "1"
 
 
 def _rewards(settings: Settings) -> list[str]:

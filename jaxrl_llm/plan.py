@@ -35,6 +35,7 @@ class Plan:
     topology: str
     chip: Chip
     mesh: tuple[int, ...]
+    rollout_mesh: tuple[int, ...]
     active_parameters: int
     programs: tuple[Program, ...]
 
@@ -44,7 +45,7 @@ class Plan:
 
 
 def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
-    """Compile the run's programs (or `only` some: rollout, score, update) for a topology.
+    """Compile the run's programs (or `only` some: move, rollout, score, update) for a topology.
 
     Raises:
       ValueError: an unknown topology, or one whose devices the mesh does not fit.
@@ -52,10 +53,15 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
     """
     chip, devices = topology_devices(topology)
     programs = tuple(compile_run(settings, devices, only))
-    sizes = list(settings.mesh.shape)
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = len(devices) // -math.prod(sizes)
-    return Plan(topology, chip, tuple(sizes), settings.model.active_parameters, programs)
+    mesh = _sizes(settings.mesh.shape, len(devices))
+    rollout_mesh = _sizes(settings.rollout.mesh_shape or mesh, math.prod(mesh))
+    return Plan(topology, chip, mesh, rollout_mesh, settings.model.active_parameters, programs)
+
+
+def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
+    """The shape of a mesh with the number that -1 stands for."""
+    rest = devices // -math.prod(shape) if -1 in shape else 0
+    return tuple(rest if size == -1 else size for size in shape)
 
 
 def as_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -94,7 +100,8 @@ def as_rows(plan: Plan) -> list[dict[str, Any]]:
 def as_json(plan: Plan) -> str:
     """The figures with topology, mesh and versions."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin") if _has(name)}
-    head = {"topology": plan.topology, "mesh": plan.mesh, "versions": versions, "chip": dataclasses.asdict(plan.chip)}
+    head = {"topology": plan.topology, "mesh": plan.mesh, "rollout_mesh": plan.rollout_mesh, "versions": versions}
+    head |= {"chip": dataclasses.asdict(plan.chip)}
     return json.dumps(head | {"parts": as_rows(plan)}, indent=1) + "\n"
 
 
@@ -104,8 +111,8 @@ def _has(package: str) -> bool:
 
 def table(plan: Plan) -> str:
     """Three tables that fit 80 columns: memory, time, collectives."""
-    axes = " x ".join(f"{name} {size}" for name, size in zip(AXES, plan.mesh, strict=False))
-    lines = [f"{plan.topology}: {plan.devices} devices, {axes}; each device:", ""]
+    lines = [f"{plan.topology}: {plan.devices} devices, {_axes(plan.mesh)}; each device:"]
+    lines += [f"rollouts on {_axes(plan.rollout_mesh)}"] * (plan.rollout_mesh != plan.mesh) + [""]
     lines.append("GiB       arguments  outputs  temporaries   code  of memory  compile s")
     for p in plan.programs:
         sizes = (x / _GIB for x in (p.arguments, p.outputs, p.temporaries, p.code))
@@ -128,6 +135,10 @@ def table(plan: Plan) -> str:
         lines += _wrapped(r["part"], each or ["none"])
     unknown = sorted({name for r in rows for name in r["not_counted"]})
     return "\n".join(lines + ([f"FLOPs not counted of: {', '.join(unknown)}"] if unknown else []))
+
+
+def _axes(mesh: tuple[int, ...]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in zip(AXES, mesh, strict=False))
 
 
 def _short(x: float) -> str:
@@ -154,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--topology", required=True, help="the chips: v5e:2x2, v5p:4x4x4, v6e:2x2, h100:8")
     parser.add_argument(
-        "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only rollout, score or update"
+        "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only move, rollout, score or update"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     logging.set_verbosity(logging.WARNING)

@@ -49,6 +49,7 @@ def recorded_config(workdir: str | Path) -> ConfigDict:
                 f"{workdir}/config.json, at source.file"
             )
         configuration.load(source)
+    config["rollout"].setdefault("mesh_shape", [])  # a field that came later
     return ConfigDict(config)
 
 

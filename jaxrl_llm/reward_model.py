@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,7 @@ class RewardModel:
     @property
     def bytes(self) -> int:
         """Of its parameters on one device."""
-        parts = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(self.shapes)]
-        return sum(parts)
+        return sharding.local_bytes(self.shapes)
 
     def load(self) -> "RewardModel":
         """With its parameters on the mesh.

@@ -23,6 +23,7 @@ __all__ = ["PHASES", "Screen"]
 
 # The programs of a run: name of the compiled function -> name on the screen.
 PHASES = {
+    "_prepare": "move of the parameters",
     "_generate": "rollout",
     "score": "scoring",
     "update": "update",

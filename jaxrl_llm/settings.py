@@ -140,6 +140,8 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in config.items() if key not in free}
     kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
+    if not kept["rollout"].get("mesh_shape"):  # a field that came later: runs without it stay what they are
+        kept["rollout"] = {key: value for key, value in kept["rollout"].items() if key != "mesh_shape"}
     if path := config["model"]["pretrained"]:  # the content of the checkpoint counts, not its path
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
     if path := config["rewards"]["reward_model"]:  # likewise

@@ -28,7 +28,9 @@ __all__ = [
     "constrain_rollout",
     "constrain_rows",
     "flat",
+    "local_bytes",
     "make_mesh",
+    "mesh_of_same_devices",
     "micro_batch",
     "platform",
     "put_rows",
@@ -65,9 +67,11 @@ _RULES: dict[str, str | tuple[str, ...] | None] = {
 MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t ...] of one and of the other
 
 
-def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+    shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None, field: str = "mesh.shape"
+) -> Mesh:
     """A mesh of `shape` = sizes of (data, fsdp, expert, tensor[, context]) over the first devices; one may be -1 (all
-    remaining devices), and context is 1 where it is left out.
+    remaining devices), and context is 1 where it is left out. field: what errors call the shape.
 
     Raises:
       ValueError: more devices are needed than are visible, -1 gives no whole number, or with several processes the mesh
@@ -79,25 +83,39 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | Non
     if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
         raise ValueError(
             f"mesh={tuple(shape)} must be four sizes for {AXES[:-1]}, or five with {AXES[-1]}, at most one of them -1; "
-            "set mesh.shape"
+            f"set {field}"
         )
     given = f"mesh={tuple(shape)} over {AXES}"
     needed, visible = math.prod(s for s in sizes if s != -1), len(devices)
     if -1 in sizes:
         if visible % needed:
-            raise ValueError(f"{given} does not divide the {visible} visible devices by {needed}; change mesh.shape")
+            raise ValueError(f"{given} does not divide the {visible} visible devices by {needed}; change {field}")
         sizes[sizes.index(-1)] = visible // needed
     elif needed > visible:
-        raise ValueError(
-            f"{given} needs {needed} devices, {visible} are visible; lower mesh.shape, or set a size to -1"
-        )
+        raise ValueError(f"{given} needs {needed} devices, {visible} are visible; lower {field}, or set a size to -1")
     elif needed < visible and jax.process_count() > 1:
         raise ValueError(
             f"{given} takes {needed} of {visible} devices, and all {jax.process_count()} processes must take part with "
-            "all of theirs; set a size of mesh.shape to -1"
+            f"all of theirs; set a size of {field} to -1"
         )
     devices = devices[: math.prod(sizes)]
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:
+    """The devices of `mesh` in the same order, in another shape: arrays of both meshes meet in one program.
+
+    Raises:
+      ValueError: the sizes (of which one may be -1) are not as `make_mesh` wants them, or their product is not the
+      number of devices.
+    """
+    other = make_mesh(shape, list(mesh.devices.flat), field)
+    if other.size != mesh.size:
+        raise ValueError(
+            f"{field}={tuple(shape)} takes {other.size} of the {mesh.size} devices of mesh.shape; it must take all of "
+            "them, so set one of its sizes to -1"
+        )
+    return other
 
 
 def platform(mesh: Mesh | None) -> str:
@@ -202,6 +220,12 @@ def put_rows(tree: Any, mesh: Mesh | None) -> Any:
         return jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # each process puts its own part
 
     return jax.tree.map(put, tree)
+
+
+def local_bytes(tree: Any) -> int:
+    """Bytes that one device holds of the arrays (or abstract shapes) of a tree."""
+    parts = (math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(parts)
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

@@ -37,12 +37,14 @@ __all__ = ["Run", "Stopped", "base_digest", "build", "check_base", "exported_par
 class Run:
     """Everything a run is made of, from its settings alone.
 
+    model: on the mesh of training. sampler: the same model on the mesh of rollouts, which may be another.
     source: of the data that the objective reads.
     base: the frozen parameters under the adapters of LoRA, once `start` has loaded them; None without adapters.
     """
 
     settings: Settings
     model: Model
+    sampler: Model
     learner: Learner
     source: Source
     base: Any = None
@@ -52,7 +54,7 @@ class Run:
         """Reads the held-out prompts, which are made where they are not there yet."""
         s = self.settings
         held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
-        return Evaluator(self.model, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
+        return Evaluator(self.sampler, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
 
     @functools.cached_property
     def data(self) -> str:
@@ -63,6 +65,13 @@ class Run:
     def start(self, log: Callable[[str], None]) -> tuple["Run", TrainState]:
         """(the run with its base, the state before the first update): warm-started, from the cache if it is there."""
         s = self.settings
+        evaluated_on: dict[str, Any] = {
+            "prompts": s.evaluation.prompts,
+            "samples": s.evaluation.samples,
+            "tokens": s.answer_length,
+        }
+        if self.sampler != self.model:
+            evaluated_on["mesh"] = str(self.sampler.mesh)
         params = warm_start(
             self.model,
             s.task,
@@ -70,7 +79,7 @@ class Run:
             data_dir=s.data_dir,
             pretrained=s.pretrained,
             evaluate=self.evaluator.pass_rate,
-            evaluated_on={"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length},
+            evaluated_on=evaluated_on,
             log=log,
         )
         if s.lora.rank:
@@ -111,7 +120,8 @@ class Run:
     def memory(self) -> Memory:
         """What training needs of each device."""
         found = self.reward_model()
-        return needed(self.settings, self.learner, jax.eval_shape(self.blank), 0 if found is None else found.bytes)
+        state = jax.eval_shape(self.blank)
+        return needed(self.settings, self.learner, self.sampler, state, 0 if found is None else found.bytes)
 
     def reward_model(self) -> RewardModel | None:
         """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it.
@@ -143,7 +153,7 @@ class Run:
 def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
     """The compiled functions and fixed data of a run; devices: of another machine, to compile for it without data."""
     mesh = sharding.make_mesh(s.mesh.shape, devices)
-    model = Model(s.model, mesh)
+    model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))
     n = s.updates.updates_per_rollout
     critic = dataclasses.replace(s.optimizer, learning_rate=s.critic.learning_rate, router_factor=1.0)
     learner = Learner(
@@ -160,10 +170,24 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
             make_predictor_optimizer(s.optimizer, s.replay.predictor_learning_rate) if s.replay.predicts else None
         ),
     )
-    run = Run(s, model, learner, source_of(s, learner))
+    run = Run(s, model, sampler, learner, source_of(s, learner, sampler))
     if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them
         _ = run.data
     return run
+
+
+def _sampling_mesh(s: Settings, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The mesh of rollouts over the devices of training's, by default the same."""
+    shape = s.rollout.mesh_shape
+    if not shape:
+        return mesh
+    other = sharding.mesh_of_same_devices(mesh, shape, "rollout.mesh_shape")
+    if s.objective.reads == "rollouts" and s.rows % sharding.row_shards(other):
+        raise ValueError(
+            f"rollout.mesh_shape={shape} spreads answers over {sharding.row_shards(other)} devices, which must divide "
+            f"the {s.rows} of a rollout; change rollout.mesh_shape, rollout.prompts or rollout.group_size"
+        )
+    return other
 
 
 def exported_params(run: Run, state: TrainState) -> Any:
@@ -203,7 +227,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
-    log.note(opening(settings, run.model, run.memory(), run.data, log.workdir))
+    log.note(opening(settings, run.model, run.sampler, run.memory(), run.data, log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     run, state = run.with_reward_model().start(log.note)
     stream, first = run.source.stream(), 0

@@ -105,6 +105,18 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     assert update / 1.6 < sum(said.update.values()) < update * 1.6
 
 
+def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
+    """The weights that are counted are the program's arguments, and it makes no second copy of them."""
+    meshes = {"mesh.shape": (1, 4, 1, 1), "rollout.mesh_shape": (1, 1, 1, 4)}
+    run = made(tmp_path, **meshes, **{"model.hidden_size": 256, "model.intermediate_size": 1024})
+    said, params, s = run.memory().rollout, run.blank().params, run.settings
+    assert held(run.source.engine.prepare(params)) == said["weights"]
+    lowered = run.source.engine.lower(params, s.rollout.prompts, s.task.prompt_length)
+    rest = sum(said.values()) - said["weights"]
+    assert said["weights"] > 1.5 * rest
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < rest * 1.6
+
+
 def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
     """The arrays of a rollout's policy that are not the base's own."""
     config = {"lora.rank": 2, "lora.targets": "attention", "warm_start.steps": 0}

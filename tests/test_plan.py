@@ -52,6 +52,8 @@ def test_the_roofline():
     assert line.seconds == line.network
     assert line.excess == pytest.approx(1e11 / 1.2e10)
     assert line.mfu == pytest.approx(1.2e10 / (5e-3 * 197e12))
+    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, passes=0), CHIPS["v5e"], devices=4, active_parameters=10**6)
+    assert (move.bound, move.excess, move.mfu) == ("memory", 0.0, 0.0)
 
 
 def test_the_table_fits_a_terminal():
@@ -60,9 +62,10 @@ def test_the_table_fits_a_terminal():
     cost = Cost(5.2e14, 9.5e12, {kind: (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"}))
     parts = tuple(Part(name, cost, 262144, 3) for name in ("prefill", "decode"))
     program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts)
-    made = module.Plan("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), 3_300_000_000, (program,))
+    made = module.Plan("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
     lines = module.table(made).splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines[1] == "rollouts on data 4 x fsdp 1 x expert 1 x tensor 16"
     assert any("45.00" in line and "59%" in line for line in lines)  # of 95e9 bytes
     assert "a_kernel.1" in lines[-1]
 
@@ -127,6 +130,7 @@ from jaxrl_llm.planning.programs import compile_run
 from jaxrl_llm.settings import validate
 
 fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
+fields += [("rollout.mesh_shape", "(1,1,1,4)")]
 fields += [("model.num_hidden_layers", "1"), ("updates.minibatches", "1")]
 settings = validate(configuration.load(configuration.find("gspo:smoke"), fields))
 for program in compile_run(settings, jax.devices()):
@@ -137,10 +141,12 @@ for program in compile_run(settings, jax.devices()):
 
 @pytest.mark.slow
 def test_every_program_of_a_run():
-    """Compiled for this machine's devices: 4 x 4 answers, prompts of 4 tokens, answers of 4."""
+    """Compiled for this machine's devices, rollouts on a mesh of their own: 4 x 4 answers, prompts of 4 tokens, answers
+    of 4."""
     ran = subprocess.run([sys.executable, "-c", ON_THIS_MACHINE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
+        "move True move:0:True",
         "rollout True prefill:16:True decode:16:True",
         "score True score:128:True",
         "update True update:128:True",

@@ -81,6 +81,22 @@ def test_they_train_as_one(whole, count):
     assert recorded["devices"] == several.DEVICES
 
 
+def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
+    """Two processes: the parameters, and then the rows, go from one to the other and change no answer."""
+    changes = {"rollout.mesh_shape": "(1,1,1,-1)", "warm_start.cache_dir": folder / "cache2"}
+    expected = whole(2)
+    job = several.start(tmp_path / "job", 2, command(folder, tmp_path / "run", 2, **changes))
+    try:
+        assert job.codes() == [0, 0], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    rows = tiny_run.metrics(tmp_path / "run")
+    moved = [row.pop("rollout/parameters_moved_bytes", 0) for row in rows]
+    assert min(moved[1:]) > 0
+    close(rows, tiny_run.metrics(expected))
+    assert tiny_run.samples(tmp_path / "run") == tiny_run.samples(expected)
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_path, count):
     """The state after step 4, to the end of the run."""

@@ -87,7 +87,9 @@ def test_every_logged_key_is_documented(straight):
 def test_each_phase_compiles_once(straight):
     """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
     compiled = straight[3]
-    assert set(PHASES) - {"init_fn"} <= set(compiled.names)  # a function that was renamed would go unnamed
+    others = {"init_fn", "_prepare"}  # of fresh parameters, and of rollouts on a mesh of their own
+    assert set(PHASES) - others <= set(compiled.names)  # a function that was renamed would go unnamed
+    assert "_prepare" not in compiled.names
     assert compiled.count("update") == 2  # of the warm start and of the run
     assert compiled.count("score") == 2
     assert compiled.count("_generate") == 2

@@ -1,4 +1,7 @@
-"""python -m experiments.scale.run 30b-v5p [--layers 2] [--only update] [--json OUT]: the plan of one workload."""
+"""The plan of one workload.
+
+python -m experiments.scale.run 30b-v5p [--layers 2] [--only update] [--rollout-mesh 1 1 1 64] [--json OUT]
+"""
 
 import argparse
 from pathlib import Path
@@ -13,10 +16,11 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--layers", type=int, help="of the model, instead of all")
     parser.add_argument("--only", nargs="*", default=(), choices=PROGRAMS)
+    parser.add_argument("--rollout-mesh", type=int, nargs="+", default=(), help="sample on a mesh of its own")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     workload = WORKLOADS[given.workload]
-    made = plan(settings_of(workload, given.layers), workload.topology, given.only)
+    made = plan(settings_of(workload, given.layers, tuple(given.rollout_mesh)), workload.topology, given.only)
     print(table(made))
     if given.json:
         given.json.write_text(as_json(made))

@@ -59,6 +59,7 @@ class Workload:
 WORKLOADS = {
     "30b-v5p": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 64, 1, 1), rows=64, micro_batch_rows=64),
     "30b-v5p-expert": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 4, 16, 1), rows=64, micro_batch_rows=64),
+    "30b-v5p-8": Workload("qwen3-30b-a3b", "v5p:2x2x2", (1, 8, 1, 1), rows=64, micro_batch_rows=8),
     "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
     "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=8, micro_batch_rows=8),
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
@@ -71,14 +72,18 @@ WORKLOADS = {
 }
 
 
-def settings_of(workload: Workload, layers: int | None = None) -> Settings:
-    """A validated run of the smoke config, at the workload's size; layers: fewer than the model has."""
+def settings_of(workload: Workload, layers: int | None = None, rollout_mesh: tuple[int, ...] = ()) -> Settings:
+    """A validated run of the smoke config, at the workload's size.
+
+    layers: fewer than the model has. rollout_mesh: where it samples, if not on the workload's mesh.
+    """
     config: Any = gspo.get_config("smoke")
     moe = MODELS[workload.model].num_experts > 0
     with config.unlocked():
         config.rollout.prompts, config.rollout.group_size = workload.rows // 8, 8
         config.rollout.max_new_tokens = workload.answer
         config.rollout.dtype = "bfloat16"
+        config.rollout.mesh_shape = rollout_mesh
         config.updates.minibatches = 1
         config.updates.epochs = 2
         config.updates.micro_batch_rows = workload.micro_batch_rows

@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for devices that need not be there: rollout, score and update.
+"""The programs of a run, compiled for devices that need not be there: move, rollout, score and update.
 
 They are the functions that training calls, lowered for abstract arrays with the shardings of a run.
 """
@@ -25,7 +25,7 @@ from jaxrl_llm.training.step import Learner
 
 __all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
 
-PROGRAMS = ("rollout", "score", "update")
+PROGRAMS = ("move", "rollout", "score", "update")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Program:
 def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[Program]:
     """The programs of the run on these devices, one after the other; `only`: these names alone.
 
-    A rollout has two parts, the prompts (prefill) and one token of every slot (decode); score and update are those of
-    one minibatch. Objectives on given data have the update alone.
+    Where rollouts have a mesh of their own, `move` brings the parameters there. A rollout has two parts, the prompts
+    (prefill) and one token of every slot (decode); score and update are those of one minibatch. Objectives on given
+    data have the update alone.
     """
     run = trainer.build(s, devices)
     source = run.source
@@ -113,10 +114,14 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
+    sampled = predicting(state.params, state.predictor)
+    move = source.engine.lower_prepare(sampled) if wanted("move") else None
+    if move is not None:
+        yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: source.engine.lower(predicting(state.params, state.predictor), s.rollout.prompts, width),
+            lambda: source.engine.lower(sampled, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
     trajectory = _abstract_trajectory(source, s, state, mesh)

@@ -13,8 +13,8 @@ class Roofline:
     """Seconds at the peaks if compute, memory and network overlap completely: the time is the largest of the three.
 
     excess: FLOPs of all devices over 2 x passes x active parameters x tokens, the FLOPs that the model needs without
-    attention's products; mfu: those model FLOPs over what the chips could do in that time (PaLM, arXiv 2204.02311,
-    appendix B).
+    attention's products (0 where it computes nothing); mfu: those model FLOPs over what the chips could do in that time
+    (PaLM, arXiv 2204.02311, appendix B).
     """
 
     compute: float
@@ -36,4 +36,5 @@ def roofline(part: Part, chip: Chip, devices: int, active_parameters: int) -> Ro
     cost = part.cost
     times = (cost.flops / chip.flops, cost.bytes / chip.bandwidth, cost.sent / chip.network)
     model = 2.0 * part.passes * active_parameters * part.tokens / devices
-    return Roofline(*times, excess=cost.flops / model, mfu=model / (max(times) * chip.flops) if max(times) else 0.0)
+    excess = cost.flops / model if model else 0.0
+    return Roofline(*times, excess=excess, mfu=model / (max(times) * chip.flops) if max(times) else 0.0)

@@ -18,6 +18,7 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout.decoder import Answers, Decoder, as_sampler, is_end
+from jaxrl_llm.rollout.placement import in_place, move, places
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.slots import Refilled
 from jaxrl_llm.rollout.together import decode_together, groups_share_prompts
@@ -41,12 +42,32 @@ class Engine:
     record_routing: bool = True
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
     prompt_buckets: int = 1  # prompts are cut to the smallest of so many widths that holds them; each compiles once
+    rows_on: jax.sharding.Mesh | None = None  # the mesh over which a trajectory's rows are spread; None: the model's
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0), ("prompt_buckets", 1)):
             at_least(f"rollout.{name}", getattr(self, name), least)
         if not self.end_ids:
             raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
+
+    def prepare(self, params: Params) -> Params:
+        """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
+
+        `generate` takes them as often as needed and has nothing left to cut, cast or gather. Where both meshes lay the
+        parameters out alike there is nothing to move: the given ones are returned, and `generate` cuts and casts.
+        """
+        return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
+
+    def release(self, prepared: Params, params: Params) -> None:
+        """Free what `prepare` made of these parameters, if anything, even if garbage still refers to it: frames of the
+        functions that were traced with it may wait for a collection."""
+        if prepared is not params:
+            for x in jax.tree.leaves(prepared):
+                x.delete()
+
+    def lower_prepare(self, params: Params) -> jax.stages.Lowered | None:
+        """The program of `prepare` for abstract parameters; None where nothing moves."""
+        return None if in_place(self.model, params) else _prepare.lower(self, _mesh_of(params), params)
 
     def generate(
         self,
@@ -60,7 +81,7 @@ class Engine:
         """Sample `group_size` answers to every prompt.
 
         Args:
-          params: of `Model.init`; cast once to the rollout dtype.
+          params: of `prepare`, or of `Model.init` on the model's mesh; these are cast once to the rollout dtype.
           prompts: [p tp], left-aligned, padding right.
           lengths: [p], tokens in each prompt, 1..tp.
           uids: [p], what tells prompts apart: an answer depends on (key, uid, sample index), never on its place.
@@ -82,11 +103,18 @@ class Engine:
         if limits.shape != (count,):
             raise ValueError(f"limits of shape {limits.shape} must be one for each of {count} answers")
         width = bucket(int(np.max(lengths, initial=1)), prompts.shape[1], self.prompt_buckets)
-        return _generate(self, width, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
+        out = _generate(self, width, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
+        return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters."""
+        """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters, which
+        `prepare` may have to move."""
         mesh = self.model.mesh
+        if not in_place(self.model, params):
+            shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
+            params = jax.tree.map(
+                lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
+            )
         whole = None if mesh is None else sharding.replicated(mesh)
         prompts, lengths, limits = (
             jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
@@ -97,13 +125,30 @@ class Engine:
         return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
 
 
+def _mesh_of(params: Params) -> jax.sharding.Mesh:
+    return params["ends"]["embedding"].sharding.mesh
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _prepare(engine: Engine, mesh: jax.sharding.Mesh, params: Params) -> Params:
+    """Layer by layer, so that nothing but one layer exists twice."""
+    source = dataclasses.replace(engine.model, mesh=mesh)
+    return move(_by_layer(engine, params)[1], source, engine.model)
+
+
+def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
+    """The model that samples, and its parameters layer by layer in the rollout's dtype, as `prepare` leaves them."""
+    model, rounded = as_sampler(engine.model, params, engine.dtype, engine.router)
+    prepared = isinstance(params[model.config.kinds[0]], tuple)
+    return model, params if prepared else model.unstack(rounded, model.config.compute_dtype)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _generate(
     engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
     """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
-    model, params = as_sampler(engine.model, params, engine.dtype, engine.router)
-    params = model.unstack(params, model.config.compute_dtype)
+    model, params = _by_layer(engine, params)
     decoder = Decoder(
         model=model,
         params=params,
@@ -125,6 +170,12 @@ def _generate(
     trajectory = _assemble(decoder, prompts, answers, routing)
     rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _spread(mesh: jax.sharding.Mesh, trajectory: Trajectory) -> Trajectory:
+    """Rows over another mesh. A program of its own: those with kernels may know one mesh only."""
+    return sharding.constrain_rollout(trajectory, mesh)
 
 
 def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:

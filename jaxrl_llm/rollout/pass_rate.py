@@ -27,7 +27,8 @@ class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
     An answer is right when its reward is at least `task.solved`; the mean reward is reported too. Sampling uses
-    temperature 1, whatever the training rollout uses, and computes in the model's own dtype.
+    temperature 1, whatever the training rollout uses, and computes in the model's own dtype. Parameters that the mesh
+    of the model lays out otherwise are moved first.
     """
 
     model: Model
@@ -80,7 +81,9 @@ class Evaluator:
             record_routing=False,
         )
         uids = batch["uid"].astype(np.uint32)
-        out = engine.generate(params, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
+        prepared = engine.prepare(params)
+        out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
+        engine.release(prepared, params)
         verified = verify(out, self.task, batch, group)
         texts = verified.texts
         return verified.rewards.reshape(-1, group), [texts[i : i + group] for i in range(0, len(texts), group)]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import metrics as M
-from jaxrl_llm import objectives, tasks
-from jaxrl_llm.array_typing import Array, Bool, Integer, Key, PerAnswer
+from jaxrl_llm import objectives, sharding, tasks
+from jaxrl_llm.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
 from jaxrl_llm.ranges import at_least
 from jaxrl_llm.rollout import verification
 from jaxrl_llm.rollout.engine import Engine
@@ -52,6 +54,7 @@ class Rollout:
     """A rollout whose answers may still be at the verifier.
 
     trajectory: as the updates see it but without rewards, so that the policies can score it meanwhile.
+    moved: what it took to bring the parameters to the mesh of the rollout, empty where they were there.
     """
 
     trajectory: Trajectory
@@ -61,6 +64,7 @@ class Rollout:
     max_length: int
     samples: int
     sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
+    moved: Mapping[str, float]
 
     def finish(self, judged: PerAnswer | None = None) -> Collected:
         """Wait for the verifier and sum up.
@@ -85,6 +89,7 @@ class Rollout:
         metrics |= {
             "rollout/groups_generated": float(groups * len(drawn)),
             "rollout/groups_kept": float(self.kept),
+            **self.moved,
         }
         tokens = sum(int(answered.lengths.sum()) for answered, _ in drawn)
         readable = _readable(self.draws, drawn, self.samples)
@@ -103,7 +108,7 @@ class _Draw:
 
 def begin(
     engine: Engine,
-    params: Any,
+    params: Params,
     stream: tasks.PromptStream,
     task: tasks.Task,
     key: Key,
@@ -117,7 +122,11 @@ def begin(
     the batch is full or the bound is hit; surplus groups are dropped and counted; at the bound the remaining
     places hold groups without a loss. Every draw is the same compiled rollout. Which groups are kept depends on their
     rewards, so this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
+
+    Parameters that the rollout has on another mesh are moved once, whatever the number of draws, and the copy is gone
+    when this returns.
     """
+    prepared, moved = _prepared(engine, params)
     g = engine.group_size
     batch = next(stream)
     wanted = len(batch["prompt"])
@@ -125,7 +134,7 @@ def begin(
     for draw in range(sampling.max_draws):
         batch = batch if draw == 0 else next(stream)
         uids = batch["draw"].astype(np.uint32)
-        out = engine.generate(params, batch["tokens"], batch["lengths"], uids, key)
+        out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, key)
         draws.append(_Draw(batch["prompt"], verification.begin(out, task, batch, g)))
         if sampling.max_draws == 1:
             best, kept = out, wanted
@@ -145,6 +154,7 @@ def begin(
         kept += len(useful)
         if kept == wanted:
             break
+    engine.release(prepared, params)
     assert best is not None
     if weighting.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
@@ -156,7 +166,20 @@ def begin(
         max_length=engine.max_new_tokens,
         samples=samples,
         sources=sources,
+        moved=moved,
     )
+
+
+def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]:
+    """The parameters that the engine samples with, and the seconds and bytes of moving them, if they moved."""
+    start = time.monotonic()
+    prepared = engine.prepare(params)
+    if prepared is params:
+        return params, {}
+    jax.block_until_ready(prepared)
+    seconds = time.monotonic() - start
+    size = float(sharding.local_bytes(prepared))
+    return prepared, {"time/parameters_moved_s": seconds, "rollout/parameters_moved_bytes": size}
 
 
 def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:
