@@ -112,7 +112,7 @@ class Attention(nnx.Module):
         if cache is None:
             keys, values = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
             if choose_attention(self.config, sharding.platform(mesh)) == "flash":
-                y = flash_attention(q, keys, values, segment_ids, axes, mesh)
+                y = flash_attention(q, keys, values, segment_ids, mesh, axes)
             elif sharding.shards(axes[1], mesh) > 1:
                 y = attend_spread(attend_halves(attend), q, keys, values, segment_ids, axes, mesh)
             else:

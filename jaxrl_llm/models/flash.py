@@ -57,8 +57,8 @@ def flash_attention(
     keys: Float[Array, "b kv t d"],
     values: Float[Array, "b kv t d"],
     segment_ids: SegmentIds,
-    axes: tuple[str, str | None] = sharding.MICRO_BATCH,
     mesh: Mesh | None = None,
+    axes: tuple[str, str | None] = sharding.MICRO_BATCH,
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning.
 
