@@ -67,7 +67,6 @@ WORKLOADS = {
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k": Workload("qwen3-8b", "v5p:2x2x2", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k-context": Workload("qwen3-8b", "v5p:2x2x2", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
-    "8b-h100-32k-context": Workload("qwen3-8b", "h100:8", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
     "0.6b-h100-32k": Workload("qwen3-0.6b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
 }
 
