@@ -34,7 +34,7 @@ from jaxrl_llm.start_up import start_jax
 for _ in range(2):
     start_jax()
     print(jax.config.jax_compilation_cache_max_size, os.listdir(sys.argv[1]))
-    del os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]
+    os.environ.pop("JAX_COMPILATION_CACHE_MAX_SIZE", None)
 """
 
 
