@@ -167,9 +167,9 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
     select, evaluate, replays, phase = routing.select_experts, trainer._evaluate, {"training": [], "evaluation": []}, []
 
-    def seen(logits, num_chosen, normalise, replay=None):
+    def seen(logits, num_chosen, normalise, replay=None, change=None):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return select(logits, num_chosen, normalise, replay)
+        return select(logits, num_chosen, normalise, replay, change)
 
     def evaluated(*args):
         phase.append("evaluation")
