@@ -114,7 +114,7 @@ def test_the_models_of_a_run(folder):
     """One model, on two meshes of the same devices; without the field it is one model on one mesh."""
     changes = {"mesh.shape": TRAINING, "rollout.mesh_shape": (1, 2, 1, -1)}
     run = trainer.build(validate(tiny_run.make_config(folder, **changes)))
-    assert run.sampler.mesh.devices.shape == (1, 2, 1, 2)
+    assert run.sampler.mesh.devices.shape == (1, 2, 1, 2, 1)
     assert list(run.sampler.mesh.devices.flat) == list(run.model.mesh.devices.flat)
     assert run.source.engine.model == run.evaluator.model == run.sampler
     assert run.source.engine.rows_on == run.learner.model.mesh == sharding.make_mesh(TRAINING)
