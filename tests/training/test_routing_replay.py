@@ -224,6 +224,14 @@ def test_records_follow_their_tokens_into_packed_rows():
     assert_equal(experience("off", layout=PACKED).batch.routing.scored, experience("off").batch.routing.scored)
 
 
+def test_a_place_has_the_record_of_its_token():
+    """Records numbered by their token; an update of padded rows would shift them as one of packed rows does."""
+    numbers = np.arange(tiny.ROWS * tiny.TIME, dtype=np.uint8).reshape(1, tiny.ROWS, tiny.TIME, 1)
+    cut = jax.jit(lambda layout: take(Routing(jnp.asarray(numbers)), layout, 0))(PACKED)
+    index = np.asarray(PACKED.index[0])
+    np.testing.assert_array_equal(np.asarray(cut.experts)[0, ..., 0][index >= 0], index[index >= 0])
+
+
 def test_padding_has_no_record():
     """Padding that replayed expert 0 in every slot would pile up there, twice."""
     routing = Routing(jnp.ones((2, tiny.ROWS, tiny.TIME, 2), jnp.uint8), jnp.ones((2, tiny.ROWS, tiny.TIME, 4)))
