@@ -103,11 +103,10 @@ def load_module(path: Path) -> ModuleType:
     name = f"file:{path}"  # one name per file, so that the same file may register its tasks and objectives again
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with one_line(path):
-        spec.loader.exec_module(module)
+    with one_line(path):  # from the text: bytecode that Python keeps is stale where a file is edited twice in a second
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     return module
 
 

@@ -149,6 +149,16 @@ def test_the_help_lists_every_field_with_its_comment_at_80_columns():
     assert "= (\n" not in (configuration.CONFIGS / "base.py").read_text()  # a comment is on the line of its field
 
 
+def test_a_file_that_is_edited_within_a_second_is_read_again(tmp_path, monkeypatch):
+    """With an equal time and size Python would take the bytecode of the text before."""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "edited.py"
+    for text in ("value = 1", "value = 2"):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        assert f"value = {configuration.load_module(path).value}" == text
+
+
 @pytest.mark.parametrize("module", [main, evaluation, sweep])
 def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
