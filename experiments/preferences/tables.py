@@ -5,6 +5,7 @@ python -m experiments.preferences.tables runs/preferences/* --pack OUT.tar.xz  #
 """
 
 import argparse
+import io
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,10 +83,14 @@ def over_table(study: Study, last: int = 10) -> list[list[str]]:
 
 
 def pack(folders: Sequence[Path], archive: Path) -> None:
+    """What the tables read; the files of configs are named from here, not from the root of this machine."""
     with tarfile.open(archive, "w:xz") as packed:
         for folder in folders:
             for path in sorted(p for name in KEPT for p in folder.rglob(name)):
-                packed.add(path, f"{folder.name}/{path.relative_to(folder)}")
+                content = path.read_bytes().replace(f"{Path.cwd()}/".encode(), b"")
+                info = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
+                info.size = len(content)
+                packed.addfile(info, io.BytesIO(content))
 
 
 def main() -> None:
