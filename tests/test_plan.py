@@ -13,9 +13,12 @@ from jaxrl_llm.planning.cost import Cost
 from jaxrl_llm.planning.programs import Part, Program
 from jaxrl_llm.planning.roofline import roofline
 
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+)
 needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax's CUDA plugin is not installed"
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="compiling for GPUs is optional: pip install jax[cuda13]",
 )
 # A mixture of experts with 16 experts, of which a token uses 2: the dense form would be 8 times the work.
 MIXTURE = {

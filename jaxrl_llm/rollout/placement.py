@@ -1,8 +1,8 @@
 """Where the parameters of a rollout lie, and how they come there from the layout of training.
 
-Training wants slices (fsdp), which every step of decoding would gather again; decoding wants whole matrices, or heads
-and widths (tensor) that stay where they are. Both meshes are of the same devices in the same order, so that arrays of
-both meet in one program.
+Training wants slices (fsdp), for which devices would have to send at every step of decoding; decoding wants whole
+matrices, or heads and widths (tensor) that stay where they are. Both meshes are of the same devices in the same order,
+so that arrays of both meet in one program.
 """
 
 import itertools

@@ -15,7 +15,8 @@ from jaxrl_llm.models.triton_matmul import tiles_of
 from tests.reference.grouped_rows import by_loop, interpreted
 
 needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax's CUDA plugin is not installed"
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="compiling for GPUs is optional: pip install jax[cuda13]",
 )
 
 
