@@ -18,16 +18,21 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
+curves   six learning rates, equal for all, in place of a tuned one: the highest rate that GRPO, R2 and GSPO bear, N = 8
+         and 32, 5 seeds (curves@8 is the part at N = 8)
+horizon  countdown, 300 rollouts at N = 8, 5 seeds: room below the ceiling; DAPO against GRPO with as many groups
 branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.sweep import Branching, Sweep, chain, each, product, zipped
 
 CONFIG = "configs/routing_replay.py"
+COUNTDOWN = "experiments/ablations/countdown.py"
 QUESTION = "Does the ratio swing because experts change, and which remedy helps?"
 ARMS: dict[str, dict[str, Any]] = {
     "GRPO": {"objective.name": "grpo"},
@@ -157,10 +162,33 @@ def dose() -> Sweep:
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=Branching(first=1, every=2))
 
 
+# Half decades, from a rate at which nothing moves to one that no arm bears.
+CURVE_RATES = (6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3)
+
+
+def curves(numbers: Sequence[int]) -> Sweep:
+    conditions = [
+        {"condition": f"N = {n}, lr {rate:g}", "updates.minibatches": n, "optimizer.learning_rate": rate}
+        for n in numbers
+        for rate in CURVE_RATES
+    ]
+    runs = product(arms("GRPO", "GRPO+R2", "GSPO"), conditions, seeds(0, 5))
+    return Sweep("Which learning rate does each remedy bear?", runs, baseline="GRPO", config=CONFIG, minutes=0.5)
+
+
+def horizon() -> Sweep:
+    """DAPO draws up to three rollouts a step and drops groups; the last arm trains on as many groups as it may draw."""
+    tripled = [{"arm": "GRPO, 96 prompts", "objective.name": "grpo", "rollout.prompts": 96}]
+    compared = chain(arms("GRPO", "GRPO+R2", "GSPO", "DAPO"), tripled)
+    setting = {"steps": 300, "evaluation.every": 20, "checkpoint.every": 100, "log.diagnostics_every": 60}
+    question = "Does a remedy pay over a long run, with room below the ceiling?"
+    return Sweep(question, product(compared, [setting], seeds(0, 5)), baseline="GRPO", config=COUNTDOWN, minutes=5)
+
+
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "control"):
-        raise ValueError(f"{variant}@{part}: full, tune and control have parts by N, branch by rate")
+    if part and variant not in ("full", "tune", "branch", "control", "curves"):
+        raise ValueError(f"{variant}@{part}: full, tune, control and curves have parts by N, branch by rate")
     if variant in ("branch", "branch_smoke", "control", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
@@ -170,6 +198,10 @@ def get_sweep(variant: str = "quick") -> Sweep:
         runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 10))
     elif variant == "full":
         runs = product(tuned(*numbers), seeds(0, 5))
+    elif variant == "curves":
+        return curves(numbers if part else (8, 32))
+    elif variant == "horizon":
+        return horizon()
     elif variant == "tune":
         rated = [
             {**n, "condition": f"{n['condition']}, lr {rate:g}", "optimizer.learning_rate": rate}
@@ -196,6 +228,8 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        known = "quick, seeds, full, tune, mismatch, regime, what, branch, control, dose and branch_smoke"
+        known = (
+            "quick, seeds, full, tune, mismatch, regime, what, branch, control, dose, curves, horizon and branch_smoke"
+        )
         raise ValueError(f"unknown variant {variant!r}; it has {known}")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)

@@ -111,7 +111,7 @@ def test_a_part_of_full_is_the_same_runs():
     whole = routing_replay.get_sweep("full").runs
     part = routing_replay.get_sweep("full@8,32").runs
     assert part == [run for run in whole if run["updates.minibatches"] in (8, 32)]
-    with pytest.raises(ValueError, match="full, tune and control have parts by N"):
+    with pytest.raises(ValueError, match="full, tune, control and curves have parts by N"):
         routing_replay.get_sweep("quick@8")
 
 

@@ -1,0 +1,53 @@
+"""The highest stable rate of `curves`: where the end crosses the start, and what happens at the edges."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.routing_replay.rates import Curves, highest_stable, table
+from jaxrl_llm.reporting.read import load
+
+RATES = (1e-5, 1e-4, 1e-3)
+
+
+def test_the_crossing_lies_on_the_line_over_the_logarithm():
+    """From +0.1 at 1e-4 to -0.3 at 1e-3 the line crosses zero at a quarter of the decade."""
+    rate, edge = highest_stable(RATES, (0.2, 0.1, -0.3))
+    assert (rate, edge) == (pytest.approx(10**-3.75), False)
+
+
+@pytest.mark.parametrize(("gains", "expected"), [((0.1, 0.0, 0.2), (1e-3, True)), ((-0.1, 0.2, 0.3), (1e-5, True))])
+def test_an_edge_is_an_edge(gains, expected):
+    """An arm that bears every rate, and one that does not bear the lowest, whatever the higher ones do."""
+    assert highest_stable(RATES, gains) == expected
+
+
+def test_the_table_of_a_sweep(tmp_path):
+    """Two seeds of GRPO cross at 10**-3.75 and 10**-3.25, of GSPO at the last rate; the third seed is not complete."""
+    gains = {
+        ("GRPO", 0): (0.2, 0.1, -0.3),
+        ("GRPO", 1): (0.2, 0.3, -0.1),
+        ("GSPO", 0): (0.1, 0.1, 0.1),
+        ("GSPO", 1): (0.2, 0.2, 0.2),
+        ("GRPO", 2): (0.2,),
+    }
+    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    for (arm, seed), values in gains.items():
+        for rate, gain in zip(RATES, values, strict=False):
+            name = f"{arm}-{seed}-{rate:g}"
+            (tmp_path / name).mkdir()
+            rows = [{"step": 0, "eval/pass_at_1": 0.5}, {"step": 30, "eval/pass_at_1": 0.5 + gain}]
+            (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (tmp_path / name / "result.json").write_text("{}")
+            plan["runs"].append({"folder": name, "arm": arm, "condition": f"N = 8, lr {rate:g}", "seed": seed})
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    study = load(tmp_path)
+    assert Curves(study, "N = 8").seeds == ["0", "1"]
+    grpo, gspo = table(study)
+    np.testing.assert_allclose(Curves(study, "N = 8").stable(0)[0], [10**-3.75, 10**-3.25])
+    assert grpo[:5] == ["N = 8", "GRPO", "0.700", "0.700", "0.300"]
+    assert grpo[5].startswith("0.00032 [")
+    assert grpo[6:] == ["0 of 2", ""]
+    assert gspo[6] == "2 of 2"
+    assert gspo[7].startswith("3.16 [")  # half a decade above GRPO
