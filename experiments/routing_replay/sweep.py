@@ -17,6 +17,7 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
+strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it?
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 curves   six learning rates, equal for all, in place of a tuned one: the highest rate that GRPO, R2 and GSPO bear, N = 8
          and 32, 5 seeds (curves@8 is the part at N = 8)
@@ -25,7 +26,7 @@ branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def branches(variant: str, part: str) -> Sweep:
         branching = Branching(first=0, every=1)
         return Sweep(QUESTION, runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=0.5, branching=branching)
     if variant == "control":
-        return control(part)
+        return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE)
+    if variant == "strong":
+        return control([4], STRONG_NOISE)
     if variant == "dose":
         return dose()
     tight = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.002)]
@@ -116,11 +119,12 @@ def branches(variant: str, part: str) -> Sweep:
 # Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
 # measures it.
 NOISE = {"no noise": 0.0, "1 % flips": 0.014, "3 % flips": 0.054, "10 % flips": 0.21}
+STRONG_NOISE = {f"noise {scale:g}": scale for scale in (0.5, 1.0, 2.0)}
 # The rates of `full` at N = 1 and of its neighbour at N = 4.
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
 
-def control(part: str) -> Sweep:
+def control(numbers: Iterable[int], noises: Mapping[str, float]) -> Sweep:
     corrected = [{"arm": "GRPO+TIS", "objective.name": "grpo", "objective.correction": "tis"}]
     noisy = [
         {
@@ -129,8 +133,8 @@ def control(part: str) -> Sweep:
             "optimizer.learning_rate": CONTROL_RATES[n],
             "rollout.router_noise": scale,
         }
-        for n in ([int(n) for n in part.split(",")] if part else CONTROL_RATES)
-        for name, scale in NOISE.items()
+        for n in numbers
+        for name, scale in noises.items()
     ]
     # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
     several = [condition for condition in noisy if condition["updates.minibatches"] > 1]
@@ -189,7 +193,7 @@ def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
     if part and variant not in ("full", "tune", "branch", "control", "curves"):
         raise ValueError(f"{variant}@{part}: full, tune, control and curves have parts by N, branch by rate")
-    if variant in ("branch", "branch_smoke", "control", "dose"):
+    if variant in ("branch", "branch_smoke", "control", "strong", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
