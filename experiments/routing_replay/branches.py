@@ -57,6 +57,13 @@ def mean(runs: Sequence[Run], key: str) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
+def shares_of_variance(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Var(log r) of the branches in which it was measured and not 0, and the share of it that routing explains."""
+    measured = np.array([(run.value("routing/log_ratio_var"), run.value("routing/share_of_variance")) for run in runs])
+    measured = measured.reshape(-1, 2)
+    return tuple(measured[measured[:, 0] > 0].T)
+
+
 def table(study: Study) -> list[list[str]]:
     """Condition, arm, states, tokens clipped, difference with interval, detectable, the two batches.
 
@@ -66,6 +73,8 @@ def table(study: Study) -> list[list[str]]:
     for condition in study.conditions:
         for arm in study.arms:
             runs = study.select(arm, condition)
+            if not runs:
+                continue
             clipped = mean(runs, CLIPPED)
             cells = [condition, arm, str(len(runs)), f"{clipped * 100:.1f} %"]
             if arm == study.baseline:
@@ -83,6 +92,25 @@ def table(study: Study) -> list[list[str]]:
     return rows
 
 
+def matrix(study: Study) -> list[list[str]]:
+    """A header, and of each condition the states, the baseline before and after, every arm's difference, detectable.
+
+    Detectable is the largest of the row's arms.
+    """
+    rows = [["", "states", study.baseline, *study.arms[1:], "detectable"]]
+    for condition in study.conditions:
+        runs = study.select(study.baseline, condition)
+        start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
+        found = {arm: next(batches(study, arm, condition)) for arm in study.arms[1:] if study.select(arm, condition)}
+        cells = [
+            f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}" if (d := found.get(arm)) else ""
+            for arm in study.arms[1:]
+        ]
+        largest = max(d.detectable for d in found.values())
+        rows.append([condition, str(len(runs)), f"{start:.3f} -> {end:.3f}", *cells, f"{largest:.3f}"])
+    return rows
+
+
 def routing(study: Study) -> list[list[str]]:
     """Condition, arm, experts changed, share of routing by variance, median, Var(log r), tails of the routing part."""
     rows = []
@@ -91,12 +119,10 @@ def routing(study: Study) -> list[list[str]]:
             runs = [run for run in study.select(arm, condition) if run.series("routing/log_ratio_var")[0].size]
             if not runs:
                 continue
-            weights = np.array([run.value("routing/log_ratio_var") for run in runs])
-            shares = np.array([run.value("routing/share_of_variance") for run in runs])
+            weights, shares = shares_of_variance(runs)
             tails = [f"{mean(runs, f'routing/part_above_{name}'):.2%}".replace("%", " %") for name in ("0.2", "ln2")]
-            known = weights > 0
-            share = np.average(shares[known], weights=weights[known]) if known.any() else np.nan
-            shown = [f"{share * 100:.0f} %", f"{np.median(shares[known]) * 100:.0f} %", f"{weights.mean():.2g}"]
+            share = np.average(shares, weights=weights) if len(shares) else np.nan
+            shown = [f"{share * 100:.0f} %", f"{np.median(shares) * 100:.0f} %", f"{weights.mean():.2g}"]
             changed = f"{mean(runs, 'routing/flips_fresh') * 100:.1f} %"
             rows.append([condition, arm, str(len(runs)), changed, *shown, *tails])
     return rows
@@ -136,8 +162,9 @@ def pack(folder: Path, archive: Path) -> None:
             lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]
             add(f"{place}/branches.jsonl", "".join(lines).encode())
             for name in ("config.json", "result.json"):
-                if (path.parent / name).exists():
-                    add(f"{place}/{name}", (path.parent / name).read_bytes())
+                if (path.parent / name).exists():  # a config's file is named from here, not from this machine's root
+                    content = (path.parent / name).read_bytes()
+                    add(f"{place}/{name}", content.replace(f"{Path.cwd()}/".encode(), b""))
 
 
 def _kept(key: str) -> bool:
@@ -152,7 +179,7 @@ def main() -> None:
     parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
-    for rows in (table(study), routing(study)):
+    for rows in (table(study), matrix(study), routing(study)):
         print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
     if given.figure:
         figure(study).savefig(given.figure)

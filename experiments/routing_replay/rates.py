@@ -54,7 +54,7 @@ class Curves:
 
     def stable(self, arm: int) -> tuple[np.ndarray, int]:
         """The highest stable rate of every seed, and how many of them are edges."""
-        found = [highest_stable(self.rates, self.gains[arm, :, seed]) for seed in range(len(self.seeds))]
+        found = [highest_stable(self.rates, self.gains[arm, :, seed].tolist()) for seed in range(len(self.seeds))]
         return np.array([rate for rate, _ in found]), sum(edge for _, edge in found)
 
 
