@@ -104,9 +104,9 @@ def branches(variant: str, part: str) -> Sweep:
         branching = Branching(first=0, every=1)
         return Sweep(QUESTION, runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=0.5, branching=branching)
     if variant == "control":
-        return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE)
+        return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE, 5)
     if variant == "strong":
-        return control([4], STRONG_NOISE)
+        return control([4], STRONG_NOISE, 8)
     if variant == "dose":
         return dose()
     tight = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.002)]
@@ -124,7 +124,7 @@ STRONG_NOISE = {f"noise {scale:g}": scale for scale in (0.5, 1.0, 2.0)}
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
 
-def control(numbers: Iterable[int], noises: Mapping[str, float]) -> Sweep:
+def control(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> Sweep:
     corrected = [{"arm": "GRPO+TIS", "objective.name": "grpo", "objective.correction": "tis"}]
     noisy = [
         {
@@ -143,7 +143,7 @@ def control(numbers: Iterable[int], noises: Mapping[str, float]) -> Sweep:
     conditions = chain(
         product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy), product(predicted, several)
     )
-    runs = product(conditions, [BRANCHED | {"steps": 16}], seeds(0, 5))
+    runs = product(conditions, [BRANCHED | {"steps": 16}], seeds(0, count))
     branching = Branching(first=0, every=4, rollouts=4)
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
 
