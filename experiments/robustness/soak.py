@@ -1,4 +1,4 @@
-"""python -m experiments.robustness.soak [--steps 1000]: what a long run gains in memory, programs, threads and files.
+"""python -m experiments.robustness.soak [--steps 1000] [--checkpoints 25]: what a long run gains in memory and files.
 
 DAPO with dynamic sampling, evaluations and checkpoints, and a verifier in worker processes. Once a second its resident
 memory, threads, open files and children are read from /proc; JAX tells of every compilation. What counts is the last
@@ -27,13 +27,14 @@ _MOST_GROWTH = 2.0  # kB of resident memory a step
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--checkpoints", type=int, default=25, help="steps between checkpoints")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        readings = _observed(folder, given.steps)
+        readings = _observed(folder, given.steps, given.checkpoints)
         compiled = [json.loads(line) for line in (folder / "compiled.jsonl").read_text().splitlines()]
-    record = {"steps": given.steps} | summary(readings, compiled, given.steps)
-    write(_RESULTS / "soak.json", record | {"readings": readings[:: max(1, len(readings) // 100)]})
+    record = {"steps": given.steps, "checkpoints_every": given.checkpoints} | summary(readings, compiled, given.steps)
+    write(_RESULTS / f"soak_{given.checkpoints}.json", record | {"readings": readings[:: max(1, len(readings) // 100)]})
     print(json.dumps(record, indent=1))
     flat = record["growth_kb_a_step"] <= _MOST_GROWTH
     return 0 if flat and not record["compiled_late"] and not any(record["gained"].values()) else 1
@@ -63,7 +64,7 @@ def summary(readings: list[dict[str, float]], compiled: list[tuple[int, str]], s
     }
 
 
-def _observed(folder: Path, steps: int) -> list[dict[str, float]]:
+def _observed(folder: Path, steps: int, every: int) -> list[dict[str, float]]:
     """Run it, and read it once a second."""
     questions = ({"prompt": f"{a}{b}{c}=", "answer": "".join(sorted(f"{a}{b}{c}"))} for a, b, c in _digits())
     (folder / "sort.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
@@ -76,7 +77,7 @@ def _observed(folder: Path, steps: int) -> list[dict[str, float]]:
         "task.options.answer_length": 4,
         "warm_start.steps": 60,
         "evaluation.every": 50,
-        "checkpoint.every": 25,
+        "checkpoint.every": every,
     }
     child = Child(arguments(folder, folder / "run", **changes), folder / "run.txt", folder / "compiled.jsonl")
     process, began, readings = psutil.Process(child.process.pid), time.monotonic(), []

@@ -72,7 +72,7 @@ def table(study: Study, arm: str) -> list[list[str]]:
 def figure(study: Study, arm: str) -> Figure:
     """The effect of replay against both measures of the dose, a point and its interval a setting."""
     title = f"{SAMPLED.name}, {arm} - {study.baseline}"
-    drawn, axes = panels([title, title], columns=2, height=4.0)
+    drawn, axes = panels([title, title], columns=2, height=5.0)
     names = ("share of Var(log r) that routing explains (%)", "tokens that routing moves by more than 0.2 (%)")
     for ax, name, measure in zip(axes, names, ("share", "beyond"), strict=True):
         for number, dose in enumerate(doses(study, arm)):

@@ -148,6 +148,10 @@ def control(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> 
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
 
 
+# A single expert's gate is its probability: normalised it would be 1, and the router would have no gradient.
+SWITCH = {"model.num_experts": 64, "model.num_experts_per_tok": 1, "model.norm_topk_prob": False}
+
+
 def dose() -> Sweep:
     """From experts that hardly move to a router that moves alone; what trains the router alone needs larger steps."""
     small = {"optimizer.learning_rate": 1e-4}
@@ -160,6 +164,9 @@ def dose() -> Sweep:
         [{"condition": "router alone, 1e-2", **alone, "optimizer.learning_rate": 1e-2}],
         [{"condition": "8 layers", **small, "model.num_hidden_layers": 8}],
         [{"condition": "64 experts, top-2", **small, "model.num_experts": 64, "model.num_experts_per_tok": 2}],
+        [{"condition": "64 experts, top-1", **small, **SWITCH}],
+        [{"condition": "16 layers", **small, "model.num_hidden_layers": 16}],
+        [{"condition": "router alone, 3e-2", **alone, "optimizer.learning_rate": 3e-2}],
     )
     measured = BRANCHED | {"log.diagnostics_every": 1, "steps": 20}
     runs = product(arms("GRPO", "GRPO+R2"), settings, [measured], seeds(0, 5))
