@@ -24,7 +24,6 @@ from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
 from jaxrl_llm.run_log import read_rows
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
-SECOND_BATCH = 4  # the first seed of the second batch of trajectories
 KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
 KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
 
@@ -39,9 +38,9 @@ def differences(study: Study, arm: str, condition: str) -> tuple[np.ndarray, np.
 
 
 def batches(study: Study, arm: str, condition: str) -> Iterator[PairedDifference]:
-    """The difference to the baseline over all trajectories, over the first batch and over the second."""
+    """The difference to the baseline over all trajectories, over the first half of the seeds and over the second."""
     left, right, seeds = differences(study, arm, condition)
-    late = np.array(seeds) >= SECOND_BATCH
+    late = np.isin(seeds, sorted(set(seeds))[(len(set(seeds)) + 1) // 2 :])
     for own in (late | ~late, ~late, late):
         yield paired_difference(left[own], right[own], np.array(seeds)[own].tolist())
 

@@ -17,7 +17,8 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
-strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it?
+strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
+         trajectories of the strongest)
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 curves   six learning rates, equal for all, in place of a tuned one: the highest rate that GRPO, R2 and GSPO bear, N = 8
          and 32, 5 seeds (curves@8 is the part at N = 8)
@@ -106,7 +107,8 @@ def branches(variant: str, part: str) -> Sweep:
     if variant == "control":
         return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE, 5)
     if variant == "strong":
-        return control([4], STRONG_NOISE, 8)
+        noises = {name: scale for name, scale in STRONG_NOISE.items() if not part or scale == float(part)}
+        return control([4], noises, 16 if part else 8)
     if variant == "dose":
         return dose()
     tight = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.002)]
@@ -198,8 +200,9 @@ def horizon() -> Sweep:
 
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "control", "curves"):
-        raise ValueError(f"{variant}@{part}: full, tune, control and curves have parts by N, branch by rate")
+    if part and variant not in ("full", "tune", "branch", "control", "strong", "curves"):
+        known = "full, tune, control and curves have parts by N, branch by rate, strong by noise"
+        raise ValueError(f"{variant}@{part}: {known}")
     if variant in ("branch", "branch_smoke", "control", "strong", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
