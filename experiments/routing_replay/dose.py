@@ -83,6 +83,9 @@ def figure(study: Study, arm: str) -> Figure:
             ax.annotate(str(number + 1), (x, effect.high), fontsize=8.5, **place)
         ax.axhline(0, color=INK, linewidth=0.8)
         ax.set_xlabel(name, fontsize=8.5, color=INK)
+    axes[1].set_xscale("log")
+    axes[1].xaxis.set_major_formatter("{x:g}")
+    axes[1].xaxis.set_minor_formatter("")
     axes[0].legend(fontsize=8, frameon=False, handlelength=0, handletextpad=0, markerscale=0)
     return drawn
 

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
+from experiments.routing_replay.dose import table as doses
 from jaxrl_llm.configuration import load_module
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, load
@@ -127,6 +128,22 @@ def test_branches(study):
     )
     for cells in (*script.table(branch), *script.routing(branch)):
         assert row("routing_replay", f"| {cells[1]} |", f"| {' | '.join(cells)} |"), cells
+
+
+@pytest.mark.parametrize(("name", "kind"), [("control", "matrix"), ("strong", "matrix"), ("strong2", "table")])
+def test_noisy_samplers(study, name, kind):
+    """Every line of the table of differences."""
+    noisy, script = study("routing_replay", name, name), load_module(EXPERIMENTS / "routing_replay/branches.py")
+    lines = [cells for cells in getattr(script, kind)(noisy) if cells[0]]
+    assert lines
+    for cells in lines:
+        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
+
+
+def test_doses(study):
+    """Every setting of the table of doses."""
+    for cells in doses(study("routing_replay", "dose", "dose"), "GRPO+R2"):
+        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
 
 
 @pytest.mark.parametrize("name", ["mismatch", "what"])
