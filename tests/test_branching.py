@@ -10,6 +10,7 @@ from jaxrl_llm import branching, configuration
 from jaxrl_llm.forks import identify, plan
 from jaxrl_llm.report import write_report
 from jaxrl_llm.reporting.comparisons import compare
+from jaxrl_llm.reporting.outcome_figures import differences_by_condition
 from jaxrl_llm.reporting.read import load
 from jaxrl_llm.run_log import RunLog, read_rows, write_json
 from jaxrl_llm.sweep import Branching, Sweep, each, product
@@ -198,3 +199,30 @@ def test_the_report_pairs_by_state_and_clusters_by_trajectory(tmp_path):
     assert "5 (10 pairs)" in printed
     assert "20 branches from 11 states of 5 trajectories." in printed
     assert "seed 4, branch 3: diverged" in printed
+
+
+def test_the_report_over_conditions(tmp_path):
+    """Long names are slanted; an arm that is missing from a condition leaves a gap."""
+    conditions = [f"N = {n}, router noise {noise}" for n in (1, 4) for noise in (0, 1, 2)]
+    runs = [
+        {"folder": f"{place}-{seed}", "arm": arm, "condition": condition, "seed": seed}
+        for place, condition in enumerate(conditions)
+        for seed in (0, 1)
+        for arm in ("A", "B", "C")[: 3 if place else 2]
+    ]
+    branching = {"first": 0, "every": 1, "rollouts": 1}
+    write_json(tmp_path / "sweep.json", {"question": "?", "baseline": "A", "runs": runs, "branching": branching})
+    for run in runs:
+        (tmp_path / run["folder"]).mkdir(exist_ok=True)
+        with open(tmp_path / run["folder"] / "branches.jsonl", "a") as log:
+            if run["arm"] == "A":
+                log.write(json.dumps({"state": 0, "arm": "", "step": 0, "eval/greedy": 0.3}) + "\n")
+            gain = 0.1 * ("ABC".index(run["arm"]) + run["seed"])
+            log.write(json.dumps({"state": 0, "arm": run["arm"], "step": 1, "eval/greedy": 0.4 + gain}) + "\n")
+        write_json(tmp_path / run["folder"] / "result.json", {})
+    write_report(tmp_path)
+    assert "## Across conditions" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "figures" / "differences_by_condition.png").exists()
+    (ax,) = differences_by_condition(load(tmp_path)).axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == conditions
+    assert {label.get_rotation() for label in ax.get_xticklabels()} == {25}

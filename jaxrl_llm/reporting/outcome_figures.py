@@ -9,7 +9,7 @@ from jaxrl_llm.reporting.comparisons import compare
 from jaxrl_llm.reporting.curves import mean
 from jaxrl_llm.reporting.read import Run, Study
 from jaxrl_llm.reporting.statistics import survival
-from jaxrl_llm.reporting.style import INK, colour, label_ends, line, panels
+from jaxrl_llm.reporting.style import INK, colour, label_ends, line, name_places, panels
 
 __all__ = [
     "differences_by_condition",
@@ -101,7 +101,7 @@ def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: s
         finite = [(x, y) for x, y in means if np.isfinite(y)]
         if finite:
             ends.append((*finite[-1], arm, ink))
-    ax.set_xticks(range(len(study.conditions)), study.conditions)
+    name_places(ax, study.conditions)
     label_ends(ax, ends)
     return figure
 
@@ -125,11 +125,11 @@ def differences_by_condition(study: Study) -> Figure:
             ]
             at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in points])
             means = np.array([d.mean for _, d in points])
-            ax.plot(at, means, linewidth=1.6, **look)
+            ax.plot(at, means, **look)
             ax.vlines(at, [d.low for _, d in points], [d.high for _, d in points], color=ink, linewidth=1.6)
             if points:
                 ends.append((float(at[-1]), float(means[-1]), arm, ink))
         ax.axhline(0, color=INK, linewidth=0.8)
-        ax.set_xticks(range(len(study.conditions)), study.conditions)
+        name_places(ax, study.conditions)
         label_ends(ax, ends)
     return figure

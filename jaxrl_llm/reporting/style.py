@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-__all__ = ["INK", "colour", "label_ends", "line", "panels"]
+__all__ = ["INK", "colour", "label_ends", "line", "name_places", "panels"]
 
 INK = "#2b2b2b"
 _BASELINE = "#6b6b6b"
@@ -53,6 +53,12 @@ def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple
         ax.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         ax.set_axisbelow(True)
     return figure, axes[: len(titles)]
+
+
+def name_places(ax: Axes, names: Sequence[str]) -> None:
+    """Names below the places 0, 1, ... of the x axis, slanted where they would run into each other."""
+    slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, names)) > 64 else {}
+    ax.set_xticks(range(len(names)), names, **slanted)
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
