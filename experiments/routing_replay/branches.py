@@ -1,8 +1,8 @@
 """The tables and the figure of a sweep of branches for this page, and its data in small.
 
-    python experiments/routing_replay/branches.py runs/routing_replay/branch                  # prints Markdown
-    python experiments/routing_replay/branches.py runs/routing_replay/branch --figure OUT.png
-    python experiments/routing_replay/branches.py runs/routing_replay/branch --pack OUT.tar.xz
+    python -m experiments.routing_replay.branches runs/routing_replay/branch [--second 4]     # prints Markdown
+    python -m experiments.routing_replay.branches runs/routing_replay/branch --figure OUT.png
+    python -m experiments.routing_replay.branches runs/routing_replay/branch --pack OUT.tar.xz
 
 The packed sweep is what the report reads, with the evaluations, the clipped shares and the routing of every branch.
 """
@@ -11,7 +11,7 @@ import argparse
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +37,11 @@ def differences(study: Study, arm: str, condition: str) -> tuple[np.ndarray, np.
     return left, right, [int(run.seed) for run in ours]
 
 
-def batches(study: Study, arm: str, condition: str) -> Iterator[PairedDifference]:
-    """The difference to the baseline over all trajectories, over the first half of the seeds and over the second."""
+def difference(study: Study, arm: str, condition: str, first: int = 0, last: float = np.inf) -> PairedDifference:
+    """The difference to the baseline over the trajectories of the seeds from `first` to below `last`."""
     left, right, seeds = differences(study, arm, condition)
-    late = np.isin(seeds, sorted(set(seeds))[(len(set(seeds)) + 1) // 2 :])
-    for own in (late | ~late, ~late, late):
-        yield paired_difference(left[own], right[own], np.array(seeds)[own].tolist())
+    own = (np.array(seeds) >= first) & (np.array(seeds) < last)
+    return paired_difference(left[own], right[own], np.array(seeds)[own].tolist())
 
 
 def by_trajectory(study: Study, arm: str, condition: str) -> list[float]:
@@ -63,8 +62,10 @@ def shares_of_variance(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     return tuple(measured[measured[:, 0] > 0].T)
 
 
-def table(study: Study) -> list[list[str]]:
-    """Condition, arm, states, tokens clipped, difference with interval, detectable, the two batches.
+def table(study: Study, second: int | None = None) -> list[list[str]]:
+    """Condition, arm, states, tokens clipped, difference with interval, detectable, and the two batches.
+
+    second: the first seed of the second batch; None: there is one batch.
 
     Under the number of trajectories that a verdict takes, the mean of each stands in the place of an interval.
     """
@@ -80,15 +81,19 @@ def table(study: Study) -> list[list[str]]:
                 start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
                 rows.append([*cells, f"({start:.3f} -> {end:.3f})", "", "", ""])
                 continue
-            whole, *parts = batches(study, arm, condition)
+            whole = difference(study, arm, condition)
             if whole.n < MINIMUM_SEEDS:
                 each = ", ".join(SAMPLED.signed(one) for one in by_trajectory(study, arm, condition))
                 rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", "", ""])
                 continue
-            told = [f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}" if d.n > 1 else "" for d in parts]
-            size = f"{SAMPLED.signed(whole.mean)} {SAMPLED.interval(whole.low, whole.high)}"
-            rows.append([*cells, size, f"{whole.detectable:.3f}", *told])
+            parts = [] if second is None else [(0, second), (second, np.inf)]
+            told = [_interval(difference(study, arm, condition, *part)) for part in parts] or ["", ""]
+            rows.append([*cells, _interval(whole), f"{whole.detectable:.3f}", *told])
     return rows
+
+
+def _interval(d: PairedDifference) -> str:
+    return f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}"
 
 
 def matrix(study: Study) -> list[list[str]]:
@@ -100,11 +105,8 @@ def matrix(study: Study) -> list[list[str]]:
     for condition in study.conditions:
         runs = study.select(study.baseline, condition)
         start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
-        found = {arm: next(batches(study, arm, condition)) for arm in study.arms[1:] if study.select(arm, condition)}
-        cells = [
-            f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}" if (d := found.get(arm)) else ""
-            for arm in study.arms[1:]
-        ]
+        found = {arm: difference(study, arm, condition) for arm in study.arms[1:] if study.select(arm, condition)}
+        cells = [_interval(found[arm]) if arm in found else "" for arm in study.arms[1:]]
         largest = max(d.detectable for d in found.values())
         rows.append([condition, str(len(runs)), f"{start:.3f} -> {end:.3f}", *cells, f"{largest:.3f}"])
     return rows
@@ -174,11 +176,12 @@ def _kept(key: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
+    parser.add_argument("--second", type=int, help="the first seed of the second batch")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
-    for rows in (table(study), matrix(study), routing(study)):
+    for rows in (table(study, given.second), matrix(study), routing(study)):
         print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
     if given.figure:
         figure(study).savefig(given.figure)

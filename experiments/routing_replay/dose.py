@@ -4,9 +4,9 @@
     python -m experiments.routing_replay.dose runs/routing_replay/dose --figure OUT.png
 
 Each setting of the sweep is one point. The dose is measured in the baseline's branches, over whole rollouts after the
-last update: the share of Var(log r) that the changed selection of experts explains, weighted by variance, and the share
-of tokens whose ratio it moves by more than 0.2 in its logarithm. The response is held-out sampled accuracy, replay
-minus baseline, with an interval over trajectories.
+last update: the variance of log r that the changed selection of experts explains, as a number and as a share of Var(log
+r), and the share of tokens whose ratio it moves by more than 0.2 in its logarithm. The response is held-out sampled
+accuracy, replay minus baseline, with an interval over trajectories.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import SAMPLED, batches, mean, shares_of_variance
+from experiments.routing_replay.branches import SAMPLED, difference, mean, shares_of_variance
 from jaxrl_llm.reporting.read import Study, load
 from jaxrl_llm.reporting.statistics import PairedDifference
 from jaxrl_llm.reporting.style import INK, panels
@@ -46,13 +46,13 @@ def doses(study: Study, arm: str) -> list[Dose]:
         share = float(np.average(shares, weights=weights)) if len(shares) else float("nan")
         start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
         flips, beyond = mean(runs, "routing/flips_fresh"), mean(runs, "routing/part_above_0.2")
-        variance, effect = float(np.mean(weights)), next(batches(study, arm, setting))
+        variance, effect = float(np.mean(weights)), difference(study, arm, setting)
         found.append(Dose(setting, len(runs), start, end, flips, variance, share, beyond, effect))
     return sorted(found, key=lambda dose: dose.share)
 
 
 def table(study: Study, arm: str) -> list[list[str]]:
-    """Setting, states, accuracy, experts changed, Var(log r), share by variance, tokens beyond 0.2, effect."""
+    """Setting, states, accuracy, experts changed, Var(log r), routing's share and part, beyond 0.2, effect."""
     return [
         [
             dose.setting,
@@ -61,6 +61,7 @@ def table(study: Study, arm: str) -> list[list[str]]:
             f"{100 * dose.flips:.1f} %",
             f"{dose.variance:.2g}",
             f"{100 * dose.share:.0f} %",
+            f"{dose.share * dose.variance:.2g}",
             f"{100 * dose.beyond:.2f} %",
             f"{SAMPLED.signed(dose.effect.mean)} {SAMPLED.interval(dose.effect.low, dose.effect.high)}",
             f"{dose.effect.detectable:.3f}",

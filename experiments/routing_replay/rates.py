@@ -1,11 +1,12 @@
 """The learning rates that each arm of `curves` bears: table and figure for this page.
 
-    python experiments/routing_replay/rates.py runs/routing_replay/curves                  # prints Markdown
-    python experiments/routing_replay/rates.py runs/routing_replay/curves --figure OUT.png
+    python -m experiments.routing_replay.rates runs/routing_replay/curves                  # prints Markdown
+    python -m experiments.routing_replay.rates runs/routing_replay/curves --figure OUT.png
 
-A rate is stable for a seed if held-out sampled accuracy ends no lower than it started, there and at every lower rate of
-the sweep. The highest stable rate is where the end crosses the start, on the line between the last stable rate and the
-next one, over the logarithm of the rate; at an edge of the rates that were tried it is the edge, and counted as such.
+A rate is stable for a seed if held-out sampled accuracy ends no lower than it started, there and at every rate between
+it and the one that ends highest. The highest stable rate is where the end crosses the start, on the line between the
+last stable rate and the next one, over the logarithm of the rate; at an edge of the rates that were tried it is the
+edge, and counted as such.
 """
 
 import argparse
@@ -25,12 +26,12 @@ SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out samp
 
 def highest_stable(rates: Sequence[float], gains: Sequence[float]) -> tuple[float, bool]:
     """The highest stable rate and whether it is an edge of `rates`, which rise; `gains` are end minus start."""
-    falls = [i for i, gain in enumerate(gains) if gain < 0]
-    if not falls:
-        return rates[-1], True
-    i = falls[0]
-    if i == 0:
+    best = max(range(len(gains)), key=gains.__getitem__)
+    if gains[best] < 0:
         return rates[0], True
+    i = next((i for i in range(best, len(gains)) if gains[i] < 0), None)
+    if i is None:
+        return rates[-1], True
     share = gains[i - 1] / (gains[i - 1] - gains[i])
     return float(np.exp((1 - share) * np.log(rates[i - 1]) + share * np.log(rates[i]))), False
 
@@ -39,7 +40,7 @@ class Curves:
     """Ends and gains of a study, as arrays [arm, rate, seed] of one N, over the seeds that are complete."""
 
     def __init__(self, study: Study, updates: str):
-        self.arms = study.arms
+        self.arms, self.updates = study.arms, updates
         conditions = [one for one in study.conditions if one.startswith(f"{updates}, ")]
         self.rates = sorted(float(one.split("lr ")[1]) for one in conditions)
         by_rate = sorted(conditions, key=lambda one: float(one.split("lr ")[1]))
@@ -58,8 +59,10 @@ class Curves:
         return np.array([rate for rate, _ in found]), sum(edge for _, edge in found)
 
 
-def every_n(study: Study) -> list[str]:
-    return list(dict.fromkeys(condition.split(", ")[0] for condition in study.conditions))
+def every_n(study: Study) -> list[Curves]:
+    """Of each N that has a complete seed."""
+    numbers = dict.fromkeys(condition.split(", ")[0] for condition in study.conditions)
+    return [curves for curves in (Curves(study, updates) for updates in numbers) if curves.seeds]
 
 
 def table(study: Study) -> list[list[str]]:
@@ -68,8 +71,7 @@ def table(study: Study) -> list[list[str]]:
     Rates are averaged by their logarithm: the middle is the geometric mean, and a difference is a factor.
     """
     rows = []
-    for updates in every_n(study):
-        curves = Curves(study, updates)
+    for curves in every_n(study):
         logs = [np.log(curves.stable(arm)[0]) for arm in range(len(curves.arms))]
         for i, arm in enumerate(curves.arms):
             own = paired_difference(logs[i], np.zeros_like(logs[i]))
@@ -79,22 +81,22 @@ def table(study: Study) -> list[list[str]]:
             against = f"{np.exp(factor.mean):.2f} [{told}]" if i else ""
             ends = [f"{end:.3f}" for end in curves.ends[i].mean(-1)]
             edges = f"{curves.stable(i)[1]} of {len(curves.seeds)}"
-            rows.append([updates, arm, *ends, f"{middle} [{low}, {high}]", edges, against])
+            rows.append([curves.updates, arm, *ends, f"{middle} [{low}, {high}]", edges, against])
     return rows
 
 
 def figure(study: Study) -> Figure:
     """Held-out accuracy at the end against the learning rate, a panel an N: means, and a dot a seed."""
     numbers = every_n(study)
-    drawn, axes = panels([f"{SAMPLED.name}, {updates}" for updates in numbers], columns=2, height=3.6)
-    for ax, updates in zip(axes, numbers, strict=True):
-        curves, places = Curves(study, updates), []
+    drawn, axes = panels([f"{SAMPLED.name}, {curves.updates}" for curves in numbers], columns=2, height=3.6)
+    for ax, curves in zip(axes, numbers, strict=True):
+        places = []
         for i, arm in enumerate(curves.arms):
             look = line(curves.arms, arm)
             ax.plot(curves.rates, curves.ends[i].mean(-1), **look)
             ax.plot(curves.rates, curves.ends[i], "o", color=look["color"], markersize=3, alpha=0.4)
             places.append((curves.rates[-1], float(curves.ends[i, -1].mean()), arm, look["color"]))
-        ax.axhline(float((curves.ends - curves.gains).mean()), color=INK, linewidth=0.8)
+        ax.axhline(float((curves.ends - curves.gains).mean()), color=INK, linewidth=0.8)  # the start
         ax.set_xscale("log")
         ax.set_xlabel("learning rate (line: accuracy at the start)", fontsize=8.5, color=INK)
         label_ends(ax, places)
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
-    rates = [f"{rate:g}" for rate in Curves(study, every_n(study)[0]).rates]
+    rates = [f"{rate:g}" for rate in every_n(study)[0].rates]
     header = ["N", "arm", *rates, f"highest stable rate, {100 * LEVEL:.0f} % interval", "at an edge", "factor to GRPO"]
     rows = [header, ["---"] * len(header), *table(study)]
     print("".join(f"| {' | '.join(cells)} |\n" for cells in rows), end="")

@@ -107,7 +107,9 @@ def branches(variant: str, part: str) -> Sweep:
     if variant == "control":
         return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE, 5)
     if variant == "strong":
-        noises = {name: scale for name, scale in STRONG_NOISE.items() if not part or scale == float(part)}
+        noises = {name: scale for name, scale in STRONG_NOISE.items() if part in ("", f"{scale:g}")}
+        if not noises:
+            raise ValueError(f"strong@{part}: its noises are {', '.join(f'{x:g}' for x in STRONG_NOISE.values())}")
         return control([4], noises, 16 if part else 8)
     if variant == "dose":
         return dose()
@@ -242,8 +244,6 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        known = (
-            "quick, seeds, full, tune, mismatch, regime, what, branch, control, dose, curves, horizon and branch_smoke"
-        )
-        raise ValueError(f"unknown variant {variant!r}; it has {known}")
+        known = "quick, seeds, full, tune, mismatch, regime, what, branch, control, strong, dose, curves, horizon"
+        raise ValueError(f"unknown variant {variant!r}; it has {known} and branch_smoke")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)

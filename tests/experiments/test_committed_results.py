@@ -9,8 +9,9 @@ import pytest
 
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
+from experiments.routing_replay import branches
 from experiments.routing_replay.dose import table as doses
-from jaxrl_llm.configuration import load_module
+from experiments.routing_replay.rates import table as rates
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, load
 from jaxrl_llm.reporting.tables import routing_table
@@ -122,27 +123,27 @@ def test_full_at_every_n(study):
 
 def test_branches(study):
     """Both tables, every row."""
-    branch, script = (
-        study("routing_replay", "branch", "branch"),
-        load_module(EXPERIMENTS / "routing_replay/branches.py"),
-    )
-    for cells in (*script.table(branch), *script.routing(branch)):
+    branch = study("routing_replay", "branch", "branch")
+    for cells in (*branches.table(branch, second=4), *branches.routing(branch)):
         assert row("routing_replay", f"| {cells[1]} |", f"| {' | '.join(cells)} |"), cells
 
 
-@pytest.mark.parametrize(("name", "kind"), [("control", "matrix"), ("strong", "matrix"), ("strong2", "table")])
-def test_noisy_samplers(study, name, kind):
+@pytest.mark.parametrize("name", ["control", "strong", "strong2"])
+def test_noisy_samplers(study, name):
     """Every line of the table of differences."""
-    noisy, script = study("routing_replay", name, name), load_module(EXPERIMENTS / "routing_replay/branches.py")
-    lines = [cells for cells in getattr(script, kind)(noisy) if cells[0]]
-    assert lines
-    for cells in lines:
+    noisy = study("routing_replay", name, name)
+    for cells in branches.table(noisy, second=8) if name == "strong2" else branches.matrix(noisy)[1:]:
         assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
 
 
 def test_doses(study):
     """Every setting of the table of doses."""
     for cells in doses(study("routing_replay", "dose", "dose"), "GRPO+R2"):
+        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
+
+
+def test_rate_curves(study):
+    for cells in rates(study("routing_replay", "curves", "curves")):
         assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
 
 

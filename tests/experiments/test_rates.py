@@ -17,9 +17,9 @@ def test_the_crossing_lies_on_the_line_over_the_logarithm():
     assert (rate, edge) == (pytest.approx(10**-3.75), False)
 
 
-@pytest.mark.parametrize(("gains", "expected"), [((0.1, 0.0, 0.2), (1e-3, True)), ((-0.1, 0.2, 0.3), (1e-5, True))])
+@pytest.mark.parametrize(("gains", "expected"), [((-0.1, 0.0, 0.2), (1e-3, True)), ((-0.1, -0.2, -0.3), (1e-5, True))])
 def test_an_edge_is_an_edge(gains, expected):
-    """An arm that bears every rate, and one that does not bear the lowest, whatever the higher ones do."""
+    """An arm that bears every rate from its best on, though at a lower one nothing moves; and one that bears none."""
     assert highest_stable(RATES, gains) == expected
 
 
