@@ -148,8 +148,8 @@ def figure(study: Study) -> Figure:
     return drawn
 
 
-def pack(folder: Path, archive: Path) -> None:
-    """The sweep with the rows that the tables read."""
+def pack(folder: Path, archive: Path, rows: str = "branches.jsonl") -> None:
+    """The sweep with what the tables read of its files of rows."""
     with tarfile.open(archive, "w:xz") as packed:
 
         def add(name: str, content: bytes) -> None:
@@ -158,10 +158,10 @@ def pack(folder: Path, archive: Path) -> None:
             packed.addfile(info, io.BytesIO(content))
 
         add("sweep.json", (folder / "sweep.json").read_bytes())
-        for path in sorted(folder.rglob("branches.jsonl")):
+        for path in sorted(folder.rglob(rows)):
             place = path.parent.relative_to(folder)
             lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]
-            add(f"{place}/branches.jsonl", "".join(lines).encode())
+            add(f"{place}/{rows}", "".join(lines).encode())
             for name in ("config.json", "result.json"):
                 if (path.parent / name).exists():  # a config's file is named from here, not from this machine's root
                     content = (path.parent / name).read_bytes()
@@ -170,7 +170,7 @@ def pack(folder: Path, archive: Path) -> None:
 
 def _kept(key: str) -> bool:
     routed = key.startswith(tuple(f"routing/{name}" for name in KEPT_ROUTING)) and "by_layer" not in key
-    return key in ("state", "arm", "step", "failed") or key.startswith(KEPT) or routed
+    return key in ("state", "arm", "step", "failed", "reward/mean", "entropy") or key.startswith(KEPT) or routed
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The learning rates that each arm of `curves` bears: table and figure for this page.
 
     python -m experiments.routing_replay.rates runs/routing_replay/curves                  # prints Markdown
-    python -m experiments.routing_replay.rates runs/routing_replay/curves --figure OUT.png
+    python -m experiments.routing_replay.rates runs/routing_replay/curves --figure OUT.png --pack OUT.tar.xz
 
 A rate is stable for a seed if held-out sampled accuracy ends no lower than it started, there and at every rate between
 it and the one that ends highest. The highest stable rate is where the end crosses the start, on the line between the
@@ -16,12 +16,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxrl_llm.reporting.comparisons import OUTCOMES
+from experiments.routing_replay.branches import SAMPLED, pack
 from jaxrl_llm.reporting.read import Study, load
 from jaxrl_llm.reporting.statistics import LEVEL, paired_difference
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels
-
-SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
 
 
 def highest_stable(rates: Sequence[float], gains: Sequence[float]) -> tuple[float, bool]:
@@ -107,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
     rates = [f"{rate:g}" for rate in every_n(study)[0].rates]
@@ -115,6 +114,8 @@ def main() -> None:
     print("".join(f"| {' | '.join(cells)} |\n" for cells in rows), end="")
     if given.figure:
         figure(study).savefig(given.figure)
+    if given.pack:
+        pack(given.dir, given.pack, "metrics.jsonl")
 
 
 if __name__ == "__main__":
