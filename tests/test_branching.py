@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import branching, configuration
@@ -132,8 +133,10 @@ def test_a_branch_begins_with_a_predictor_at_zero(straight, folder, tmp_path):
     pr2 = {"replay.mode": "PR2", "replay.predictor_learning_rate": "0.05"}
     rows = of(take(tmp_path, planned(folder, {"GRPO": {}, "GRPO+PR2": pr2}, rollouts=2, every=3)), "GRPO+PR2")
     first, r2 = rows[0], of(one, "GRPO+R2")[0]
-    shared = [key for key in first if key in r2 and key != "arm"]
-    assert {key: first[key] for key in shared} == {key: r2[key] for key in shared}
+    shared = [key for key in first if key in r2 and np.isscalar(first[key]) and key != "arm"]
+    assert len(shared) > 40
+    for key in shared:  # two programs: equal but for rounding
+        assert first[key] == pytest.approx(r2[key], rel=1e-4, abs=1e-6, nan_ok=True), key
     assert first["routing/flips_unpredicted"] == first["routing/flips_old_current"]
     second = rows[1]
     assert second["routing/flips_unpredicted"] != second["routing/flips_old_current"]
