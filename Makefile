@@ -56,8 +56,11 @@ format: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: lint
-	$(PY) -m pytest -m "not slow" $(SPREAD) $(TESTS)
+# Lint and types beside the tests, which leave a core idle now and then; what they say is printed last.
+test: $(STAMP)
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint >$$said 2>&1 & lint=$$!; failed=0; \
+	$(PY) -m pytest -m "not slow" $(SPREAD) $(TESTS) || failed=$$?; \
+	wait $$lint || failed=$$?; cat $$said; rm $$said; exit $$failed
 
 test-slow: $(STAMP)
 	$(PY) -m pytest -m "$(SLOW)" $(SPREAD) $(TESTS)
