@@ -133,10 +133,11 @@ def test_a_branch_begins_with_a_predictor_at_zero(straight, folder, tmp_path):
     pr2 = {"replay.mode": "PR2", "replay.predictor_learning_rate": "0.05"}
     rows = of(take(tmp_path, planned(folder, {"GRPO": {}, "GRPO+PR2": pr2}, rollouts=2, every=3)), "GRPO+PR2")
     first, r2 = rows[0], of(one, "GRPO+R2")[0]
-    shared = [key for key in first if key in r2 and np.isscalar(first[key]) and key != "arm"]
-    assert len(shared) > 40
+    shared = [key for key in first if key in r2 and key != "arm"]
+    assert len(shared) > 60
     for key in shared:  # two programs: equal but for rounding
-        assert first[key] == pytest.approx(r2[key], rel=1e-4, abs=1e-6, nan_ok=True), key
+        ours, theirs = np.array(first[key], np.float64), np.array(r2[key], np.float64)  # null is NaN
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=key)
     assert first["routing/flips_unpredicted"] == first["routing/flips_old_current"]
     second = rows[1]
     assert second["routing/flips_unpredicted"] != second["routing/flips_old_current"]
