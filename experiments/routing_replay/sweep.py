@@ -15,6 +15,8 @@ regime   where do expert changes drive the ratio? layers, experts, k, router lea
 what     indices against logits under R2, 5 seeds
 branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
+tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
+         (tight@4e-4 is the part at one)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
 strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
@@ -22,7 +24,7 @@ strong   the same with far more noise, N = 4: is there a dose that harms, and do
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
 curves   six learning rates, equal for all, in place of a tuned one: the highest rate that GRPO, R2 and GSPO bear, N = 8
          and 32, 5 seeds (curves@8 is the part at N = 8)
-horizon  countdown, 300 rollouts at N = 8, 5 seeds: room below the ceiling; DAPO against GRPO with as many groups
+horizon  countdown, 300 rollouts at N = 8, 10 seeds: room below the ceiling; DAPO against GRPO with as many groups
 branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
@@ -87,16 +89,24 @@ def tuned(*numbers: int) -> list[dict[str, Any]]:
 
 # Rollouts of a branch's trajectory, and the rates of the branches.
 BRANCHED = {"steps": 30, "checkpoint.every": 5}
-BRANCH_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
+BRANCHED_RATES = {"branch": (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4), "tight": (2e-4, 4e-4)}
 
 
 def rates(*values: float) -> list[dict[str, Any]]:
     return zipped(each("condition", [f"lr {rate:g}" for rate in values]), each("optimizer.learning_rate", values))
 
 
-def clipped(epsilon: float) -> dict[str, Any]:
-    """A clip of GRPO with the proportion of GSPO's two bounds."""
-    return {"objective.name": "grpo", "objective.clip_low": 0.8 * epsilon, "objective.clip_high": epsilon}
+def clipped(*bounds: float) -> list[dict[str, Any]]:
+    """GRPO with other clips, in the proportion of GSPO's two bounds; at 1e-8 a ratio in float32 may not move at all."""
+    return [
+        {
+            "arm": f"GRPO clip {bound:g}",
+            "objective.name": "grpo",
+            "objective.clip_low": 0.8 * bound,
+            "objective.clip_high": bound,
+        }
+        for bound in bounds
+    ]
 
 
 def branches(variant: str, part: str) -> Sweep:
@@ -113,10 +123,13 @@ def branches(variant: str, part: str) -> Sweep:
         return control([4], noises, 16 if part else 8)
     if variant == "dose":
         return dose()
-    tight = [{"arm": f"GRPO clip {epsilon:g}", **clipped(epsilon)} for epsilon in (0.02, 0.002)]
-    compared = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}], tight)
-    own = [float(rate) for rate in part.split(",")] if part else BRANCH_RATES
-    runs = product(compared, rates(*own), [BRANCHED], seeds(0, 8))
+    own = [float(rate) for rate in part.split(",")] if part else []
+    if variant == "tight":
+        compared, numbers = chain(arms("GRPO", "GSPO"), clipped(2e-5, 1e-8)), seeds(8, 16)
+    else:
+        named = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
+        compared, numbers = chain(named, clipped(0.02, 0.002)), seeds(0, 8)
+    runs = product(compared, rates(*(own or BRANCHED_RATES[variant])), [BRANCHED], numbers)
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
 
 
@@ -197,15 +210,15 @@ def horizon() -> Sweep:
     compared = chain(arms("GRPO", "GRPO+R2", "GSPO", "DAPO"), tripled)
     setting = {"steps": 300, "evaluation.every": 20, "checkpoint.every": 100, "log.diagnostics_every": 60}
     question = "Does a remedy pay over a long run, with room below the ceiling?"
-    return Sweep(question, product(compared, [setting], seeds(0, 5)), baseline="GRPO", config=COUNTDOWN, minutes=5)
+    return Sweep(question, product(compared, [setting], seeds(0, 10)), baseline="GRPO", config=COUNTDOWN, minutes=5)
 
 
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "control", "strong", "curves"):
-        known = "full, tune, control and curves have parts by N, branch by rate, strong by noise"
+    if part and variant not in ("full", "tune", "branch", "tight", "control", "strong", "curves"):
+        known = "full, tune, control and curves have parts by N, branch and tight by rate, strong by noise"
         raise ValueError(f"{variant}@{part}: {known}")
-    if variant in ("branch", "branch_smoke", "control", "strong", "dose"):
+    if variant in ("branch", "branch_smoke", "tight", "control", "strong", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
@@ -244,6 +257,6 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        known = "quick, seeds, full, tune, mismatch, regime, what, branch, control, strong, dose, curves, horizon"
-        raise ValueError(f"unknown variant {variant!r}; it has {known} and branch_smoke")
+        known = "quick, seeds, full, tune, mismatch, regime, what, branch, tight, control, strong, dose, curves"
+        raise ValueError(f"unknown variant {variant!r}; it has {known}, horizon and branch_smoke")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)
