@@ -1,6 +1,7 @@
 """The tables and the figure of a sweep of branches for this page, and its data in small.
 
     python -m experiments.routing_replay.branches runs/routing_replay/branch [--second 4]     # prints Markdown
+    python -m experiments.routing_replay.branches runs/routing_replay/tight --second 16 --baseline GSPO
     python -m experiments.routing_replay.branches runs/routing_replay/branch --figure OUT.png
     python -m experiments.routing_replay.branches runs/routing_replay/branch --pack OUT.tar.xz
 
@@ -8,6 +9,7 @@ The packed sweep is what the report reads, with the evaluations, the clipped sha
 """
 
 import argparse
+import dataclasses
 import io
 import json
 import tarfile
@@ -24,7 +26,16 @@ from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
 from jaxrl_llm.run_log import read_rows
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
-KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
+KEPT = (
+    "eval/greedy",
+    "eval/pass_at_1",
+    "clip/",
+    "kl/",
+    "ratio/token_var",
+    "gradient_weight/",
+    "mismatch/mean",
+    "rollout/groups_",
+)
 KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
 
 
@@ -87,12 +98,13 @@ def table(study: Study, second: int | None = None) -> list[list[str]]:
                 rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", "", ""])
                 continue
             parts = [] if second is None else [(0, second), (second, np.inf)]
-            told = [_interval(difference(study, arm, condition, *part)) for part in parts] or ["", ""]
-            rows.append([*cells, _interval(whole), f"{whole.detectable:.3f}", *told])
+            told = [interval(difference(study, arm, condition, *part)) for part in parts] or ["", ""]
+            rows.append([*cells, interval(whole), f"{whole.detectable:.3f}", *told])
     return rows
 
 
-def _interval(d: PairedDifference) -> str:
+def interval(d: PairedDifference) -> str:
+    """+0.065 [+0.043, +0.086]."""
     return f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}"
 
 
@@ -106,7 +118,7 @@ def matrix(study: Study) -> list[list[str]]:
         runs = study.select(study.baseline, condition)
         start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
         found = {arm: difference(study, arm, condition) for arm in study.arms[1:] if study.select(arm, condition)}
-        cells = [_interval(found[arm]) if arm in found else "" for arm in study.arms[1:]]
+        cells = [interval(found[arm]) if arm in found else "" for arm in study.arms[1:]]
         largest = max(d.detectable for d in found.values())
         rows.append([condition, str(len(runs)), f"{start:.3f} -> {end:.3f}", *cells, f"{largest:.3f}"])
     return rows
@@ -177,10 +189,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
     parser.add_argument("--second", type=int, help="the first seed of the second batch")
+    parser.add_argument("--baseline", help="the arm that the differences are to; default: the sweep's")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
+    study = dataclasses.replace(study, baseline=given.baseline or study.baseline)
     for rows in (table(study, given.second), matrix(study), routing(study)):
         print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
     if given.figure:

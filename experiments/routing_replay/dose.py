@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import SAMPLED, difference, mean, shares_of_variance
+from experiments.routing_replay.branches import SAMPLED, difference, interval, mean, shares_of_variance
 from jaxrl_llm.reporting.read import Study, load
 from jaxrl_llm.reporting.statistics import PairedDifference
 from jaxrl_llm.reporting.style import INK, panels
@@ -63,7 +63,7 @@ def table(study: Study, arm: str) -> list[list[str]]:
             f"{100 * dose.share:.0f} %",
             f"{dose.share * dose.variance:.2g}",
             f"{100 * dose.beyond:.2f} %",
-            f"{SAMPLED.signed(dose.effect.mean)} {SAMPLED.interval(dose.effect.low, dose.effect.high)}",
+            interval(dose.effect),
             f"{dose.effect.detectable:.3f}",
         ]
         for dose in doses(study, arm)

@@ -1,0 +1,51 @@
+"""The arms of `horizon` after as many rollouts, and after as many groups drawn."""
+
+import json
+
+import pytest
+
+from experiments.routing_replay.horizon import differences, ends
+from jaxrl_llm.reporting.read import load
+
+
+def test_as_many_rollouts_and_as_many_groups(tmp_path):
+    """GRPO draws 2 groups a rollout and DAPO 4: after half of its rollouts DAPO has drawn as many as GRPO at its end.
+
+    Four rollouts, evaluated after each second one: GRPO 0.1, 0.2, 0.3 and DAPO 0.1, 0.5, 0.7. As many rollouts: 0.7 -
+    0.3; as many groups (8): 0.5 - 0.3. The second seed of both is 0.1 higher, which the pairs do not see.
+    """
+    courses = {"GRPO": (2, (0.1, 0.2, 0.3)), "DAPO": (4, (0.1, 0.5, 0.7))}
+    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    for arm, (groups, accuracies) in courses.items():
+        for seed in (0, 1):
+            (tmp_path / f"{arm}{seed}").mkdir()
+            rows = [
+                {"step": step, "rollout/groups_generated": groups, "rollout/groups_kept": 2} for step in (1, 2, 3, 4)
+            ]
+            rows += [{"step": 2 * i, "eval/pass_at_1": x + 0.1 * seed} for i, x in enumerate(accuracies)]
+            rows.sort(key=lambda row: row["step"])
+            (tmp_path / f"{arm}{seed}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (tmp_path / f"{arm}{seed}" / "result.json").write_text("{}")
+            plan["runs"].append({"folder": f"{arm}{seed}", "arm": arm, "condition": "", "seed": seed})
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    study = load(tmp_path)
+    assert ends(study) == [["GRPO", "2", "2", "2", "0.150 -> 0.350"], ["DAPO", "2", "4", "2", "0.150 -> 0.750"]]
+    rollouts, groups = differences(study)
+    assert rollouts[:4] == ["DAPO", "GRPO", "rollouts", "0.350, 0.750"]
+    assert groups[:4] == ["DAPO", "GRPO", "groups", "0.350, 0.550"]
+    assert [row[4].split()[0] for row in (rollouts, groups)] == ["+0.400", "+0.200"]
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_the_batches(tmp_path, seed):
+    """A run of seed 4 belongs to the first batch, one of seed 5 to the second."""
+    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    for arm, accuracy in (("GRPO", 0.25), ("GSPO", 0.5)):
+        (tmp_path / arm).mkdir()
+        row = {"step": 1, "rollout/groups_generated": 2, "eval/pass_at_1": accuracy}
+        (tmp_path / arm / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        (tmp_path / arm / "result.json").write_text("{}")
+        plan["runs"].append({"folder": arm, "arm": arm, "condition": "", "seed": seed})
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    (row,) = differences(load(tmp_path))
+    assert [cell.split()[0] for cell in row[-2:]] == (["+0.250", "+nan"] if seed == 4 else ["+nan", "+0.250"])
