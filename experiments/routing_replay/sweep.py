@@ -17,6 +17,7 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
 tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
          (tight@4e-4 is the part at one)
+predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
 strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
@@ -64,6 +65,13 @@ RATES = {
 # Sorting twenty digits needs a longer warm start for an equally good policy.
 LONGER = {"warm_start.steps": 1200, "warm_start.target_pass_rate": 0.7}
 
+PREDICTED = {  # the rate of the predictor that docs/routing_replay.md measured to harm least
+    "arm": "GRPO+PR2",
+    "objective.name": "grpo",
+    "replay.mode": "PR2",
+    "replay.predictor_learning_rate": 1e-4,
+}
+
 
 def arms(*names: str) -> list[dict[str, Any]]:
     return [{"arm": name, **ARMS[name]} for name in names or ARMS]
@@ -89,7 +97,11 @@ def tuned(*numbers: int) -> list[dict[str, Any]]:
 
 # Rollouts of a branch's trajectory, and the rates of the branches.
 BRANCHED = {"steps": 30, "checkpoint.every": 5}
-BRANCHED_RATES = {"branch": (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4), "tight": (2e-4, 4e-4)}
+BRANCHED_RATES = {
+    "branch": (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4),
+    "tight": (2e-4, 4e-4),
+    "predict": (2.5e-5, 1e-4, 4e-4),
+}
 
 
 def rates(*values: float) -> list[dict[str, Any]]:
@@ -123,14 +135,18 @@ def branches(variant: str, part: str) -> Sweep:
         return control([4], noises, 16 if part else 8)
     if variant == "dose":
         return dose()
-    own = [float(rate) for rate in part.split(",")] if part else []
+    branching = Branching(first=1, every=3)
     if variant == "tight":
         compared, numbers = chain(arms("GRPO", "GSPO"), clipped(2e-5, 1e-8)), seeds(8, 16)
+    elif variant == "predict":  # a predictor chooses from the second rollout on
+        compared, numbers = chain(arms("GRPO", "GRPO+R2"), [PREDICTED]), seeds(0, 5)
+        branching = Branching(first=1, every=6, rollouts=3)
     else:
         named = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
         compared, numbers = chain(named, clipped(0.02, 0.002)), seeds(0, 8)
-    runs = product(compared, rates(*(own or BRANCHED_RATES[variant])), [BRANCHED], numbers)
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=Branching(first=1, every=3))
+    own = [float(rate) for rate in part.split(",")] if part else BRANCHED_RATES[variant]
+    runs = product(compared, rates(*own), [BRANCHED], numbers)
+    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=branching)
 
 
 # Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
@@ -155,11 +171,8 @@ def control(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> 
     ]
     # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
     several = [condition for condition in noisy if condition["updates.minibatches"] > 1]
-    predictor = {"replay.mode": "PR2", "replay.predictor_learning_rate": 1e-4}  # docs/routing_replay.md: harms least
-    predicted = [{"arm": "GRPO+PR2", "objective.name": "grpo", **predictor}]
-    conditions = chain(
-        product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), noisy), product(predicted, several)
-    )
+    compared = chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected)
+    conditions = chain(product(compared, noisy), product([PREDICTED], several))
     runs = product(conditions, [BRANCHED | {"steps": 16}], seeds(0, count))
     branching = Branching(first=0, every=4, rollouts=4)
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
@@ -215,10 +228,10 @@ def horizon() -> Sweep:
 
 def get_sweep(variant: str = "quick") -> Sweep:
     variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "tight", "control", "strong", "curves"):
-        known = "full, tune, control and curves have parts by N, branch and tight by rate, strong by noise"
+    if part and variant not in ("full", "tune", "branch", "tight", "predict", "control", "strong", "curves"):
+        known = "full, tune, control and curves have parts by N, branch, tight and predict by rate, strong by noise"
         raise ValueError(f"{variant}@{part}: {known}")
-    if variant in ("branch", "branch_smoke", "tight", "control", "strong", "dose"):
+    if variant in ("branch", "branch_smoke", "tight", "predict", "control", "strong", "dose"):
         return branches(variant, part)
     numbers = [int(n) for n in part.split(",")] if part else UPDATES
     if variant == "quick":
@@ -257,6 +270,6 @@ def get_sweep(variant: str = "quick") -> Sweep:
         )
         runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
     else:
-        known = "quick, seeds, full, tune, mismatch, regime, what, branch, tight, control, strong, dose, curves"
-        raise ValueError(f"unknown variant {variant!r}; it has {known}, horizon and branch_smoke")
+        known = "quick, seeds, full, tune, mismatch, regime, what, branch, tight, predict, control, strong, dose"
+        raise ValueError(f"unknown variant {variant!r}; it has {known}, curves, horizon and branch_smoke")
     return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)
