@@ -113,7 +113,7 @@ def matrix(study: Study) -> list[list[str]]:
 
     Detectable is the largest of the row's arms.
     """
-    rows = [["", "states", study.baseline, *study.arms[1:], "detectable"]]
+    rows = [["condition", "states", f"{study.baseline}, before -> after", *study.arms[1:], "detectable"]]
     for condition in study.conditions:
         runs = study.select(study.baseline, condition)
         start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))

@@ -4,17 +4,13 @@ import functools
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
-from experiments.routing_replay import branches
-from experiments.routing_replay.dose import table as doses
-from experiments.routing_replay.rates import table as rates
-from jaxrl_llm.reporting.comparisons import batch_table, compare
-from jaxrl_llm.reporting.read import CLIPPED, load
-from jaxrl_llm.reporting.tables import routing_table
+from experiments.routing_replay import tables
+from jaxrl_llm.reporting.comparisons import compare
+from jaxrl_llm.reporting.read import load
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SAMPLED = "held-out sampled, end"
@@ -51,24 +47,13 @@ def differences(study, condition):
     }
 
 
-def row(experiment, arm, *parts):
-    """Whether a line of the page begins with the arm and holds all parts."""
-    return any(
-        line.startswith("|") and arm in line and all(part in line for part in parts) for line in page(experiment)
-    )
-
-
-def test_both_batches_of_seeds(study):
-    seeds = study("routing_replay", "seeds", "seeds")
-    header, rows = batch_table(seeds, "")
-    assert header[2:4] == ["b4eed2e", "a1a26ae"]
-    checked = 0
-    for outcome, arm, first, second, p in rows:
-        if arm != "GRPO+R3" and outcome != "rollouts without collapse":  # R3 equals R2, the page says
-            cells = [cell.removesuffix(" (5)") for cell in (first, second)]
-            assert row("routing_replay", arm, f"| {outcome} | {arm} | {cells[0]} | {cells[1]} |", f"| {p} |"), arm
-            checked += 1
-    assert checked == 9
+@pytest.mark.parametrize("archive", dict.fromkeys(archive for archive, _, _ in tables.TABLES))
+def test_routing_replay(archive, tmp_path):
+    """Every row of every table that rests on the archive stands on the page."""
+    for name, rows in tables.tables(tmp_path, [archive]):
+        assert rows, name
+        for cells in rows:
+            assert f"| {' | '.join(cells)} |" in page("routing_replay"), (name, cells)
 
 
 LINEAGE = [  # metric, arm, mean, difference; what the page makes of it
@@ -96,76 +81,6 @@ def test_preferences(study):
     for name, make in (("methods", change_table), ("over", over_table), ("noise", model_table)):
         for cells in make(study("preferences", "preferences", name)):
             assert " | ".join(cells).strip("| ") in lines, (name, cells)
-
-
-def test_the_arms_of_seeds(study):
-    seeds = study("routing_replay", "seeds", "seeds")
-    for arm in seeds.arms:
-        runs = seeds.select(arm, "")
-
-        def mean(key, runs=runs, **kwargs):
-            return np.mean([run.average(key, **kwargs) for run in runs])
-
-        start = np.mean([run.value("eval/greedy", at=0) for run in runs])
-        ends = f"| {start:.3f} -> {mean('eval/greedy', last=1):.3f} | {mean('eval/pass_at_1', last=1):.3f} |"
-        assert row("routing_replay", f"| {arm} |", ends, f"| {mean('reward/mean', last=5):.3f} |"), arm
-        clipped = mean(CLIPPED)
-        if clipped:
-            assert row("routing_replay", f"| {arm} |", ends, f"| {clipped * 100:.1f} % |"), arm
-
-
-def test_full_at_every_n(study):
-    full = study("routing_replay", "full", "full")
-    for condition in full.conditions:
-        for arm, difference in differences(full, condition).items():
-            assert row("routing_replay", arm, f"| {difference} |"), (condition, arm)
-
-
-def test_branches(study):
-    """Both tables, every row."""
-    branch = study("routing_replay", "branch", "branch")
-    for cells in (*branches.table(branch, second=4), *branches.routing(branch)):
-        assert row("routing_replay", f"| {cells[1]} |", f"| {' | '.join(cells)} |"), cells
-
-
-@pytest.mark.parametrize("name", ["control", "strong", "strong2"])
-def test_noisy_samplers(study, name):
-    """Every line of the table of differences."""
-    noisy = study("routing_replay", name, name)
-    for cells in branches.table(noisy, second=8) if name == "strong2" else branches.matrix(noisy)[1:]:
-        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
-
-
-def test_doses(study):
-    """Every setting of the table of doses."""
-    for cells in doses(study("routing_replay", "dose", "dose"), "GRPO+R2"):
-        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
-
-
-def test_rate_curves(study):
-    for cells in rates(study("routing_replay", "curves", "curves")):
-        assert f"| {' | '.join(cells)} |" in page("routing_replay"), cells
-
-
-@pytest.mark.parametrize("name", ["mismatch", "what"])
-def test_mismatch_and_what(study, name):
-    found = differences(study("routing_replay", "mismatch_what", name), "")
-    text = "\n".join(page("routing_replay"))
-    assert len(found) > 1
-    for arm, difference in found.items():
-        assert difference in text, arm
-
-
-def test_routing_shares_weighted_by_variance(study):
-    """The page's table of shares: one row for each of these sweeps and settings, with GRPO and GRPO+R2."""
-    places = [("seeds", "seeds", ""), ("mismatch_what", "mismatch", "")]
-    places += [("full", "full", f"N = {n}") for n in (8, 16, 32)]
-    for archive, name, condition in places:
-        _, rows = routing_table(study("routing_replay", archive, name), condition)
-        by_arm = {cells[0]: cells for cells in rows}
-        grpo, replay = by_arm["GRPO"], by_arm["GRPO+R2"]
-        parts = [f"| {one[2].replace('%', ' %')} | {one[4].replace('%', ' %')} |" for one in (grpo, replay)]
-        assert row("routing_replay", f"`{name}`", condition, *parts), (name, condition, parts)
 
 
 def test_real_model(study):
