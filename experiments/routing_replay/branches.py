@@ -10,70 +10,47 @@ The packed sweep is what the report reads, with the evaluations, the clipped sha
 
 import argparse
 import dataclasses
-import io
-import json
-import tarfile
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxrl_llm.reporting.comparisons import OUTCOMES
-from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
+from experiments.routing_replay.common import (
+    SAMPLED,
+    Table,
+    command,
+    interval,
+    mean,
+    start_of,
+    start_to_end,
+    told_share,
+)
+from jaxrl_llm.reporting.read import CLIPPED, Study
 from jaxrl_llm.reporting.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
 from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
-from jaxrl_llm.run_log import read_rows
-
-SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
-KEPT = (
-    "eval/greedy",
-    "eval/pass_at_1",
-    "clip/",
-    "kl/",
-    "ratio/token_var",
-    "gradient_weight/",
-    "mismatch/mean",
-    "rollout/groups_",
-)
-KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
 
 
-def differences(study: Study, arm: str, condition: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """What the branches of an arm and of the baseline came to, pair by pair, and the trajectory (seed) of each pair."""
+def pairs(study: Study, arm: str, condition: str) -> np.ndarray:
+    """Of each pair of branches the trajectory (seed), the state's accuracy, the baseline's end, the arm's: [4, n]."""
     theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
-    ours = [run for run in study.select(arm, condition) if run.ended]
-    values = [[SAMPLED.measure(run) for run in (one, theirs[one.seed, one.branch])] for one in ours]
-    left, right = np.array(values, np.float64).reshape(-1, 2).T
-    return left, right, [int(run.seed) for run in ours]
+    ours = [(run, theirs[run.seed, run.branch]) for run in study.select(arm, condition) if run.ended]
+    rows = [(int(one.seed), start_of(one), SAMPLED.measure(other), SAMPLED.measure(one)) for one, other in ours]
+    return np.array(rows, np.float64).reshape(-1, 4).T
 
 
 def difference(study: Study, arm: str, condition: str, first: int = 0, last: float = np.inf) -> PairedDifference:
     """The difference to the baseline over the trajectories of the seeds from `first` to below `last`."""
-    left, right, seeds = differences(study, arm, condition)
-    own = (np.array(seeds) >= first) & (np.array(seeds) < last)
-    return paired_difference(left[own], right[own], np.array(seeds)[own].tolist())
+    found = pairs(study, arm, condition)
+    seeds, _, baseline, ended = found[:, (found[0] >= first) & (found[0] < last)]
+    return paired_difference(ended, baseline, seeds.astype(int).tolist())
 
 
 def by_trajectory(study: Study, arm: str, condition: str) -> list[float]:
     """The mean difference of each trajectory."""
-    left, right, seeds = differences(study, arm, condition)
-    return [float(np.mean((left - right)[np.array(seeds) == seed])) for seed in dict.fromkeys(seeds)]
+    seeds, _, baseline, ended = pairs(study, arm, condition)
+    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in dict.fromkeys(seeds)]
 
 
-def mean(runs: Sequence[Run], key: str) -> float:
-    values = [run.average(key) for run in runs]
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def shares_of_variance(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Var(log r) of the branches in which it was measured and not 0, and the share of it that routing explains."""
-    measured = np.array([(run.value("routing/log_ratio_var"), run.value("routing/share_of_variance")) for run in runs])
-    measured = measured.reshape(-1, 2)
-    return tuple(measured[measured[:, 0] > 0].T)
-
-
-def table(study: Study, second: int | None = None) -> list[list[str]]:
+def table(study: Study, second: int | None = None) -> Table:
     """Condition, arm, states, tokens clipped, difference with interval, detectable, and the two batches.
 
     second: the first seed of the second batch; None: there is one batch.
@@ -89,8 +66,7 @@ def table(study: Study, second: int | None = None) -> list[list[str]]:
             clipped = mean(runs, CLIPPED)
             cells = [condition, arm, str(len(runs)), f"{clipped * 100:.1f} %"]
             if arm == study.baseline:
-                start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
-                rows.append([*cells, f"({start:.3f} -> {end:.3f})", "", "", ""])
+                rows.append([*cells, f"({start_to_end(runs)})", "", "", ""])
                 continue
             whole = difference(study, arm, condition)
             if whole.n < MINIMUM_SEEDS:
@@ -103,12 +79,7 @@ def table(study: Study, second: int | None = None) -> list[list[str]]:
     return rows
 
 
-def interval(d: PairedDifference) -> str:
-    """+0.065 [+0.043, +0.086]."""
-    return f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}"
-
-
-def matrix(study: Study) -> list[list[str]]:
+def matrix(study: Study) -> Table:
     """A header, and of each condition the states, the baseline before and after, every arm's difference, detectable.
 
     Detectable is the largest of the row's arms.
@@ -116,28 +87,25 @@ def matrix(study: Study) -> list[list[str]]:
     rows = [["condition", "states", f"{study.baseline}, before -> after", *study.arms[1:], "detectable"]]
     for condition in study.conditions:
         runs = study.select(study.baseline, condition)
-        start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
         found = {arm: difference(study, arm, condition) for arm in study.arms[1:] if study.select(arm, condition)}
         cells = [interval(found[arm]) if arm in found else "" for arm in study.arms[1:]]
         largest = max(d.detectable for d in found.values())
-        rows.append([condition, str(len(runs)), f"{start:.3f} -> {end:.3f}", *cells, f"{largest:.3f}"])
+        rows.append([condition, str(len(runs)), start_to_end(runs), *cells, f"{largest:.3f}"])
     return rows
 
 
-def routing(study: Study) -> list[list[str]]:
-    """Condition, arm, experts changed, share of routing by variance, median, Var(log r), tails of the routing part."""
+def routing(study: Study) -> Table:
+    """Condition, arm, rollouts, experts changed, share of routing, median, Var(log r), tails of the routing part."""
     rows = []
     for condition in study.conditions:
         for arm in study.arms:
             runs = [run for run in study.select(arm, condition) if run.series("routing/log_ratio_var")[0].size]
             if not runs:
                 continue
-            weights, shares = shares_of_variance(runs)
-            tails = [f"{mean(runs, f'routing/part_above_{name}'):.2%}".replace("%", " %") for name in ("0.2", "ln2")]
-            share = np.average(shares, weights=weights) if len(shares) else np.nan
-            shown = [f"{share * 100:.0f} %", f"{np.median(shares) * 100:.0f} %", f"{weights.mean():.2g}"]
+            tails = [f"{100 * mean(runs, f'routing/part_above_{name}'):.2f} %" for name in ("0.2", "ln2")]
+            variance = f"{mean(runs, 'routing/log_ratio_var'):.2g}"
             changed = f"{mean(runs, 'routing/flips_fresh') * 100:.1f} %"
-            rows.append([condition, arm, str(len(runs)), changed, *shown, *tails])
+            rows.append([condition, arm, str(len(runs)), changed, *told_share(runs), variance, *tails])
     return rows
 
 
@@ -160,47 +128,16 @@ def figure(study: Study) -> Figure:
     return drawn
 
 
-def pack(folder: Path, archive: Path, rows: str = "branches.jsonl") -> None:
-    """The sweep with what the tables read of its files of rows."""
-    with tarfile.open(archive, "w:xz") as packed:
-
-        def add(name: str, content: bytes) -> None:
-            info = tarfile.TarInfo(f"{folder.name}/{name}")
-            info.size = len(content)
-            packed.addfile(info, io.BytesIO(content))
-
-        add("sweep.json", (folder / "sweep.json").read_bytes())
-        for path in sorted(folder.rglob(rows)):
-            place = path.parent.relative_to(folder)
-            lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]
-            add(f"{place}/{rows}", "".join(lines).encode())
-            for name in ("config.json", "result.json"):
-                if (path.parent / name).exists():  # a config's file is named from here, not from this machine's root
-                    content = (path.parent / name).read_bytes()
-                    add(f"{place}/{name}", content.replace(f"{Path.cwd()}/".encode(), b""))
-
-
-def _kept(key: str) -> bool:
-    routed = key.startswith(tuple(f"routing/{name}" for name in KEPT_ROUTING)) and "by_layer" not in key
-    return key in ("state", "arm", "step", "failed", "reward/mean", "entropy") or key.startswith(KEPT) or routed
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("dir", type=Path)
     parser.add_argument("--second", type=int, help="the first seed of the second batch")
     parser.add_argument("--baseline", help="the arm that the differences are to; default: the sweep's")
-    parser.add_argument("--figure", type=Path)
-    parser.add_argument("--pack", type=Path)
-    given = parser.parse_args()
-    study = load(given.dir)
-    study = dataclasses.replace(study, baseline=given.baseline or study.baseline)
-    for rows in (table(study, given.second), matrix(study), routing(study)):
-        print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
-    if given.figure:
-        figure(study).savefig(given.figure)
-    if given.pack:
-        pack(given.dir, given.pack)
+
+    def tables(study: Study, given: argparse.Namespace) -> list[Table]:
+        study = dataclasses.replace(study, baseline=given.baseline or study.baseline)
+        return [table(study, given.second), matrix(study), routing(study)]
+
+    command(tables, figure, "branches.jsonl", parser)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,17 @@ r), and the share of tokens whose ratio it moves by more than 0.2 in its logarit
 accuracy, replay minus baseline, with an interval over trajectories.
 """
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import SAMPLED, difference, interval, mean, shares_of_variance
-from jaxrl_llm.reporting.read import Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference
+from experiments.routing_replay.branches import difference, pairs
+from experiments.routing_replay.common import SAMPLED, Table, command, interval, mean, share_of_variance, start_to_end
+from jaxrl_llm.reporting.read import Study
+from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 from jaxrl_llm.reporting.style import INK, panels
+
+REPLAY = "GRPO+R2"
 
 
 @dataclass(frozen=True)
@@ -28,36 +28,44 @@ class Dose:
 
     setting: str
     states: int
-    start: float  # held-out sampled accuracy of the states
-    end: float  # of the baseline's branches
+    ends: str  # held-out sampled accuracy of the states and of the baseline's branches
     flips: float
     variance: float
     share: float
     beyond: float
     effect: PairedDifference
+    over_gain: PairedDifference  # the effect less what the rollout itself gains
 
 
-def doses(study: Study, arm: str) -> list[Dose]:
+def doses(study: Study) -> list[Dose]:
     """Every setting, from the lowest share to the highest."""
     found = []
     for setting in study.conditions:
         runs = study.select(study.baseline, setting)
-        weights, shares = shares_of_variance(runs)
-        share = float(np.average(shares, weights=weights)) if len(shares) else float("nan")
-        start, end = (float(np.mean([run.value("eval/pass_at_1", at=at) for run in runs])) for at in (0, -1))
-        flips, beyond = mean(runs, "routing/flips_fresh"), mean(runs, "routing/part_above_0.2")
-        variance, effect = float(np.mean(weights)), difference(study, arm, setting)
-        found.append(Dose(setting, len(runs), start, end, flips, variance, share, beyond, effect))
+        seeds, start, baseline, replayed = pairs(study, REPLAY, setting)
+        found.append(
+            Dose(
+                setting,
+                len(runs),
+                start_to_end(runs),
+                flips=mean(runs, "routing/flips_fresh"),
+                variance=mean(runs, "routing/log_ratio_var"),
+                share=share_of_variance(runs)[0],
+                beyond=mean(runs, "routing/part_above_0.2"),
+                effect=difference(study, REPLAY, setting),
+                over_gain=paired_difference(replayed - baseline, baseline - start, seeds.astype(int).tolist()),
+            )
+        )
     return sorted(found, key=lambda dose: dose.share)
 
 
-def table(study: Study, arm: str) -> list[list[str]]:
-    """Setting, states, accuracy, experts changed, Var(log r), routing's share and part, beyond 0.2, effect."""
+def table(study: Study) -> Table:
+    """Setting, states, accuracy, experts changed, Var(log r), routing's share and part, beyond 0.2, effect, bounds."""
     return [
         [
             dose.setting,
             str(dose.states),
-            f"{dose.start:.3f} -> {dose.end:.3f}",
+            dose.ends,
             f"{100 * dose.flips:.1f} %",
             f"{dose.variance:.2g}",
             f"{100 * dose.share:.0f} %",
@@ -65,18 +73,19 @@ def table(study: Study, arm: str) -> list[list[str]]:
             f"{100 * dose.beyond:.2f} %",
             interval(dose.effect),
             f"{dose.effect.detectable:.3f}",
+            interval(dose.over_gain),
         ]
-        for dose in doses(study, arm)
+        for dose in doses(study)
     ]
 
 
-def figure(study: Study, arm: str) -> Figure:
+def figure(study: Study) -> Figure:
     """The effect of replay against both measures of the dose, a point and its interval a setting."""
-    title = f"{SAMPLED.name}, {arm} - {study.baseline}"
+    title = f"{SAMPLED.name}, {REPLAY} - {study.baseline}"
     drawn, axes = panels([title, title], columns=2, height=5.0)
     names = ("share of Var(log r) that routing explains (%)", "tokens that routing moves by more than 0.2 (%)")
     for ax, name, measure in zip(axes, names, ("share", "beyond"), strict=True):
-        for number, dose in enumerate(doses(study, arm)):
+        for number, dose in enumerate(doses(study)):
             x, effect = 100 * getattr(dose, measure), dose.effect
             ax.plot([x, x], [effect.low, effect.high], color=INK, linewidth=1.2)
             ax.plot(x, effect.mean, "o", color=INK, markersize=5, label=f"{number + 1}  {dose.setting}")
@@ -91,17 +100,5 @@ def figure(study: Study, arm: str) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("dir", type=Path)
-    parser.add_argument("--arm", default="GRPO+R2")
-    parser.add_argument("--figure", type=Path)
-    given = parser.parse_args()
-    study = load(given.dir)
-    print("".join(f"| {' | '.join(cells)} |\n" for cells in table(study, given.arm)), end="")
-    if given.figure:
-        figure(study, given.arm).savefig(given.figure)
-
-
 if __name__ == "__main__":
-    main()
+    command(lambda study, _: [table(study)], figure, "branches.jsonl")

@@ -8,14 +8,11 @@ Two arms are compared after as many rollouts (at the end of both) or after as ma
 two totals, on the line between the neighbouring evaluations.
 """
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import interval, pack
-from jaxrl_llm.reporting.read import Run, Study, load
+from experiments.routing_replay.common import Table, command, interval, mean, start_to_end
+from jaxrl_llm.reporting.read import Run, Study
 from jaxrl_llm.reporting.statistics import paired_difference
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels
 
@@ -31,17 +28,23 @@ COMPARED = [
 
 
 def course(run: Run) -> dict[str, np.ndarray]:
-    """Of every evaluation: the rollouts before it, the groups drawn in them, and held-out sampled accuracy."""
+    """Of every evaluation: the rollouts before it, the groups drawn in them, and held-out sampled accuracy.
+
+    A run that diverged ends at an accuracy of 0.
+    """
     steps, accuracy = run.series("eval/pass_at_1")
-    drawn = np.concatenate([[0.0], np.cumsum(run.series("rollout/groups_generated")[1])])
-    return {"rollouts": steps, "groups": drawn[steps.astype(int)], "accuracy": accuracy}
+    logged, groups = run.series("rollout/groups_generated")
+    if run.diverged:
+        steps, accuracy = np.append(steps, logged[-1]), np.append(accuracy, 0.0)
+    drawn = np.interp(steps, np.append(0, logged), np.append(0, np.cumsum(groups)))
+    return {"rollouts": steps, "groups": drawn, "accuracy": accuracy}
 
 
 def pair(one: Run, other: Run, budget: str) -> list[float]:
     """What two runs came to after as many "rollouts" or "groups", the most that both have."""
     courses = [course(one), course(other)]
-    common = min(each[budget][-1] for each in courses)
-    return [float(np.interp(common, each[budget], each["accuracy"])) for each in courses]
+    common = min(own[budget][-1] for own in courses)
+    return [float(np.interp(common, own[budget], own["accuracy"])) for own in courses]
 
 
 def ended(study: Study) -> dict[str, list[Run]]:
@@ -50,17 +53,20 @@ def ended(study: Study) -> dict[str, list[Run]]:
     return {arm: own for arm, own in runs.items() if own}
 
 
-def ends(study: Study) -> list[list[str]]:
+def ends(study: Study) -> Table:
     """Arm, runs, groups drawn and trained on a rollout, held-out sampled accuracy from the start to the end."""
-    rows = []
-    for arm, runs in ended(study).items():
-        groups = [np.mean([run.average(f"rollout/groups_{name}") for run in runs]) for name in ("generated", "kept")]
-        start, end = (np.mean([run.value("eval/pass_at_1", at=at) for run in runs]) for at in (0, -1))
-        rows.append([arm, str(len(runs)), *(f"{number:.0f}" for number in groups), f"{start:.3f} -> {end:.3f}"])
-    return rows
+    return [
+        [
+            arm,
+            str(len(runs)),
+            *(f"{mean(runs, f'rollout/groups_{name}'):.0f}" for name in ("generated", "kept")),
+            start_to_end(runs),
+        ]
+        for arm, runs in ended(study).items()
+    ]
 
 
-def differences(study: Study) -> list[list[str]]:
+def differences(study: Study) -> Table:
     """Arm, against, after as many, accuracy of both, difference, detectable, and the difference in the two batches."""
     rows, runs = [], ended(study)
     for arm, other, budget in COMPARED:
@@ -85,7 +91,12 @@ def figure(study: Study) -> Figure:
         places = []
         for arm, runs in ended(study).items():
             courses = [course(run) for run in runs]
-            x, y = (np.mean([each[name] for each in courses], 0) for name in (budget, "accuracy"))
+            steps = max((own["rollouts"] for own in courses), key=len)
+            measured = {
+                name: np.mean([np.interp(steps, own["rollouts"], own[name]) for own in courses], 0)
+                for name in courses[0]
+            }
+            x, y = measured[budget], measured["accuracy"]
             look = line(study.arms, arm)
             ax.plot(x, y, **look)
             places.append((float(x[-1]), float(y[-1]), arm, look["color"]))
@@ -94,20 +105,5 @@ def figure(study: Study) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("dir", type=Path)
-    parser.add_argument("--figure", type=Path)
-    parser.add_argument("--pack", type=Path)
-    given = parser.parse_args()
-    study = load(given.dir)
-    for rows in (ends(study), differences(study)):
-        print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
-    if given.figure:
-        figure(study).savefig(given.figure)
-    if given.pack:
-        pack(given.dir, given.pack, "metrics.jsonl")
-
-
 if __name__ == "__main__":
-    main()
+    command(lambda study, _: [ends(study), differences(study)], figure, "metrics.jsonl")

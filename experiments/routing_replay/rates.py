@@ -9,17 +9,17 @@ last stable rate and the next one, over the logarithm of the rate; at an edge of
 edge, and counted as such.
 """
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import SAMPLED, pack
-from jaxrl_llm.reporting.read import Study, load
-from jaxrl_llm.reporting.statistics import LEVEL, paired_difference
+from experiments.routing_replay.common import SAMPLED, Table, command, interval, start_of
+from jaxrl_llm.reporting.read import Study
+from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels
+
+SMALL_LOSS = 0.05
 
 
 def highest_stable(rates: Sequence[float], gains: Sequence[float]) -> tuple[float, bool]:
@@ -49,12 +49,17 @@ class Curves:
         chosen = [runs[*key, seed] for key in keys for seed in self.seeds]
         shape = (len(self.arms), len(self.rates), len(self.seeds))
         self.ends = np.array([SAMPLED.measure(run) for run in chosen]).reshape(shape)
-        self.gains = self.ends - np.array([run.value("eval/pass_at_1", at=0) for run in chosen]).reshape(shape)
+        self.gains = self.ends - np.array([start_of(run) for run in chosen]).reshape(shape)
 
-    def stable(self, arm: int) -> tuple[np.ndarray, int]:
-        """The highest stable rate of every seed, and how many of them are edges."""
-        found = [highest_stable(self.rates, self.gains[arm, :, seed].tolist()) for seed in range(len(self.seeds))]
+    def stable(self, arm: int, most: float = np.inf) -> tuple[np.ndarray, int]:
+        """The highest stable rate of every seed, and how many of them are edges; a loss counts `most` at most."""
+        gains = np.maximum(self.gains[arm], -most)
+        found = [highest_stable(self.rates, gains[:, seed].tolist()) for seed in range(len(self.seeds))]
         return np.array([rate for rate, _ in found]), sum(edge for _, edge in found)
+
+    def logs(self, arm: int) -> list[np.ndarray]:
+        """Logarithms of the highest stable rates, with losses as they are and with losses of 0.05 at most."""
+        return [np.log(self.stable(arm, most)[0]) for most in (np.inf, SMALL_LOSS)]
 
 
 def every_n(study: Study) -> list[Curves]:
@@ -63,24 +68,48 @@ def every_n(study: Study) -> list[Curves]:
     return [curves for curves in (Curves(study, updates) for updates in numbers) if curves.seeds]
 
 
-def table(study: Study) -> list[list[str]]:
+def table(study: Study) -> Table:
     """N, arm, mean end at each rate; highest stable rate with interval, seeds at an edge, factor to the baseline.
 
-    Rates are averaged by their logarithm: the middle is the geometric mean, and a difference is a factor.
+    Rates are averaged by their logarithm: the middle is the geometric mean, and a difference is a factor. Where the
+    next rate ends in collapse the crossing rests on the line, so that the factor is given twice: the last column counts
+    a loss as 0.05 at most.
     """
     rows = []
     for curves in every_n(study):
-        logs = [np.log(curves.stable(arm)[0]) for arm in range(len(curves.arms))]
         for i, arm in enumerate(curves.arms):
-            own = paired_difference(logs[i], np.zeros_like(logs[i]))
-            middle, low, high = (f"{np.exp(x):.2g}" for x in (own.mean, own.low, own.high))
-            factor = paired_difference(logs[i], logs[0])
-            told = ", ".join(f"{np.exp(x):.2f}" for x in (factor.low, factor.high))
-            against = f"{np.exp(factor.mean):.2f} [{told}]" if i else ""
+            ours, theirs = curves.logs(i), curves.logs(0)
+            own = _factor(paired_difference(ours[0], np.zeros_like(ours[0])), "{:.2g}")
+            factors = [_factor(paired_difference(ours[j], theirs[j]), "{:.2f}") if i else "" for j in (0, 1)]
             ends = [f"{end:.3f}" for end in curves.ends[i].mean(-1)]
-            edges = f"{curves.stable(i)[1]} of {len(curves.seeds)}"
-            rows.append([curves.updates, arm, *ends, f"{middle} [{low}, {high}]", edges, against])
+            rows.append([curves.updates, arm, *ends, own, f"{curves.stable(i)[1]} of {len(curves.seeds)}", *factors])
     return rows
+
+
+def _factor(d: PairedDifference, form: str) -> str:
+    middle, low, high = (form.format(np.exp(x)) for x in (d.mean, d.low, d.high))
+    return f"{middle} [{low}, {high}]"
+
+
+def at_best(study: Study) -> Table:
+    """N, arm, its best rate by the mean end, the end there, and the difference to the baseline at its own best."""
+    rows = []
+    for curves in every_n(study):
+        best = curves.ends.mean(-1).argmax(-1)
+        ends = [curves.ends[arm, rate] for arm, rate in enumerate(best)]
+        for i, arm in enumerate(curves.arms):
+            against = interval(paired_difference(ends[i], ends[0])) if i else ""
+            rows.append([curves.updates, arm, f"{curves.rates[best[i]]:g}", f"{ends[i].mean():.3f}", against])
+    return rows
+
+
+def by_updates(study: Study) -> Table:
+    """Arm; the highest stable rate of the last N over that of the first, and the same if a loss counts 0.05 at most."""
+    few, *_, many = every_n(study)
+    return [
+        [arm, *(_factor(paired_difference(*logs), "{:.2f}") for logs in zip(many.logs(i), few.logs(i), strict=True))]
+        for i, arm in enumerate(few.arms)
+    ]
 
 
 def figure(study: Study) -> Figure:
@@ -101,22 +130,5 @@ def figure(study: Study) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("dir", type=Path)
-    parser.add_argument("--figure", type=Path)
-    parser.add_argument("--pack", type=Path)
-    given = parser.parse_args()
-    study = load(given.dir)
-    rates = [f"{rate:g}" for rate in every_n(study)[0].rates]
-    header = ["N", "arm", *rates, f"highest stable rate, {100 * LEVEL:.0f} % interval", "at an edge", "factor to GRPO"]
-    rows = [header, ["---"] * len(header), *table(study)]
-    print("".join(f"| {' | '.join(cells)} |\n" for cells in rows), end="")
-    if given.figure:
-        figure(study).savefig(given.figure)
-    if given.pack:
-        pack(given.dir, given.pack, "metrics.jsonl")
-
-
 if __name__ == "__main__":
-    main()
+    command(lambda study, _: [table(study), at_best(study), by_updates(study)], figure, "metrics.jsonl")

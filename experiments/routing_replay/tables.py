@@ -7,6 +7,7 @@ Only the doses of router noise are not among them: `noise.py` measures those ane
 """
 
 import argparse
+import dataclasses
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.routing_replay import branches, dose, rates
+from experiments.routing_replay.common import SAMPLED, Table, interval, markdown, mean, share_of_variance, told_share
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
-from jaxrl_llm.reporting.tables import routing_table
+from jaxrl_llm.reporting.statistics import paired_difference
 
 RESULTS = Path(__file__).with_name("results")
-Table = list[list[str]]
 
 
 def full(study: Study) -> Table:
@@ -30,7 +31,18 @@ def full(study: Study) -> Table:
     for condition in study.conditions:
         found = _differences(study, condition)
         for row in rows:
-            row += [f"{_mean(study.select(row[0], condition), 'eval/pass_at_1', last=1):.3f}", found.get(row[0], "")]
+            row += [f"{mean(study.select(row[0], condition), 'eval/pass_at_1', last=1):.3f}", found.get(row[0], "")]
+    return rows
+
+
+def across(study: Study) -> Table:
+    """Arm; the difference of held-out sampled accuracy at the end, N = 8, 16 and 32 minus N = 1, paired by seed."""
+    ends = {(run.arm, run.condition, run.seed): SAMPLED.measure(run) for run in study.runs}
+    numbers = list(dict.fromkeys(run.seed for run in study.runs))
+    rows = []
+    for arm in study.arms:
+        one, *more = ([ends[arm, condition, seed] for seed in numbers] for condition in study.conditions)
+        rows.append([arm, *(interval(paired_difference(other, one)) for other in more)])
     return rows
 
 
@@ -40,9 +52,9 @@ def seeds(study: Study) -> Table:
         [
             arm,
             " -> ".join(f"{np.mean([run.value('eval/greedy', at=at) for run in runs]):.3f}" for at in (0, -1)),
-            *(f"{_mean(runs, key, last):.3f}" for key, last in (("eval/pass_at_1", 1), ("reward/mean", 5))),
-            f"{100 * _mean(runs, CLIPPED):.1f} %",
-            f"{100 * _mean(runs, 'routing/flips_old_current'):.1f} %",
+            *(f"{mean(runs, key, last):.3f}" for key, last in (("eval/pass_at_1", 1), ("reward/mean", 5))),
+            f"{100 * mean(runs, CLIPPED):.1f} %",
+            f"{100 * mean(runs, 'routing/flips_old_current'):.1f} %",
             f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}",
         ]
         for arm, runs in _arms(study)
@@ -65,30 +77,30 @@ def batches(study: Study) -> Table:
 
 
 def mismatch(study: Study) -> Table:
-    """Arm, greedy and sampled at the end, difference in the latter, verdict, k3 and experts from sampler to old."""
-    verdicts = {c.arm: c.verdict for c in compare(study, "") if c.outcome == branches.SAMPLED}
-    found = _differences(study, "")
+    """Arm, greedy and sampled at the end, difference in it to GRPO and to R2, k3 and experts, sampler to old."""
+    found, replayed = (_differences(dataclasses.replace(study, baseline=arm), "") for arm in ("GRPO", "GRPO+R2"))
     return [
         [
             arm,
-            *(f"{_mean(runs, f'eval/{name}', last=1):.3f}" for name in ("greedy", "pass_at_1")),
+            *(f"{mean(runs, f'eval/{name}', last=1):.3f}" for name in ("greedy", "pass_at_1")),
             found.get(arm, ""),
-            verdicts.get(arm, ""),
-            f"{_mean(runs, 'kl/sampler'):.1e}",
-            f"{100 * _mean(runs, 'routing/flips_sampler_old'):.2f} %",
+            replayed.get(arm, ""),
+            f"{mean(runs, 'kl/sampler'):.1e}",
+            f"{100 * mean(runs, 'routing/flips_sampler_old'):.2f} %",
         ]
         for arm, runs in _arms(study)
     ]
 
 
 def what(study: Study) -> Table:
-    """Arm, sampled at the end, difference, collapsed."""
-    found = _differences(study, "")
+    """Arm, sampled at the end, difference to GRPO and to R2 of indices, collapsed."""
+    found, indices = (_differences(dataclasses.replace(study, baseline=arm), "") for arm in ("GRPO", "GRPO+R2"))
     return [
         [
             arm,
-            f"{_mean(runs, 'eval/pass_at_1', last=1):.3f}",
+            f"{mean(runs, 'eval/pass_at_1', last=1):.3f}",
             found.get(arm, ""),
+            indices.get(arm, ""),
             f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}",
         ]
         for arm, runs in _arms(study)
@@ -96,18 +108,18 @@ def what(study: Study) -> Table:
 
 
 def shares(study: Study, name: str, setting: Callable[[str], str]) -> Table:
-    """Sweep, setting; of GRPO and GRPO+R2 routing's share of Var(log r) by variance, and the median."""
+    """Sweep, setting; of GRPO and GRPO+R2 routing's share of Var(log r), its interval over seeds, and the median."""
     rows = []
     for condition in study.conditions:
-        measured = {row[0]: row for row in routing_table(study, condition)[1]}
-        if {"GRPO", "GRPO+R2"} <= measured.keys():
-            told = [measured[arm][i].replace("%", " %") for arm in ("GRPO", "GRPO+R2") for i in (2, 4)]
-            rows.append([f"`{name}`", setting(condition), *told])
+        both = [study.select(arm, condition) for arm in ("GRPO", "GRPO+R2")]
+        if np.isfinite(share_of_variance(both[0])[0]):  # at N = 1 the ratio is 1
+            rows.append([f"`{name}`", setting(condition), *(cell for runs in both for cell in told_share(runs))])
     return rows
 
 
 TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, sweep in it, table
     ("full", "full", full),
+    ("full", "full", across),
     ("seeds", "seeds", seeds),
     ("seeds", "seeds", batches),
     ("full", "full", partial(shares, name="full", setting="{}, fair rate".format)),
@@ -120,8 +132,10 @@ TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, swee
     ("control", "control", branches.matrix),
     ("strong", "strong", branches.matrix),
     ("strong2", "strong2", partial(branches.table, second=8)),
-    ("dose", "dose", partial(dose.table, arm="GRPO+R2")),
+    ("dose", "dose", dose.table),
     ("curves", "curves", rates.table),
+    ("curves", "curves", rates.at_best),
+    ("curves", "curves", rates.by_updates),
 )
 
 
@@ -143,14 +157,10 @@ def _arms(study: Study) -> list[tuple[str, list[Run]]]:
     return [(arm, study.select(arm, "")) for arm in study.arms]
 
 
-def _mean(runs: Sequence[Run], key: str, last: int = 0) -> float:
-    return float(np.mean([run.average(key, last=last) for run in runs]))
-
-
 def _differences(study: Study, condition: str) -> dict[str, str]:
     """Of every arm the difference in held-out sampled accuracy; "0" where the pairs are equal to the bit."""
-    compared = [c for c in compare(study, condition) if c.outcome == branches.SAMPLED]
-    return {c.arm: "0" if c.difference.identical else branches.interval(c.difference) for c in compared}
+    compared = [c for c in compare(study, condition) if c.outcome == SAMPLED]
+    return {c.arm: "0" if c.difference.identical else interval(c.difference) for c in compared}
 
 
 def main() -> None:
@@ -160,7 +170,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, rows in tables(Path(folder), given.archives):
             print(f"{name}\n")
-            print("".join(f"| {' | '.join(cells)} |\n" for cells in rows))
+            print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.routing_replay.rates import Curves, highest_stable, table
+from experiments.routing_replay.rates import Curves, at_best, highest_stable, table
 from jaxrl_llm.reporting.read import load
 
 RATES = (1e-5, 1e-4, 1e-3)
@@ -48,6 +48,11 @@ def test_the_table_of_a_sweep(tmp_path):
     np.testing.assert_allclose(Curves(study, "N = 8").stable(0)[0], [10**-3.75, 10**-3.25])
     assert grpo[:5] == ["N = 8", "GRPO", "0.700", "0.700", "0.300"]
     assert grpo[5].startswith("0.00032 [")
-    assert grpo[6:] == ["0 of 2", ""]
+    assert grpo[6:] == ["0 of 2", "", ""]
     assert gspo[6] == "2 of 2"
     assert gspo[7].startswith("3.16 [")  # half a decade above GRPO
+    # A loss of 0.3 counted as 0.05: from +0.1 the line crosses zero at 2/3 of the decade, from +0.3 to -0.05 at 6/7.
+    np.testing.assert_allclose(Curves(study, "N = 8").stable(0, 0.05)[0], [10 ** (-4 + 2 / 3), 10 ** (-4 + 6 / 7)])
+    best = at_best(study)
+    assert [row[:4] for row in best] == [["N = 8", "GRPO", "1e-05", "0.700"], ["N = 8", "GSPO", "1e-05", "0.650"]]
+    assert best[1][4].startswith("-0.050 [")

@@ -1,0 +1,127 @@
+"""What the tables of this page share: the outcome, its words, the packed data and the command line."""
+
+import argparse
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxrl_llm.reporting.comparisons import OUTCOMES
+from jaxrl_llm.reporting.read import Run, Study, load
+from jaxrl_llm.reporting.statistics import PairedDifference
+from jaxrl_llm.run_log import read_rows
+
+SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
+KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
+KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
+Table = list[list[str]]
+
+
+def interval(d: PairedDifference) -> str:
+    """+0.065 [+0.043, +0.086]."""
+    return f"{SAMPLED.signed(d.mean)} {SAMPLED.interval(d.low, d.high)}"
+
+
+def start_to_end(runs: Sequence[Run]) -> str:
+    """0.877 -> 0.882: held-out sampled accuracy; a run that diverged ends at 0."""
+    start, end = (np.mean([measure(run) for run in runs]) for measure in (start_of, SAMPLED.measure))
+    return f"{start:.3f} -> {end:.3f}"
+
+
+def start_of(run: Run) -> float:
+    """Held-out sampled accuracy before the first rollout."""
+    return run.value("eval/pass_at_1", at=0)
+
+
+def mean(runs: Sequence[Run], key: str, last: int = 0) -> float:
+    """Over the runs that have the number, of its mean over all rows or over the last ones."""
+    values = [run.average(key, last=last) for run in runs]
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def share_of_variance(runs: Sequence[Run]) -> tuple[float, float, float, float]:
+    """Share of Var(log r) that the changed experts explain: by variance, its 95 % interval over seeds, the median.
+
+    The interval is a percentile bootstrap that draws whole seeds; at five of them it is too narrow. NaN where nothing
+    was measured.
+    """
+    sums: dict[str, np.ndarray] = {}
+    single = []
+    for run in runs:
+        variance, share = (run.series(f"routing/{name}")[1] for name in ("log_ratio_var", "share_of_variance"))
+        known = np.isfinite(variance) & (variance > 0)
+        if known.any():
+            part = np.array([(variance * share)[known].sum(), variance[known].sum()])
+            sums[run.seed] = sums.get(run.seed, 0) + part
+            single += share[known].tolist()
+    if not sums:
+        return float("nan"), float("nan"), float("nan"), float("nan")
+    per_seed = np.array(list(sums.values()))
+    drawn = np.random.default_rng(0).integers(len(per_seed), size=(10_000, len(per_seed)))
+    explained, variance = per_seed[drawn].sum(1).T
+    whole = per_seed.sum(0)
+    low, high = np.quantile(explained / variance, [0.025, 0.975])
+    return float(whole[0] / whole[1]), float(low), float(high), float(np.median(single))
+
+
+def told_share(runs: Sequence[Run]) -> list[str]:
+    """11 % [6, 16] and the median."""
+    share, low, high, middle = (100 * x for x in share_of_variance(runs))
+    return [f"{share:.0f} % [{low:.0f}, {high:.0f}]", f"{middle:.0f} %"]
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def command(
+    tables: Callable[[Study, argparse.Namespace], Iterable[Table]],
+    figure: Callable[[Study], Figure],
+    rows: str,
+    parser: argparse.ArgumentParser | None = None,
+) -> None:
+    """DIR [--figure OUT.png] [--pack OUT.tar.xz] and the options of `parser`: prints the tables of the sweep in DIR.
+
+    rows: the file of rows in the sweep's runs, which a packed sweep keeps.
+    """
+    parser = parser or argparse.ArgumentParser()
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--pack", type=Path)
+    given = parser.parse_args()
+    study = load(given.dir)
+    print("\n".join(markdown(table) for table in tables(study, given)), end="")
+    if given.figure:
+        figure(study).savefig(given.figure)
+    if given.pack:
+        pack(given.dir, given.pack, rows)
+
+
+def pack(folder: Path, archive: Path, rows: str) -> None:
+    """The sweep with what the report and the tables read of its files of rows."""
+    with tarfile.open(archive, "w:xz") as packed:
+
+        def add(name: str, content: bytes) -> None:
+            info = tarfile.TarInfo(f"{folder.name}/{name}")
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+
+        add("sweep.json", (folder / "sweep.json").read_bytes())
+        for path in sorted(folder.rglob(rows)):
+            place = path.parent.relative_to(folder)
+            lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]
+            add(f"{place}/{rows}", "".join(lines).encode())
+            for name in ("config.json", "result.json", "failed.json"):
+                if (path.parent / name).exists():  # a config's file is named from here, not from this machine's root
+                    content = (path.parent / name).read_bytes()
+                    add(f"{place}/{name}", content.replace(f"{Path.cwd()}/".encode(), b""))
+
+
+def _kept(key: str) -> bool:
+    routed = key.startswith(tuple(f"routing/{name}" for name in KEPT_ROUTING)) and "_by_" not in key
+    named = key in ("state", "arm", "step", "failed", "reward/mean", "entropy")
+    return named or key.startswith((*KEPT, "rollout/groups_")) or routed
