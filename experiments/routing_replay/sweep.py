@@ -30,7 +30,8 @@ branch_smoke  two arms in branches of a tiny model, about a minute
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,7 @@ def tuned(*numbers: int) -> list[dict[str, Any]]:
     return [run | {"optimizer.learning_rate": rates.get(run["condition"], {}).get(run["arm"], 4e-4)} for run in runs]
 
 
-# Rollouts of a branch's trajectory, and the rates of the branches.
-BRANCHED = {"steps": 30, "checkpoint.every": 5}
-BRANCHED_RATES = {
-    "branch": (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4),
-    "tight": (2e-4, 4e-4),
-    "predict": (2.5e-5, 1e-4, 4e-4),
-}
+BRANCHED = {"steps": 30, "checkpoint.every": 5}  # a branch's trajectory
 
 
 def rates(*values: float) -> list[dict[str, Any]]:
@@ -121,32 +116,34 @@ def clipped(*bounds: float) -> list[dict[str, Any]]:
     ]
 
 
-def branches(variant: str, part: str) -> Sweep:
-    if variant == "branch_smoke":
-        runs = product(arms("GRPO", "GRPO+R2"), seeds(0, 2))
-        branching = Branching(first=0, every=1)
-        return Sweep(QUESTION, runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=0.5, branching=branching)
-    if variant == "control":
-        return control([int(n) for n in part.split(",")] if part else CONTROL_RATES, NOISE, 5)
-    if variant == "strong":
-        noises = {name: scale for name, scale in STRONG_NOISE.items() if part in ("", f"{scale:g}")}
-        if not noises:
-            raise ValueError(f"strong@{part}: its noises are {', '.join(f'{x:g}' for x in STRONG_NOISE.values())}")
-        return control([4], noises, 16 if part else 8)
-    if variant == "dose":
-        return dose()
-    branching = Branching(first=1, every=3)
-    if variant == "tight":
-        compared, numbers = chain(arms("GRPO", "GSPO"), clipped(2e-5, 1e-8)), seeds(8, 16)
-    elif variant == "predict":  # a predictor chooses from the second rollout on
-        compared, numbers = chain(arms("GRPO", "GRPO+R2"), [PREDICTED]), seeds(0, 5)
-        branching = Branching(first=1, every=6, rollouts=3)
-    else:
-        named = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
-        compared, numbers = chain(named, clipped(0.02, 0.002)), seeds(0, 8)
-    own = [float(rate) for rate in part.split(",")] if part else BRANCHED_RATES[variant]
-    runs = product(compared, rates(*own), [BRANCHED], numbers)
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=3, branching=branching)
+def compared(*parts: Any, minutes: float = 1, branching: Branching | None = None) -> Sweep:
+    """The product of arms, settings and seeds against GRPO."""
+    return Sweep(QUESTION, product(*parts), baseline="GRPO", config=CONFIG, minutes=minutes, branching=branching)
+
+
+def branch_smoke() -> Sweep:
+    smoke = compared(arms("GRPO", "GRPO+R2"), seeds(0, 2), minutes=0.5, branching=Branching(first=0, every=1))
+    return replace(smoke, config=f"{CONFIG}:smoke")
+
+
+def branch(*own: float) -> Sweep:
+    named = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [{"arm": "SAT", "objective.name": "sat"}])
+    conditions = rates(*(own or (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)))
+    parts = (conditions, [BRANCHED], seeds(0, 8))
+    return compared(chain(named, clipped(0.02, 0.002)), *parts, minutes=3, branching=Branching(first=1, every=3))
+
+
+def tight(*own: float) -> Sweep:
+    parts = (rates(*(own or (2e-4, 4e-4))), [BRANCHED], seeds(8, 16))
+    tight = chain(arms("GRPO", "GSPO"), clipped(2e-5, 1e-8))
+    return compared(tight, *parts, minutes=3, branching=Branching(first=1, every=3))
+
+
+def predict(*own: float) -> Sweep:
+    """Of three rollouts, since a predictor chooses from the second on."""
+    parts = (rates(*(own or (2.5e-5, 1e-4, 4e-4))), [BRANCHED], seeds(0, 5))
+    branching = Branching(first=1, every=6, rollouts=3)
+    return compared(chain(arms("GRPO", "GRPO+R2"), [PREDICTED]), *parts, minutes=3, branching=branching)
 
 
 # Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
@@ -157,9 +154,20 @@ STRONG_NOISE = {f"noise {scale:g}": scale for scale in (0.5, 1.0, 2.0)}
 CONTROL_RATES = {1: 2e-4, 4: 1e-4}
 
 
-def control(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> Sweep:
+def control(*numbers: int) -> Sweep:
+    return noisy(numbers or tuple(CONTROL_RATES), NOISE, 5)
+
+
+def strong(*scales: float) -> Sweep:
+    noises = {name: scale for name, scale in STRONG_NOISE.items() if not scales or scale in scales}
+    if len(noises) < len(scales):
+        raise ValueError(f"the noises of strong are {', '.join(f'{x:g}' for x in STRONG_NOISE.values())}")
+    return noisy([4], noises, 16 if scales else 8)
+
+
+def noisy(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> Sweep:
     corrected = [{"arm": "GRPO+TIS", "objective.name": "grpo", "objective.correction": "tis"}]
-    noisy = [
+    conditions = [
         {
             "condition": f"N = {n}, {name}",
             "updates.minibatches": n,
@@ -170,12 +178,11 @@ def control(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> 
         for name, scale in noises.items()
     ]
     # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
-    several = [condition for condition in noisy if condition["updates.minibatches"] > 1]
-    compared = chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected)
-    conditions = chain(product(compared, noisy), product([PREDICTED], several))
-    runs = product(conditions, [BRANCHED | {"steps": 16}], seeds(0, count))
+    several = [condition for condition in conditions if condition["updates.minibatches"] > 1]
+    every = product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), conditions)
+    parts = ([BRANCHED | {"steps": 16}], seeds(0, count))
     branching = Branching(first=0, every=4, rollouts=4)
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=branching)
+    return compared(chain(every, product([PREDICTED], several)), *parts, minutes=2, branching=branching)
 
 
 # A single expert's gate is its probability: normalised it would be 1, and the router would have no gradient.
@@ -198,19 +205,18 @@ def dose() -> Sweep:
         [{"condition": "16 layers", **small, "model.num_hidden_layers": 16}],
         [{"condition": "router alone, 3e-2", **alone, "optimizer.learning_rate": 3e-2}],
     )
-    measured = BRANCHED | {"log.diagnostics_every": 1, "steps": 20}
-    runs = product(arms("GRPO", "GRPO+R2"), settings, [measured], seeds(0, 5))
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=2, branching=Branching(first=1, every=2))
+    parts = (settings, [BRANCHED | {"log.diagnostics_every": 1, "steps": 20}], seeds(0, 5))
+    return compared(arms("GRPO", "GRPO+R2"), *parts, minutes=2, branching=Branching(first=1, every=2))
 
 
 # Half decades, from a rate at which nothing moves to one that no arm bears.
 CURVE_RATES = (6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3)
 
 
-def curves(numbers: Sequence[int]) -> Sweep:
+def curves(*numbers: int) -> Sweep:
     conditions = [
         {"condition": f"N = {n}, lr {rate:g}", "updates.minibatches": n, "optimizer.learning_rate": rate}
-        for n in numbers
+        for n in numbers or (8, 32)
         for rate in CURVE_RATES
     ]
     runs = product(arms("GRPO", "GRPO+R2", "GSPO"), conditions, seeds(0, 5))
@@ -226,50 +232,82 @@ def horizon() -> Sweep:
     return Sweep(question, product(compared, [setting], seeds(0, 10)), baseline="GRPO", config=COUNTDOWN, minutes=5)
 
 
+def quick() -> Sweep:
+    return compared(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
+
+
+def ten_seeds() -> Sweep:
+    return compared(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 10))
+
+
+def full(*numbers: int) -> Sweep:
+    return compared(tuned(*(numbers or UPDATES)), seeds(0, 5))
+
+
+def tune(*numbers: int) -> Sweep:
+    rated = [
+        {**n, "condition": f"{n['condition']}, lr {rate:g}", "optimizer.learning_rate": rate}
+        for n in updates(*(numbers or UPDATES))
+        for rate in RATES[max(first for first in RATES if first <= n["updates.minibatches"])]
+    ]
+    return compared(arms(), rated, seeds(100, 1))
+
+
+def mismatch() -> Sweep:
+    corrected = {"arm": "GRPO+TIS", **ARMS["GRPO"], "objective.correction": "tis"}
+    every = chain(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO"), [corrected])
+    return compared(every, [{"rollout.dtype": "bfloat16"}], seeds(0, 5))
+
+
+def what() -> Sweep:
+    logits = {"arm": "GRPO+R2 logits", **ARMS["GRPO+R2"], "replay.what": "logits"}
+    return compared(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 5))
+
+
+def regime() -> Sweep:
+    shapes = chain(
+        [{"condition": "4 layers, 16 experts, top-4"}],
+        [{"condition": "8 layers", "model.num_hidden_layers": 8}],
+        [{"condition": "64 experts, top-8", "model.num_experts": 64, "model.num_experts_per_tok": 8}],
+        [{"condition": "8 experts, top-2", "model.num_experts": 8, "model.num_experts_per_tok": 2}],
+        [{"condition": "router lr x 10", "optimizer.router_factor": 10.0}],
+        [{"condition": "router frozen", "optimizer.router_factor": 0.0}],
+        [{"condition": "21 tokens", "task.options.digits": 20, **LONGER}],
+    )
+    return compared(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
+
+
+VARIANTS: dict[str, Callable[..., Sweep]] = {
+    "quick": quick,
+    "seeds": ten_seeds,
+    "full": full,
+    "tune": tune,
+    "mismatch": mismatch,
+    "regime": regime,
+    "what": what,
+    "branch": branch,
+    "tight": tight,
+    "predict": predict,
+    "control": control,
+    "strong": strong,
+    "dose": dose,
+    "curves": curves,
+    "horizon": horizon,
+    "branch_smoke": branch_smoke,
+}
+# What a part of a variant names, as in full@8,32.
+PARTS: dict[str, Callable[[str], float]] = {
+    **dict.fromkeys(("full", "tune", "control", "curves"), int),  # N
+    **dict.fromkeys(("branch", "tight", "predict"), float),  # the learning rate
+    "strong": float,  # the noise
+}
+
+
 def get_sweep(variant: str = "quick") -> Sweep:
-    variant, _, part = variant.partition("@")
-    if part and variant not in ("full", "tune", "branch", "tight", "predict", "control", "strong", "curves"):
+    name, _, part = variant.partition("@")
+    if name not in VARIANTS:
+        raise ValueError(f"unknown variant {name!r}; it has {', '.join(VARIANTS)}")
+    if part and name not in PARTS:
         known = "full, tune, control and curves have parts by N, branch, tight and predict by rate, strong by noise"
-        raise ValueError(f"{variant}@{part}: {known}")
-    if variant in ("branch", "branch_smoke", "tight", "predict", "control", "strong", "dose"):
-        return branches(variant, part)
-    numbers = [int(n) for n in part.split(",")] if part else UPDATES
-    if variant == "quick":
-        runs = product(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), seeds(0, 3))
-    elif variant == "seeds":
-        runs = product(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO", "SAPO"), seeds(0, 10))
-    elif variant == "full":
-        runs = product(tuned(*numbers), seeds(0, 5))
-    elif variant == "curves":
-        return curves(numbers if part else (8, 32))
-    elif variant == "horizon":
-        return horizon()
-    elif variant == "tune":
-        rated = [
-            {**n, "condition": f"{n['condition']}, lr {rate:g}", "optimizer.learning_rate": rate}
-            for n in updates(*numbers)
-            for rate in RATES[max(first for first in RATES if first <= n["updates.minibatches"])]
-        ]
-        runs = product(arms(), rated, seeds(100, 1))
-    elif variant == "mismatch":
-        corrected = {"arm": "GRPO+TIS", **ARMS["GRPO"], "objective.correction": "tis"}
-        part = chain(arms("GRPO", "GRPO+R2", "GRPO+R3", "GSPO"), [corrected])
-        runs = product(part, [{"rollout.dtype": "bfloat16"}], seeds(0, 5))
-    elif variant == "what":
-        logits = {"arm": "GRPO+R2 logits", **ARMS["GRPO+R2"], "replay.what": "logits"}
-        runs = product(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 5))
-    elif variant == "regime":
-        shapes = chain(
-            [{"condition": "4 layers, 16 experts, top-4"}],
-            [{"condition": "8 layers", "model.num_hidden_layers": 8}],
-            [{"condition": "64 experts, top-8", "model.num_experts": 64, "model.num_experts_per_tok": 8}],
-            [{"condition": "8 experts, top-2", "model.num_experts": 8, "model.num_experts_per_tok": 2}],
-            [{"condition": "router lr x 10", "optimizer.router_factor": 10.0}],
-            [{"condition": "router frozen", "optimizer.router_factor": 0.0}],
-            [{"condition": "21 tokens", "task.options.digits": 20, **LONGER}],
-        )
-        runs = product(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
-    else:
-        known = "quick, seeds, full, tune, mismatch, regime, what, branch, tight, predict, control, strong, dose"
-        raise ValueError(f"unknown variant {variant!r}; it has {known}, curves, horizon and branch_smoke")
-    return Sweep(QUESTION, runs, baseline="GRPO", config=CONFIG, minutes=1)
+        raise ValueError(f"{variant}: {known}")
+    return VARIANTS[name](*(PARTS[name](one) for one in part.split(",") if part))
