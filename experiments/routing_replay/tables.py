@@ -117,6 +117,11 @@ def shares(study: Study, name: str, setting: Callable[[str], str]) -> Table:
     return rows
 
 
+def against_gspo(study: Study) -> Table:
+    """The branches' table with GSPO as the baseline."""
+    return branches.table(dataclasses.replace(study, baseline="GSPO"), second=16)
+
+
 TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, sweep in it, table
     ("full", "full", full),
     ("full", "full", across),
@@ -129,6 +134,8 @@ TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, swee
     ("mismatch_what", "what", what),
     ("branch", "branch", partial(branches.table, second=4)),
     ("branch", "branch", branches.routing),
+    ("tight", "tight", partial(branches.table, second=16)),
+    ("tight", "tight", against_gspo),
     ("control", "control", branches.matrix),
     ("strong", "strong", branches.matrix),
     ("strong2", "strong2", partial(branches.table, second=8)),
