@@ -18,6 +18,7 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
 tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
          (tight@4e-4 is the part at one)
 predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
+         (predict@4e-4 has 15 of the highest)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
          4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
 strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
@@ -141,7 +142,7 @@ def tight(*own: float) -> Sweep:
 
 def predict(*own: float) -> Sweep:
     """Of three rollouts, since a predictor chooses from the second on."""
-    parts = (rates(*(own or (2.5e-5, 1e-4, 4e-4))), [BRANCHED], seeds(0, 5))
+    parts = (rates(*(own or (2.5e-5, 1e-4, 4e-4))), [BRANCHED], seeds(0, 15 if own else 5))
     branching = Branching(first=1, every=6, rollouts=3)
     return compared(chain(arms("GRPO", "GRPO+R2"), [PREDICTED]), *parts, minutes=3, branching=branching)
 
