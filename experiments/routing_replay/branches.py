@@ -74,7 +74,8 @@ def table(study: Study, second: int | None = None) -> Table:
                 rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", "", ""])
                 continue
             parts = [] if second is None else [(0, second), (second, np.inf)]
-            told = [interval(difference(study, arm, condition, *part)) for part in parts] or ["", ""]
+            batches = [difference(study, arm, condition, *part) for part in parts]
+            told = [interval(batch) if batch.n else "" for batch in batches] or ["", ""]
             rows.append([*cells, interval(whole), f"{whole.detectable:.3f}", *told])
     return rows
 

@@ -136,6 +136,7 @@ TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, swee
     ("branch", "branch", branches.routing),
     ("tight", "tight", partial(branches.table, second=16)),
     ("tight", "tight", against_gspo),
+    ("predict", "predict", partial(branches.table, second=5)),
     ("control", "control", branches.matrix),
     ("strong", "strong", branches.matrix),
     ("strong2", "strong2", partial(branches.table, second=8)),
