@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.routing_replay import branches, dose, rates
+from experiments.routing_replay import branches, dose, horizon, rates
 from experiments.routing_replay.common import SAMPLED, Table, interval, markdown, mean, share_of_variance, told_share
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
@@ -144,6 +144,8 @@ TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, swee
     ("curves", "curves", rates.table),
     ("curves", "curves", rates.at_best),
     ("curves", "curves", rates.by_updates),
+    ("horizon", "horizon", horizon.ends),
+    ("horizon", "horizon", horizon.differences),
 )
 
 
