@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.common import (
+from experiments.routing_replay.table_parts import (
     SAMPLED,
     Table,
     command,

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.branches import difference, pairs
-from experiments.routing_replay.common import SAMPLED, Table, command, interval, mean, share_of_variance, start_to_end
+from experiments.routing_replay.table_parts import (
+    SAMPLED,
+    Table,
+    command,
+    interval,
+    mean,
+    share_of_variance,
+    start_to_end,
+)
 from jaxrl_llm.reporting.read import Study
 from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 from jaxrl_llm.reporting.style import INK, panels

@@ -11,7 +11,7 @@ two totals, on the line between the neighbouring evaluations.
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.common import Table, command, interval, mean, start_to_end
+from experiments.routing_replay.table_parts import Table, command, interval, mean, start_to_end
 from jaxrl_llm.reporting.read import Run, Study
 from jaxrl_llm.reporting.statistics import paired_difference
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels

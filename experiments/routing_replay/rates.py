@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.common import SAMPLED, Table, command, interval, start_of
+from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, start_of
 from jaxrl_llm.reporting.read import Study
 from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 from jaxrl_llm.reporting.style import INK, label_ends, line, panels

@@ -17,7 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from experiments.routing_replay import branches, dose, horizon, rates
-from experiments.routing_replay.common import SAMPLED, Table, interval, markdown, mean, share_of_variance, told_share
+from experiments.routing_replay.table_parts import (
+    SAMPLED,
+    Table,
+    interval,
+    markdown,
+    mean,
+    share_of_variance,
+    told_share,
+)
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
 from jaxrl_llm.reporting.statistics import paired_difference

@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from experiments.routing_replay.common import pack, share_of_variance, start_to_end
+from experiments.routing_replay.table_parts import pack, share_of_variance, start_to_end
 from jaxrl_llm.reporting.read import Run, load
 
 
