@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy import stats
 
 from jaxrl_llm.reporting.comparisons import OUTCOMES
 from jaxrl_llm.reporting.read import Run, Study, load
@@ -46,8 +47,8 @@ def mean(runs: Sequence[Run], key: str, last: int = 0) -> float:
 def share_of_variance(runs: Sequence[Run]) -> tuple[float, float, float, float]:
     """Share of Var(log r) that the changed experts explain: by variance, its 95 % interval over seeds, the median.
 
-    The interval is a percentile bootstrap that draws whole seeds; at five of them it is too narrow. NaN where nothing
-    was measured.
+    The interval is a percentile bootstrap that draws whole seeds; at five of them it is too narrow, and one has none.
+    NaN where nothing was measured.
     """
     sums: dict[str, np.ndarray] = {}
     single = []
@@ -60,12 +61,16 @@ def share_of_variance(runs: Sequence[Run]) -> tuple[float, float, float, float]:
             single += share[known].tolist()
     if not sums:
         return float("nan"), float("nan"), float("nan"), float("nan")
-    per_seed = np.array(list(sums.values()))
-    drawn = np.random.default_rng(0).integers(len(per_seed), size=(10_000, len(per_seed)))
-    explained, variance = per_seed[drawn].sum(1).T
-    whole = per_seed.sum(0)
-    low, high = np.quantile(explained / variance, [0.025, 0.975])
-    return float(whole[0] / whole[1]), float(low), float(high), float(np.median(single))
+
+    def ratio(explained: np.ndarray, variance: np.ndarray, axis: int = -1) -> np.ndarray:
+        return explained.sum(axis) / variance.sum(axis)
+
+    per_seed = np.array(list(sums.values())).T
+    low = high = float("nan")
+    if per_seed.shape[1] > 1:
+        drawn = stats.bootstrap(per_seed, ratio, paired=True, method="percentile", rng=np.random.default_rng(0))
+        low, high = drawn.confidence_interval
+    return float(ratio(*per_seed)), float(low), float(high), float(np.median(single))
 
 
 def told_share(runs: Sequence[Run]) -> list[str]:

@@ -22,12 +22,15 @@ def measured(variance, share, step=1):
 
 
 def test_a_share_is_weighted_by_its_variance(tmp_path):
-    """(0.1 x 3 + 0.5 x 1) / 4 = 0.2; a variance of 0 has no share; the interval spans the two seeds' 0.1 and 0.5."""
+    """(0.1 x 3 + 0.5 x 1) / 4 = 0.2; a variance of 0 has no share; the interval spans the two seeds' 0.1 and 0.5.
+
+    One seed has no interval.
+    """
     run(tmp_path / "a", [measured(3.0, 0.1), measured(0.0, None, 2)])
     run(tmp_path / "b", [measured(1.0, 0.5)])
     runs = [Run(tmp_path / name, "GRPO", "", name) for name in "ab"]
     np.testing.assert_allclose(share_of_variance(runs), (0.2, 0.1, 0.5, 0.3))
-    np.testing.assert_allclose(share_of_variance(runs[:1]), (0.1, 0.1, 0.1, 0.1))
+    np.testing.assert_allclose(share_of_variance(runs[:1]), (0.1, np.nan, np.nan, 0.1))
     assert np.isnan(share_of_variance([])).all()
 
 
