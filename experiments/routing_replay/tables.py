@@ -1,18 +1,20 @@
 """Every table of this page that rests on the committed data, as it stands there.
 
     python -m experiments.routing_replay.tables                 # all of them, in Markdown
-    python -m experiments.routing_replay.tables seeds branch    # of these archives
+    python -m experiments.routing_replay.tables seeds branch    # of these sweeps
 
 Only the doses of router noise are not among them: `noise.py` measures those anew.
 """
 
 import argparse
 import dataclasses
+import functools
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from experiments.routing_replay.table_parts import (
     markdown,
     mean,
     share_of_variance,
+    start_of,
     told_share,
 )
 from jaxrl_llm.reporting.comparisons import batch_table, compare
@@ -130,45 +133,69 @@ def against_gspo(study: Study) -> Table:
     return branches.table(dataclasses.replace(study, baseline="GSPO"), second=16)
 
 
-TABLES: Sequence[tuple[str, str, Callable[[Study], Table]]] = (  # archive, sweep in it, table
-    ("full", "full", full),
-    ("full", "full", across),
-    ("seeds", "seeds", seeds),
-    ("seeds", "seeds", batches),
-    ("full", "full", partial(shares, name="full", setting="{}, fair rate".format)),
-    ("seeds", "seeds", partial(shares, name="seeds", setting="N = 32, 4e-4{}".format)),
-    ("mismatch_what", "mismatch", partial(shares, name="mismatch", setting="N = 32, 4e-4, bfloat16 rollout{}".format)),
-    ("mismatch_what", "mismatch", mismatch),
-    ("mismatch_what", "what", what),
-    ("branch", "branch", partial(branches.table, second=4)),
-    ("branch", "branch", branches.routing),
-    ("tight", "tight", partial(branches.table, second=16)),
-    ("tight", "tight", against_gspo),
-    ("predict", "predict", partial(branches.table, second=5)),
-    ("control", "control", branches.matrix),
-    ("strong", "strong", branches.matrix),
-    ("strong2", "strong2", partial(branches.table, second=8)),
-    ("dose", "dose", dose.table),
-    ("curves", "curves", rates.table),
-    ("curves", "curves", rates.at_best),
-    ("curves", "curves", rates.by_updates),
-    ("horizon", "horizon", horizon.ends),
-    ("horizon", "horizon", horizon.differences),
+def harm(strong: Study, exact: Study) -> Table:
+    """Noise; GRPO with it minus without, by trajectory: accuracy after 4 to 12 rollouts, and gain in four more.
+
+    Over the states that both have.
+    """
+
+    def paired(noise: str, measure: Callable[[Run], float], first: int) -> str:
+        noisy, quiet = (
+            {(run.seed, run.branch): run for run in study.select("GRPO", condition)}
+            for study, condition in ((strong, noise), (exact, "N = 4, no noise"))
+        )
+        both = [state for state in quiet if state in noisy and int(state[1]) >= first]
+        ours, theirs = ([measure(runs[state]) for state in both] for runs in (noisy, quiet))
+        return interval(paired_difference(ours, theirs, [seed for seed, _ in both]))
+
+    def gain(run: Run) -> float:
+        return SAMPLED.measure(run) - start_of(run)
+
+    return [[noise, paired(noise, start_of, 1), paired(noise, gain, 0)] for noise in strong.conditions]
+
+
+TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it takes
+    (full, "full"),
+    (across, "full"),
+    (seeds, "seeds"),
+    (batches, "seeds"),
+    (partial(shares, name="full", setting="{}, fair rate".format), "full"),
+    (partial(shares, name="seeds", setting="N = 32, 4e-4{}".format), "seeds"),
+    (partial(shares, name="mismatch", setting="N = 32, 4e-4, bfloat16 rollout{}".format), "mismatch"),
+    (mismatch, "mismatch"),
+    (what, "what"),
+    (partial(branches.table, second=4), "branch"),
+    (branches.routing, "branch"),
+    (partial(branches.table, second=16), "tight"),
+    (against_gspo, "tight"),
+    (partial(branches.table, second=5), "predict"),
+    (branches.matrix, "control"),
+    (branches.matrix, "strong"),
+    (partial(branches.table, second=8), "strong2"),
+    (harm, "strong", "control"),
+    (dose.table, "dose"),
+    (rates.table, "curves"),
+    (rates.at_best, "curves"),
+    (rates.by_updates, "curves"),
+    (horizon.ends, "horizon"),
+    (horizon.differences, "horizon"),
 )
+ARCHIVES = {"mismatch": "mismatch_what", "what": "mismatch_what"}  # of a sweep that has none of its own name
 
 
-def tables(folder: Path, archives: Sequence[str] = ()) -> Iterator[tuple[str, Table]]:
-    """Every table of the named archives (default: all that are there), which are unpacked in `folder`."""
-    studies: dict[str, Study] = {}
-    for archive, name, make in TABLES:
-        if archives and archive not in archives:
-            continue
-        if name not in studies:
-            with tarfile.open(RESULTS / f"{archive}.tar.xz") as packed:
-                members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-                packed.extractall(folder, members, filter="data")
-            studies[name] = load(folder / name)
-        yield name, make(studies[name])
+def tables(folder: Path, sweeps: Sequence[str] = ()) -> Iterator[tuple[str, Table]]:
+    """The tables whose first sweep is among the named ones (default: all); the data are unpacked in `folder`."""
+
+    @functools.cache
+    def study(name: str) -> Study:
+        with tarfile.open(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz") as packed:
+            members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
+            packed.extractall(folder, members, filter="data")
+        return load(folder / name)
+
+    for make, *names in TABLES:
+        if not sweeps or names[0] in sweeps:
+            yield names[0], make(*map(study, names))
 
 
 def _arms(study: Study) -> list[tuple[str, list[Run]]]:
@@ -183,10 +210,10 @@ def _differences(study: Study, condition: str) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("archives", nargs="*", choices=[[], *dict.fromkeys(archive for archive, _, _ in TABLES)])
+    parser.add_argument("sweeps", nargs="*", choices=[[], *dict.fromkeys(entry[1] for entry in TABLES)])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name, rows in tables(Path(folder), given.archives):
+        for name, rows in tables(Path(folder), given.sweeps):
             print(f"{name}\n")
             print(markdown(rows))
 

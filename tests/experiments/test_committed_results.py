@@ -47,10 +47,10 @@ def differences(study, condition):
     }
 
 
-@pytest.mark.parametrize("archive", dict.fromkeys(archive for archive, _, _ in tables.TABLES))
-def test_routing_replay(archive, tmp_path):
-    """Every row of every table that rests on the archive stands on the page."""
-    for name, rows in tables.tables(tmp_path, [archive]):
+@pytest.mark.parametrize("sweep", dict.fromkeys(entry[1] for entry in tables.TABLES))
+def test_routing_replay(sweep, tmp_path):
+    """Every row of every table that rests on the sweep stands on the page."""
+    for name, rows in tables.tables(tmp_path, [sweep]):
         assert rows, name
         for cells in rows:
             assert f"| {' | '.join(cells)} |" in page("routing_replay"), (name, cells)
