@@ -17,6 +17,8 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
          (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
 tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
          (tight@4e-4 is the part at one)
+precise  GRPO, R2, GSPO, SAPO, SAT and the tightest clip at the two highest rates, with as many new trajectories as an
+         interval of 0.01 takes: up to 120, four core hours (precise@4e-4 is the part at one rate)
 predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
          (predict@4e-4 has 15 of the highest)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
@@ -138,6 +140,29 @@ def tight(*own: float) -> Sweep:
     parts = (rates(*(own or (2e-4, 4e-4))), [BRANCHED], seeds(8, 16))
     tight = chain(arms("GRPO", "GSPO"), clipped(2e-5, 1e-8))
     return compared(tight, *parts, minutes=3, branching=Branching(first=1, every=3))
+
+
+# Trajectories that an interval of 0.01 on either side takes, by the spread in `branch` and `tight`: of all arms and of
+# SAPO, whose effect is the largest.
+TRAJECTORIES = {2e-4: (28, 60), 4e-4: (80, 120)}
+
+
+def precise(*own: float) -> Sweep:
+    sat = {"arm": "SAT", "objective.name": "sat"}
+    every = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [sat], clipped(1e-8))
+    wanted = own or tuple(TRAJECTORIES)
+    parts = [
+        product(named, rates(rate), [BRANCHED], seeds(first, last - first))
+        for rate, (all_arms, sapo) in TRAJECTORIES.items()
+        if rate in wanted
+        for named, first, last in (
+            (every, 24, 24 + all_arms),
+            (arms("GRPO", "SAPO"), 24 + all_arms, 24 + sapo),
+        )
+    ]
+    if not parts:
+        raise ValueError(f"the rates of precise are {', '.join(f'{rate:g}' for rate in TRAJECTORIES)}")
+    return compared(chain(*parts), minutes=1.5, branching=Branching(first=1, every=3))
 
 
 def predict(*own: float) -> Sweep:
@@ -288,6 +313,7 @@ VARIANTS: dict[str, Callable[..., Sweep]] = {
     "what": what,
     "branch": branch,
     "tight": tight,
+    "precise": precise,
     "predict": predict,
     "control": control,
     "strong": strong,
@@ -299,7 +325,7 @@ VARIANTS: dict[str, Callable[..., Sweep]] = {
 # What a part of a variant names, as in full@8,32.
 PARTS: dict[str, Callable[[str], float]] = {
     **dict.fromkeys(("full", "tune", "control", "curves"), int),  # N
-    **dict.fromkeys(("branch", "tight", "predict"), float),  # the learning rate
+    **dict.fromkeys(("branch", "tight", "precise", "predict"), float),  # the learning rate
     "strong": float,  # the noise
 }
 
@@ -309,6 +335,8 @@ def get_sweep(variant: str = "quick") -> Sweep:
     if name not in VARIANTS:
         raise ValueError(f"unknown variant {name!r}; it has {', '.join(VARIANTS)}")
     if part and name not in PARTS:
-        known = "full, tune, control and curves have parts by N, branch, tight and predict by rate, strong by noise"
-        raise ValueError(f"{variant}: {known}")
+        by_rate = "branch, tight, precise and predict"
+        raise ValueError(
+            f"{variant}: full, tune, control and curves have parts by N, {by_rate} by rate, strong by noise"
+        )
     return VARIANTS[name](*(PARTS[name](one) for one in part.split(",") if part))
