@@ -147,8 +147,9 @@ def test_unequal_lengths_are_refused():
         ([0.1, 0.2, 0.3, 0.4], None),
         ([0.8] * 3 + [0.39] * 5, 7),  # the fifth rollout in a row below 0.4
         ([0.8] * 3 + [0.39] * 4 + [0.41] + [0.39] * 4, None),  # never five in a row
-        ([0.8] * 3 + [0.4] * 9, None),  # half is not below half
-        ([0.2, 0.8] + [0.3] * 5, 6),  # the maximum runs
+        ([1.0] * 3 + [0.5] * 9, None),  # half is not below half
+        ([0.2] + [0.8] * 5 + [0.3] * 5, 10),  # the maximum runs
+        ([0.5] * 9 + [0.9] + [0.3] * 9, None),  # of means of five: 0.58 here, and one high reward is no bar
         ([0.3] * 9 + [0.8], None),  # a later maximum does not judge earlier rollouts
         ([0.0] * 9, None),  # what never rose cannot fall
         ([0.5, 0.6, float("nan"), 0.6], 2),

@@ -191,8 +191,9 @@ PLOTS: Sequence[Plot] = (
     Plot(
         "survival",
         "Time to collapse",
-        "A run has collapsed when its mean reward was below half of its running maximum for 5 rollouts in a row, or is "
-        "not finite. A step down is a collapse, a tick a run that ended without one; the numbers count the survivors.",
+        "A run has collapsed when its mean reward was below half of the highest mean of 5 in a row for 5 rollouts in a "
+        "row, or is not finite. A step down is a collapse, a tick a run that ended without one; the numbers count the "
+        "survivors.",
         nothing_fell,
         1,
         survival_plot,

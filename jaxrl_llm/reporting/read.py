@@ -20,16 +20,17 @@ def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, 
     """Index of the rollout at which a run has collapsed, None if it never does.
 
     A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
-    each below `share` of the running maximum of the reward up to that rollout.
+    each below `share` of the highest mean of `patience` rewards in a row so far (at the start of as many as there are):
+    a single high reward, which over a long run of few prompts is chance, sets no bar.
 
     Args:
         reward: mean reward of every rollout, in order [rollouts].
     """
-    below, best = 0, -np.inf
-    for i, value in enumerate(np.asarray(reward, np.float64)):
+    reward, below, best = np.asarray(reward, np.float64), 0, -np.inf
+    for i, value in enumerate(reward):
         if not np.isfinite(value):
             return i
-        best = max(best, value)
+        best = max(best, np.mean(reward[max(i + 1 - patience, 0) : i + 1]))
         below = below + 1 if value < share * best else 0
         if below == patience:
             return i
