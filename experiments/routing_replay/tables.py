@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.routing_replay import branches, dose, horizon, rates
+from experiments.routing_replay import branches, dose, horizon, quoted, rates
 from experiments.routing_replay.table_parts import (
     SAMPLED,
     Table,
@@ -179,6 +179,14 @@ TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it ta
     (rates.by_updates, "curves"),
     (horizon.ends, "horizon"),
     (horizon.differences, "horizon"),
+    (quoted.full, "full"),
+    (quoted.seeds, "seeds"),
+    (quoted.mismatch, "mismatch"),
+    (quoted.what, "what"),
+    (quoted.control, "control"),
+    (quoted.strong, "strong"),
+    (quoted.curves, "curves"),
+    (quoted.horizon, "horizon"),
 )
 ARCHIVES = {"mismatch": "mismatch_what", "what": "mismatch_what"}  # of a sweep that has none of its own name
 
