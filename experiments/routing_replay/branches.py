@@ -32,7 +32,8 @@ from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
 def pairs(study: Study, arm: str, condition: str) -> np.ndarray:
     """Of each pair of branches the trajectory (seed), the state's accuracy, the baseline's end, the arm's: [4, n]."""
     theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
-    ours = [(run, theirs[run.seed, run.branch]) for run in study.select(arm, condition) if run.ended]
+    both = [run for run in study.select(arm, condition) if run.ended and (run.seed, run.branch) in theirs]
+    ours = [(run, theirs[run.seed, run.branch]) for run in both]
     rows = [(int(one.seed), start_of(one), SAMPLED.measure(other), SAMPLED.measure(one)) for one, other in ours]
     return np.array(rows, np.float64).reshape(-1, 4).T
 

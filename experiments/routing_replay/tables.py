@@ -31,7 +31,7 @@ from experiments.routing_replay.table_parts import (
 )
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
-from jaxrl_llm.reporting.statistics import paired_difference
+from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -133,6 +133,26 @@ def against_gspo(study: Study) -> Table:
     return branches.table(dataclasses.replace(study, baseline="GSPO"), second=16)
 
 
+def replicated(study: Study, *earlier: Study, baseline: str = "GRPO", others: Sequence[str] = ()) -> Table:
+    """The branches' table of these or all arms, with earlier sweeps as batches; a claim is seen in one of them too."""
+
+    def side(d: PairedDifference) -> float:
+        """Of zero, on which the interval lies; 0: on both."""
+        return np.sign(d.low) if d.low * d.high > 0 else 0
+
+    study, *earlier = (dataclasses.replace(one, baseline=baseline) for one in (study, *earlier))
+    rows = []
+    for condition, arm, *cells in branches.table(study):
+        if arm == baseline:
+            rows.append([condition, arm, *cells, ""])
+        elif not others or arm in others:
+            new, *old = (branches.difference(one, arm, condition) for one in (study, *earlier))
+            seen = "claim" if side(new) in map(side, old) else "estimate"
+            told = [interval(d) if d.n else "" for d in old]
+            rows.append([condition, arm, *cells[:4], *told, seen if side(new) else "not seen"])
+    return rows
+
+
 def harm(strong: Study, exact: Study) -> Table:
     """Noise; GRPO with it minus without, by trajectory: accuracy after 4 to 12 rollouts, and gain in four more.
 
@@ -168,6 +188,8 @@ TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it ta
     (branches.routing, "branch"),
     (partial(branches.table, second=16), "tight"),
     (against_gspo, "tight"),
+    (replicated, "precise", "branch", "tight"),
+    (partial(replicated, baseline="GRPO clip 1e-08", others=["GSPO"]), "precise", "branch", "tight"),
     (partial(branches.table, second=5), "predict"),
     (branches.matrix, "control"),
     (branches.matrix, "strong"),

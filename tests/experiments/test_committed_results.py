@@ -1,6 +1,7 @@
 """The tables of the experiments' pages come out of their committed data: rows recomputed, word for word."""
 
 import functools
+import re
 import tarfile
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def test_routing_replay(sweep, tmp_path):
         assert rows, name
         for cells in rows:
             assert f"| {' | '.join(cells)} |" in page("routing_replay"), (name, cells)
+
+
+NUMBER = r"([-+]?\d+\.\d+)"
+INTERVAL = re.compile(rf"{NUMBER}\s+\[{NUMBER},\s+{NUMBER}\]")
+
+
+def intervals(lines):
+    """Every 0.065 [0.043, 0.086] in the lines; "0.029 below" is the same as -0.029."""
+    for found in INTERVAL.finditer(" ".join(lines)):
+        middle, low, high = map(float, found.groups())
+        yield (middle, low, high) if middle >= 0 else (-middle, -high, -low)
+
+
+@pytest.mark.parametrize("text", ["experiments/routing_replay/README.md", "README.md"])
+def test_every_interval_of_the_study_in_a_text_stands_in_a_table(text):
+    tables = set(intervals(line for line in page("routing_replay") if line.startswith("|")))
+    prose = [line for line in (EXPERIMENTS.parent / text).read_text().splitlines() if not line.startswith("|")]
+    quoted = set(intervals(prose))
+    assert quoted
+    assert quoted <= tables
 
 
 LINEAGE = [  # metric, arm, mean, difference; what the page makes of it
