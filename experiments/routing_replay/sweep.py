@@ -19,6 +19,7 @@ tight    the same with clips of GRPO so tight that they cut as many tokens as GS
          (tight@4e-4 is the part at one)
 precise  GRPO, R2, GSPO, SAPO, SAT and the tightest clip at the two highest rates, with as many new trajectories as an
          interval of 0.01 takes: up to 120, four core hours (precise@4e-4 is the part at one rate)
+confirm  GRPO and R2 once more at 2e-4, 60 new trajectories: is the harm that `precise` estimates there again?
 predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
          (predict@4e-4 has 15 of the highest)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
@@ -163,6 +164,11 @@ def precise(*own: float) -> Sweep:
     if not parts:
         raise ValueError(f"the rates of precise are {', '.join(f'{rate:g}' for rate in TRAJECTORIES)}")
     return compared(chain(*parts), minutes=1.5, branching=Branching(first=1, every=3))
+
+
+def confirm() -> Sweep:
+    parts = (rates(2e-4), [BRANCHED], seeds(200, 60))
+    return compared(arms("GRPO", "GRPO+R2"), *parts, minutes=1, branching=Branching(first=1, every=3))
 
 
 def predict(*own: float) -> Sweep:
@@ -314,6 +320,7 @@ VARIANTS: dict[str, Callable[..., Sweep]] = {
     "branch": branch,
     "tight": tight,
     "precise": precise,
+    "confirm": confirm,
     "predict": predict,
     "control": control,
     "strong": strong,
