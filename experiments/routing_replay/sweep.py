@@ -18,7 +18,7 @@ branch   one rollout from shared states, at five learning rates: does one ratio 
 tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
          (tight@4e-4 is the part at one)
 precise  GRPO, R2, GSPO, SAPO, SAT and the tightest clip at the two highest rates, with as many new trajectories as an
-         interval of 0.01 takes: up to 120, four core hours (precise@4e-4 is the part at one rate)
+         interval of 0.01 takes: up to 152, four core hours (precise@4e-4 is the part at one rate)
 confirm  GRPO and R2 once more at 2e-4, 60 new trajectories: is the harm that `precise` estimates there again?
 predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
          (predict@4e-4 has 15 of the highest)
@@ -143,9 +143,9 @@ def tight(*own: float) -> Sweep:
     return compared(tight, *parts, minutes=3, branching=Branching(first=1, every=3))
 
 
-# Trajectories that an interval of 0.01 on either side takes, by the spread in `branch` and `tight`: of all arms and of
-# SAPO, whose effect is the largest.
-TRAJECTORIES = {2e-4: (28, 60), 4e-4: (80, 120)}
+# Trajectories that an interval of 0.01 on either side takes, by the spread in `branch` and `tight`, and for SAPO at 4e-4
+# here: of all arms, and of SAPO, whose effect spreads most.
+TRAJECTORIES = {2e-4: (28, 60), 4e-4: (80, 152)}
 
 
 def precise(*own: float) -> Sweep:
