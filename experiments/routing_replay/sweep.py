@@ -143,8 +143,8 @@ def tight(*own: float) -> Sweep:
     return compared(tight, *parts, minutes=3, branching=Branching(first=1, every=3))
 
 
-# Trajectories that an interval of 0.01 on either side takes, by the spread in `branch` and `tight`, and for SAPO at 4e-4
-# here: of all arms, and of SAPO, whose effect spreads most.
+# Trajectories that an interval of 0.01 on either side takes, by the spread in `branch` and `tight`, for SAPO at 4e-4
+# also here: of all arms, and of SAPO, whose effect spreads most.
 TRAJECTORIES = {2e-4: (28, 60), 4e-4: (80, 152)}
 
 

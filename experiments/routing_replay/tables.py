@@ -31,7 +31,7 @@ from experiments.routing_replay.table_parts import (
 )
 from jaxrl_llm.reporting.comparisons import batch_table, compare
 from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
+from jaxrl_llm.reporting.statistics import PairedDifference, batches_differ, paired_difference
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -134,22 +134,27 @@ def against_gspo(study: Study) -> Table:
 
 
 def replicated(study: Study, *earlier: Study, baseline: str = "GRPO", others: Sequence[str] = ()) -> Table:
-    """The branches' table of these or all arms, with earlier sweeps as batches; a claim is seen in one of them too."""
+    """The branches' table of these or all arms, with earlier sweeps as batches, p that all have one mean, what stands.
+
+    A claim is seen in an earlier batch too.
+    """
 
     def side(d: PairedDifference) -> float:
         """Of zero, on which the interval lies; 0: on both."""
         return np.sign(d.low) if d.low * d.high > 0 else 0
 
-    study, *earlier = (dataclasses.replace(one, baseline=baseline) for one in (study, *earlier))
+    studies = [dataclasses.replace(one, baseline=baseline) for one in (study, *earlier)]
     rows = []
-    for condition, arm, *cells in branches.table(study):
+    for condition, arm, *cells in branches.table(studies[0]):
         if arm == baseline:
-            rows.append([condition, arm, *cells, ""])
+            rows.append([condition, arm, *cells[:4], *("" for _ in earlier), "", ""])
         elif not others or arm in others:
-            new, *old = (branches.difference(one, arm, condition) for one in (study, *earlier))
+            new, *old = (branches.difference(one, arm, condition) for one in studies)
+            p = batches_differ([branches.by_trajectory(one, arm, condition) for one in studies])
             seen = "claim" if side(new) in map(side, old) else "estimate"
             told = [interval(d) if d.n else "" for d in old]
-            rows.append([condition, arm, *cells[:4], *told, seen if side(new) else "not seen"])
+            one_mean = f"{p:.2g}" if np.isfinite(p) else ""
+            rows.append([condition, arm, *cells[:4], *told, one_mean, seen if side(new) else "not seen"])
     return rows
 
 
@@ -190,6 +195,7 @@ TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it ta
     (against_gspo, "tight"),
     (replicated, "precise", "branch", "tight"),
     (partial(replicated, baseline="GRPO clip 1e-08", others=["GSPO"]), "precise", "branch", "tight"),
+    (replicated, "confirm", "branch", "precise"),
     (partial(branches.table, second=5), "predict"),
     (branches.matrix, "control"),
     (branches.matrix, "strong"),
