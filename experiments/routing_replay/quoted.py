@@ -1,19 +1,30 @@
 """The numbers in the text of this page that no other table holds, by sweep: what, and the number."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from experiments.routing_replay.table_parts import SAMPLED, Table, interval, mean, start_of, told_share
+from experiments.routing_replay.table_parts import (
+    SAMPLED,
+    Table,
+    collapsed,
+    gain,
+    interval,
+    mean,
+    same_states,
+    start_of,
+    told_share,
+)
 from jaxrl_llm.reporting.comparisons import compare
 from jaxrl_llm.reporting.read import Run, Study
-from jaxrl_llm.reporting.statistics import paired_difference
+from jaxrl_llm.reporting.statistics import PairedDifference
 
 
 def full(study: Study) -> Table:
     remedies = [arm for arm in study.arms if arm != "DAPO"]
     several = [condition for condition in study.conditions if condition != "N = 1"]
-    found = [c.difference for n in several for c in compare(study, n) if c.outcome == SAMPLED and c.arm in remedies]
+    found = [d for n in several for arm, d in _found(study, n).items() if arm in remedies]
     dapo = [run for run in study.runs if run.arm == "DAPO"]
     share, middle = told_share(study.select("DAPO", "N = 8"))
     numbers = {
@@ -24,7 +35,7 @@ def full(study: Study) -> Table:
         "detectable, the largest but DAPO's": f"{max(d.detectable for d in found):.3f}",
         "farthest end of an interval but DAPO's": f"{max(max(-d.low, d.high) for d in found):.3f}",
         "groups that DAPO draws": f"{mean(dapo, 'rollout/groups_generated'):.0f}",
-        "runs that collapsed": _collapsed(study.runs),
+        "runs that collapsed": collapsed(study.runs),
         "DAPO at N = 8, share of routing and median": f"{share}, {middle}",
         "DAPO at N = 8, Var(log r)": f"{mean(study.select('DAPO', 'N = 8'), 'routing/log_ratio_var'):.3f}",
     }
@@ -37,7 +48,7 @@ def full(study: Study) -> Table:
 
 
 def seeds(study: Study) -> Table:
-    found = {c.arm: c.difference for c in compare(study, "") if c.outcome == SAMPLED}
+    found = _found(study)
     gspo, sapo = study.select("GSPO", ""), study.select("SAPO", "")
     return _rows(
         "seeds",
@@ -52,7 +63,7 @@ def seeds(study: Study) -> Table:
 
 
 def mismatch(study: Study) -> Table:
-    found = {c.arm: c.difference for c in compare(study, "") if c.outcome == SAMPLED}
+    found = _found(study)
     drift = mean(study.select("GRPO", ""), "kl/old")
     return _rows(
         "mismatch",
@@ -61,20 +72,13 @@ def mismatch(study: Study) -> Table:
 
 
 def what(study: Study) -> Table:
-    logits, indices = ({run.seed: SAMPLED.measure(run) for run in study.select(arm, "")} for arm in study.arms[:0:-1])
-    detectable = paired_difference([logits[seed] for seed in indices], list(indices.values())).detectable
-    return _rows("what", {"detectable, logits against indices": f"{detectable:.2f}"})
+    logits = _found(dataclasses.replace(study, baseline="GRPO+R2"))["GRPO+R2 logits"]
+    return _rows("what", {"detectable, logits against indices": f"{logits.detectable:.2f}"})
 
 
 def control(study: Study) -> Table:
-    noisy, quiet = (
-        {
-            (run.seed, run.branch): SAMPLED.measure(run) - start_of(run)
-            for run in study.select("GRPO", f"N = 4, {noise}")
-        }
-        for noise in ("10 % flips", "no noise")
-    )
-    more = paired_difference(list(noisy.values()), [quiet[state] for state in noisy], [seed for seed, _ in noisy])
+    noisy, quiet = (study.select("GRPO", f"N = 4, {noise}") for noise in ("10 % flips", "no noise"))
+    more = same_states(noisy, quiet, gain)
     return _rows(
         "control",
         {"gain of GRPO at 10 % less that without noise, N = 4; detectable": f"{interval(more)}; {more.detectable:.3f}"},
@@ -94,7 +98,12 @@ def curves(study: Study) -> Table:
 
 
 def horizon(study: Study) -> Table:
-    return _rows("horizon", {"runs that collapsed": _collapsed(study.runs)})
+    return _rows("horizon", {"runs that collapsed": collapsed(study.runs)})
+
+
+def _found(study: Study, condition: str = "") -> dict[str, PairedDifference]:
+    """Of every arm the difference in held-out sampled accuracy at the end."""
+    return {c.arm: c.difference for c in compare(study, condition) if c.outcome == SAMPLED}
 
 
 def _rows(sweep: str, numbers: Mapping[str, str]) -> Table:
@@ -113,7 +122,3 @@ def _changed(runs: Sequence[Run]) -> float:
 
 def _weights(runs: Sequence[Run]) -> str:
     return ", ".join(f"{100 * mean(runs, f'gradient_weight/{side}'):.0f} %" for side in ("positive", "negative"))
-
-
-def _collapsed(runs: Sequence[Run]) -> str:
-    return f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}"

@@ -151,18 +151,17 @@ TRAJECTORIES = {2e-4: (28, 60), 4e-4: (80, 152)}
 def precise(*own: float) -> Sweep:
     sat = {"arm": "SAT", "objective.name": "sat"}
     every = chain(arms("GRPO", "GRPO+R2", "GSPO", "SAPO"), [sat], clipped(1e-8))
-    wanted = own or tuple(TRAJECTORIES)
+    if not TRAJECTORIES.keys() >= set(own):
+        raise ValueError(f"the rates of precise are {', '.join(f'{rate:g}' for rate in TRAJECTORIES)}")
     parts = [
         product(named, rates(rate), [BRANCHED], seeds(first, last - first))
         for rate, (all_arms, sapo) in TRAJECTORIES.items()
-        if rate in wanted
+        if rate in own or not own
         for named, first, last in (
             (every, 24, 24 + all_arms),
             (arms("GRPO", "SAPO"), 24 + all_arms, 24 + sapo),
         )
     ]
-    if not parts:
-        raise ValueError(f"the rates of precise are {', '.join(f'{rate:g}' for rate in TRAJECTORIES)}")
     return compared(chain(*parts), minutes=1.5, branching=Branching(first=1, every=3))
 
 

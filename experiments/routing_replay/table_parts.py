@@ -13,7 +13,7 @@ from scipy import stats
 
 from jaxrl_llm.reporting.comparisons import OUTCOMES
 from jaxrl_llm.reporting.read import Run, Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference
+from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
 from jaxrl_llm.run_log import read_rows
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
@@ -36,6 +36,26 @@ def start_to_end(runs: Sequence[Run]) -> str:
 def start_of(run: Run) -> float:
     """Held-out sampled accuracy before the first rollout."""
     return run.value("eval/pass_at_1", at=0)
+
+
+def gain(run: Run) -> float:
+    """Of held-out sampled accuracy, from the start to the end."""
+    return SAMPLED.measure(run) - start_of(run)
+
+
+def collapsed(runs: Sequence[Run]) -> str:
+    """1 of 10."""
+    return f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}"
+
+
+def same_states(
+    ours: Iterable[Run], theirs: Iterable[Run], measure: Callable[[Run], float], first: int = 0
+) -> PairedDifference:
+    """Of two sets of branches, over the states from `first` on that both have, by trajectory."""
+    left, right = ({(run.seed, run.branch): run for run in runs} for runs in (ours, theirs))
+    both = [state for state in right if state in left and int(state[1]) >= first]
+    one, other = ([measure(runs[state]) for state in both] for runs in (left, right))
+    return paired_difference(one, other, [seed for seed, _ in both])
 
 
 def mean(runs: Sequence[Run], key: str, last: int = 0) -> float:

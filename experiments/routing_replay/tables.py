@@ -22,9 +22,12 @@ from experiments.routing_replay import branches, dose, horizon, quoted, rates
 from experiments.routing_replay.table_parts import (
     SAMPLED,
     Table,
+    collapsed,
+    gain,
     interval,
     markdown,
     mean,
+    same_states,
     share_of_variance,
     start_of,
     told_share,
@@ -66,7 +69,7 @@ def seeds(study: Study) -> Table:
             *(f"{mean(runs, key, last):.3f}" for key, last in (("eval/pass_at_1", 1), ("reward/mean", 5))),
             f"{100 * mean(runs, CLIPPED):.1f} %",
             f"{100 * mean(runs, 'routing/flips_old_current'):.1f} %",
-            f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}",
+            collapsed(runs),
         ]
         for arm, runs in _arms(study)
     ]
@@ -112,7 +115,7 @@ def what(study: Study) -> Table:
             f"{mean(runs, 'eval/pass_at_1', last=1):.3f}",
             found.get(arm, ""),
             indices.get(arm, ""),
-            f"{sum(run.collapse()[1] for run in runs)} of {len(runs)}",
+            collapsed(runs),
         ]
         for arm, runs in _arms(study)
     ]
@@ -163,20 +166,15 @@ def harm(strong: Study, exact: Study) -> Table:
 
     Over the states that both have.
     """
-
-    def paired(noise: str, measure: Callable[[Run], float], first: int) -> str:
-        noisy, quiet = (
-            {(run.seed, run.branch): run for run in study.select("GRPO", condition)}
-            for study, condition in ((strong, noise), (exact, "N = 4, no noise"))
-        )
-        both = [state for state in quiet if state in noisy and int(state[1]) >= first]
-        ours, theirs = ([measure(runs[state]) for state in both] for runs in (noisy, quiet))
-        return interval(paired_difference(ours, theirs, [seed for seed, _ in both]))
-
-    def gain(run: Run) -> float:
-        return SAMPLED.measure(run) - start_of(run)
-
-    return [[noise, paired(noise, start_of, 1), paired(noise, gain, 0)] for noise in strong.conditions]
+    quiet = exact.select("GRPO", "N = 4, no noise")
+    return [
+        [
+            noise,
+            interval(same_states(strong.select("GRPO", noise), quiet, start_of, first=1)),
+            interval(same_states(strong.select("GRPO", noise), quiet, gain)),
+        ]
+        for noise in strong.conditions
+    ]
 
 
 TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it takes

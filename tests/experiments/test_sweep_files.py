@@ -41,7 +41,7 @@ def at_the_root(monkeypatch):
 
 @pytest.mark.parametrize(("name", "variant"), EVERY)
 def test_every_configuration_is_valid(name, variant):
-    """And the seeds of a sweep differ in their seeds alone; the later ones may hold fewer runs."""
+    """And the seeds of a sweep differ in their seeds alone; of `precise` the later ones hold fewer runs."""
     by_seed = {}
     sweep = load_sweep(f"experiments/{name}/sweep.py:{variant}")
     program, planned = BRANCHING if sweep.branching else MAIN, sweep.planned()
@@ -51,7 +51,10 @@ def test_every_configuration_is_valid(name, variant):
         if run.seed == planned[0].seed:
             assert program.identify(run.config, run.overrides).steps > 0
     first, *others = by_seed.values()
-    assert all(run in first for other in others for run in other)
+    if variant == "precise":
+        assert all(run in first for other in others for run in other)
+    else:
+        assert all(other == first for other in others)
 
 
 @pytest.mark.parametrize("variant", variants("ablations"))
