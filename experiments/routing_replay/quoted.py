@@ -76,6 +76,20 @@ def what(study: Study) -> Table:
     return _rows("what", {"detectable, logits against indices": f"{logits.detectable:.2f}"})
 
 
+def predict(study: Study) -> Table:
+    """In its first rollout a predictor does not choose yet: every number of its 32 updates is R2's."""
+    first = [
+        {
+            (run.condition, run.seed, run.branch): next(row for row in run.rows if "reward/mean" in row) | {"arm": ""}
+            for run in study.runs
+            if run.arm == arm
+        }
+        for arm in ("GRPO+R2", "GRPO+PR2")
+    ]
+    equal = sum(first[0][state] == first[1][state] for state in first[0])
+    return _rows("predict", {"first rollouts of PR2 that are R2's in every number": f"{equal} of {len(first[0])}"})
+
+
 def control(study: Study) -> Table:
     noisy, quiet = (study.select("GRPO", f"N = 4, {noise}") for noise in ("10 % flips", "no noise"))
     more = same_states(noisy, quiet, gain)

@@ -209,6 +209,7 @@ TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it ta
     (quoted.seeds, "seeds"),
     (quoted.mismatch, "mismatch"),
     (quoted.what, "what"),
+    (quoted.predict, "predict"),
     (quoted.control, "control"),
     (quoted.strong, "strong"),
     (quoted.curves, "curves"),
