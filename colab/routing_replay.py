@@ -52,13 +52,13 @@ import jax
 from IPython.display import display
 
 from configs import routing_replay
-from jaxrl_llm.reporting import figures, tables
-from jaxrl_llm.reporting.page import text_table
-from jaxrl_llm.reporting.read import load
-from jaxrl_llm.run_log import RunLog
-from jaxrl_llm.settings import config_hash, validate
-from jaxrl_llm.start_up import start_jax
-from jaxrl_llm.trainer import build, train
+from jaxrl_llm.config.start_up import start_jax
+from jaxrl_llm.records.run_log import RunLog
+from jaxrl_llm.report import figures, tables
+from jaxrl_llm.report.page import text_table
+from jaxrl_llm.report.read import load
+from jaxrl_llm.run.settings import config_hash, validate
+from jaxrl_llm.run.trainer import build, train
 
 start_jax()  # the compilation cache: run these cells a second time and nothing is compiled again
 print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import base
-from jaxrl_llm import stand_ins
+from jaxrl_llm.run import stand_ins
 
 _ARCHITECTURE = {
     int: (

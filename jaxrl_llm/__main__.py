@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm.command_line import Parser
+from jaxrl_llm.config.command_line import Parser
 
 __all__ = ["COMMANDS", "main"]
 
@@ -15,9 +15,9 @@ COMMANDS = {
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
     "generate": ("jaxrl_llm.generate", "answer a prompt or chat, with any DIR or checkpoint"),
     "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),
-    "sweep": ("jaxrl_llm.sweep", "run or resume many configs"),
-    "plan": ("jaxrl_llm.plan", "memory and time of a config on TPUs or GPUs, without having them"),
-    "report": ("jaxrl_llm.report", "tables, plots and one page of one or many DIRs"),
+    "sweep": ("jaxrl_llm.sweep.__main__", "run or resume many configs"),
+    "plan": ("jaxrl_llm.plan.__main__", "memory and time of a config on TPUs or GPUs, without having them"),
+    "report": ("jaxrl_llm.report.__main__", "tables, plots and one page of one or many DIRs"),
 }
 
 

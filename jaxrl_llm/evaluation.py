@@ -16,14 +16,16 @@ from typing import Any
 
 from absl import logging
 
-from jaxrl_llm import configuration, sharding, start_up, tasks
-from jaxrl_llm import policy as policies
-from jaxrl_llm.command_line import REFUSED, Parser, complain, fields_and_rest
-from jaxrl_llm.policy import Policy
-from jaxrl_llm.ranges import at_least
+from jaxrl_llm import tasks
+from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.records.run_log import plain
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
-from jaxrl_llm.run_log import plain
-from jaxrl_llm.settings import TaskSettings, task_settings
+from jaxrl_llm.run import policy as policies
+from jaxrl_llm.run.policy import Policy
+from jaxrl_llm.run.settings import TaskSettings, task_settings
 
 __all__ = ["main"]
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     ks = _checked(given, fields)
-    config = None if given.config is None else configuration.load(configuration.find(given.config), fields)
+    config = None if given.config is None else loading.load(loading.find(given.config), fields)
     start_up.start_jax()
     policy, target = _policy_and_task(given, config)
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}

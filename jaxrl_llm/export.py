@@ -13,12 +13,13 @@ from pathlib import Path
 
 from absl import logging
 
-from jaxrl_llm import policy as policies
-from jaxrl_llm import start_up, tasks
-from jaxrl_llm.command_line import REFUSED, Parser, complain
+from jaxrl_llm import tasks
+from jaxrl_llm.config import start_up
+from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.models import Published, read_published, save_pretrained
-from jaxrl_llm.policy import Policy
-from jaxrl_llm.tasks.tokenizer_files import tokenizer_files
+from jaxrl_llm.run import policy as policies
+from jaxrl_llm.run.policy import Policy
+from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files
 
 __all__ = ["export", "main"]
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 from absl import logging
 
-from jaxrl_llm import policy as policies
-from jaxrl_llm import start_up
-from jaxrl_llm.command_line import REFUSED, Parser, complain
-from jaxrl_llm.policy import Policy
-from jaxrl_llm.ranges import within
+from jaxrl_llm.config import start_up
+from jaxrl_llm.config.command_line import REFUSED, Parser, complain
+from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.streaming import Streamer, as_text
+from jaxrl_llm.run import policy as policies
+from jaxrl_llm.run.policy import Policy
 from jaxrl_llm.tasks import Prompting, TextTokenizer
 
 __all__ = ["Talker", "main"]

@@ -4,12 +4,15 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm import configuration, provenance, run_dir, start_up
-from jaxrl_llm.command_line import FAILED, REFUSED, Parser, complain, field_help, fields_and_rest
-from jaxrl_llm.opening import say_finished
-from jaxrl_llm.run_log import RunLog
-from jaxrl_llm.settings import config_hash, validate
-from jaxrl_llm.trainer import build, train
+from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.config.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.records import provenance
+from jaxrl_llm.records.run_log import RunLog
+from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.field_help import field_help
+from jaxrl_llm.run.opening import say_finished
+from jaxrl_llm.run.settings import config_hash, validate
+from jaxrl_llm.run.trainer import build, train
 
 __all__ = ["main"]
 
@@ -34,8 +37,8 @@ def _run(arguments: list[str]) -> int:
         try:
             fields, rest = fields_and_rest(arguments)
             given = parser.parse_args(rest)
-            source = configuration.find(given.config)
-            config = configuration.load(source, fields)
+            source = loading.find(given.config)
+            config = loading.load(source, fields)
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)

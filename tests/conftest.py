@@ -54,22 +54,22 @@ def _room_for_programs():
 
 # The files that take longest come first: a worker that starts one of them last leaves the others without work.
 _LONGEST = [
-    "test_trainer",
+    "run/test_trainer",
     "test_commands",
-    "test_pair_runs",
-    "test_reward_model",
-    "test_lora_run",
+    "run/test_pair_runs",
+    "run/test_reward_model",
+    "run/test_lora_run",
     "rollout/test_engine",
     "training/test_step",
     "training/test_lora_everywhere",
     "training/test_replay_everywhere",
     "training/test_routing_replay",
-    "test_sweep",
+    "sweep/test_sweep",
     "objectives/test_extremes",
     "models/test_transformer",
     "models/test_experts",
     "models/test_families",
-    "test_report",
+    "report/test_report",
 ]
 
 

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import evaluation, export, generate, policy, start_up, tasks, trainer
-from jaxrl_llm.checkpointing import Checkpoints
+from jaxrl_llm import evaluation, export, generate, tasks
+from jaxrl_llm.config import start_up
 from jaxrl_llm.models import load_pretrained, read_published
+from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.settings import validate
+from jaxrl_llm.run import policy, trainer
+from jaxrl_llm.run.settings import validate
 from tests.reference import gguf_files, tiny_run
 
 pytest.importorskip("tokenizers")

@@ -1,7 +1,6 @@
 """What a reader may rely on in every file: its size, an honest name, no trace of the machine it was written on."""
 
 import re
-import statistics
 import subprocess
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def test_no_file_is_long():
         for path in sources("jaxrl_llm", "configs", "experiments", "tests")
     }
     assert {path: n for path, n in lengths.items() if n > 400} == {}, "split these by what they do"
-    assert statistics.median(n for path, n in lengths.items() if path.parts[0] == "jaxrl_llm") <= 180
 
 
 def test_module_names_say_something():

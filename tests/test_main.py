@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import main as module
-from jaxrl_llm import start_up
-from jaxrl_llm.memory import Memory
-from jaxrl_llm.settings import Settings
-from jaxrl_llm.trainer import Stopped
+from jaxrl_llm.config import start_up
+from jaxrl_llm.run.memory import Memory
+from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.run.trainer import Stopped
 from tests.reference import tiny_run
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm import evaluation, main, start_up, sweep
+from jaxrl_llm import evaluation, main
+from jaxrl_llm.config import start_up
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep}

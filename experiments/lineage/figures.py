@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation, Constant
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.reporting.curves import Curve, aligned, mean
-from jaxrl_llm.reporting.read import CLIPPED, Run, Study, load
-from jaxrl_llm.reporting.statistics import paired_difference
-from jaxrl_llm.reporting.style import INK, colour, label_ends, line, panels
+from jaxrl_llm.report.curves import Curve, aligned, mean
+from jaxrl_llm.report.read import CLIPPED, Run, Study, load
+from jaxrl_llm.report.statistics import paired_difference
+from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
 
 __all__ = ["FIGURES", "draw", "table", "token_weights"]
 

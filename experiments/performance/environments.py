@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxrl_llm.cache_folder import cache_folder
+from jaxrl_llm.ground.machine import cache_folder
 
 __all__ = ["PEERS", "python_of"]
 

@@ -43,7 +43,7 @@ def child(layers: int, unrolled: bool, folder: Path) -> None:
 
     from jaxrl_llm import main
     from jaxrl_llm.models import transformer
-    from jaxrl_llm.screen import PHASES
+    from jaxrl_llm.records.screen import PHASES
 
     if unrolled:
         transformer._UNROLLED = layers

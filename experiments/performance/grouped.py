@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models.grouped_matmul import grouped_matmul
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
 __all__ = ["SIZES", "check"]
 

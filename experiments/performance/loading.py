@@ -24,9 +24,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxrl_llm.models import Model, ModelConfig, load_pretrained
-from jaxrl_llm.models.pretrained_config import to_published
-from jaxrl_llm.models.safetensors_files import INDEX
-from jaxrl_llm.models.tensor_names import stacked_arrays
+from jaxrl_llm.models.checkpoints.pretrained_config import to_published
+from jaxrl_llm.models.checkpoints.safetensors_files import INDEX
+from jaxrl_llm.models.checkpoints.tensor_names import stacked_arrays
 
 __all__ = ["generate", "measure"]
 

@@ -14,8 +14,9 @@ import optax
 from experiments.performance import workload as workloads
 from experiments.performance.turns import Turns
 from experiments.performance.workload import Workload
-from jaxrl_llm import objectives, start_up
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm import objectives
+from jaxrl_llm.config import start_up
+from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine

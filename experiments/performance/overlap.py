@@ -18,9 +18,10 @@ from typing import Any
 from unittest import mock
 
 from configs import grpo
-from jaxrl_llm import tasks, trainer
-from jaxrl_llm.run_log import RunLog, read_rows
-from jaxrl_llm.settings import Settings, validate
+from jaxrl_llm import tasks
+from jaxrl_llm.records.run_log import RunLog, read_rows
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.settings import Settings, validate
 from jaxrl_llm.training import collect
 
 _FIELDS = {

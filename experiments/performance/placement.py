@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model, ModelConfig
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.preferences.start import START
-from jaxrl_llm import configuration, start_up, tasks
-from jaxrl_llm.command_line import fields_and_rest
+from jaxrl_llm import tasks
+from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.rollout.pass_rate import Evaluator
-from jaxrl_llm.settings import Settings, validate
-from jaxrl_llm.trainer import build, exported_params
+from jaxrl_llm.run.settings import Settings, validate
+from jaxrl_llm.run.trainer import build, exported_params
 
 __all__ = ["own_pairs"]
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(rest)
     start_up.start_jax()
     start = [(name, str(value)) for name, value in (START | {"warm_start.seed": given.seed}).items()]
-    settings = validate(configuration.load(configuration.find(given.config), [*start, *fields]))
+    settings = validate(loading.load(loading.find(given.config), [*start, *fields]))
     pairs = own_pairs(settings, given.prompts, given.samples)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))

@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.reporting.read import Run, Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
+from jaxrl_llm.report.read import Run, Study, load
+from jaxrl_llm.report.statistics import PairedDifference, paired_difference
 
 __all__ = ["change_table", "model_table", "over_table"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.reporting.read import Run, load
-from jaxrl_llm.reporting.statistics import paired_difference
+from jaxrl_llm.report.read import Run, load
+from jaxrl_llm.report.statistics import paired_difference
 
 __all__ = ["accuracies", "answers"]
 

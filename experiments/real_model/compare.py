@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.performance.environments import python_of
 from experiments.performance.turns import ROOT, Runner
-from jaxrl_llm.reporting.statistics import paired_difference
+from jaxrl_llm.report.statistics import paired_difference
 
 __all__ = ["describe"]
 
@@ -68,9 +68,10 @@ def work(model: Path, seed: int, steps: int, layout: str) -> dict[str, Any]:
 
 
 def _settings(overrides: Sequence[tuple[str, str]]) -> tuple[Any, str]:
-    from jaxrl_llm import configuration, settings
+    from jaxrl_llm.config import loading
+    from jaxrl_llm.run import settings
 
-    s = settings.validate(configuration.load(configuration.find(CONFIG), overrides))
+    s = settings.validate(loading.load(loading.find(CONFIG), overrides))
     return s, s.pretrained
 
 

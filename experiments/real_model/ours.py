@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from experiments.performance.turns import Turns
-from jaxrl_llm import configuration, settings, start_up, trainer
+from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.run import settings, trainer
 from jaxrl_llm.training import collect
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     parser.add_argument("--work", required=True, help="JSON of compare.py: the configuration and its overrides")
     work = json.loads(Path(parser.parse_args().work).read_text())
     start_up.start_jax()
-    s = settings.validate(configuration.load(configuration.find(work["config"]), work["overrides"]))
+    s = settings.validate(loading.load(loading.find(work["config"]), work["overrides"]))
     run = trainer.build(s)
     run, state = run.start(print)
     source: Any = run.source

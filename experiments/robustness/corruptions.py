@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.robustness.small import STEPS, Child, arguments, outcome, write
-from jaxrl_llm import configuration
-from jaxrl_llm.checkpointing import Checkpoints, digests, steps_of
-from jaxrl_llm.command_line import fields_and_rest
-from jaxrl_llm.settings import validate
-from jaxrl_llm.trainer import build
+from jaxrl_llm.config import loading
+from jaxrl_llm.config.command_line import fields_and_rest
+from jaxrl_llm.records.checkpointing import Checkpoints, digests, steps_of
+from jaxrl_llm.run.settings import validate
+from jaxrl_llm.run.trainer import build
 
 _RESULTS = Path(__file__).parent / "results"
 _STOPPED = STEPS // 2  # where the runs have come to when their newest checkpoint is damaged
@@ -70,7 +70,7 @@ def as_table(record: dict[str, Any]) -> str:
 def _blank(given: list[str]) -> Any:
     """A state of the structure that the checkpoints have."""
     fields, _ = fields_and_rest(given)
-    return build(validate(configuration.load(configuration.find("dapo:smoke"), fields))).blank()
+    return build(validate(loading.load(loading.find("dapo:smoke"), fields))).blank()
 
 
 def _restored(workdir: Path, like: Any) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from experiments.robustness.small import Child, arguments, outcome, seconds, write
-from jaxrl_llm.checkpointing import steps_of
+from jaxrl_llm.records.checkpointing import steps_of
 
 MOMENTS = ("rollout", "update", "save", "any")
 _A_RUN = 3  # kills of one run

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from jaxrl_llm.main import main
+from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.run_log import read_rows
 from jaxrl_llm.training.step import Learner
 
 __all__ = ["STEPS", "Child", "arguments", "fields", "outcome", "write"]

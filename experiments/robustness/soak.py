@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from experiments.robustness.small import Child, arguments, write
-from jaxrl_llm.run_log import read_rows
+from jaxrl_llm.records.run_log import read_rows
 
 _RESULTS = Path(__file__).parent / "results"
 _MOST_GROWTH = 2.0  # kB of resident memory a step
@@ -72,7 +72,8 @@ def _observed(folder: Path, steps: int, every: int) -> list[dict[str, float]]:
         "steps": steps,
         "task.name": "jsonl",
         "task.options.path": folder / "sort.jsonl",
-        "task.options.verifier": "jaxrl_llm.tasks.verifiers:exact",  # named like a user's own, so in worker processes
+        "task.options.verifier": "jaxrl_llm.tasks.verifiers.named:exact",
+        # ... named like a user's own, so in worker processes
         "task.options.prompt_length": 4,
         "task.options.answer_length": 4,
         "warm_start.steps": 60,

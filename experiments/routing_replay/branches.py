@@ -24,9 +24,9 @@ from experiments.routing_replay.table_parts import (
     start_to_end,
     told_share,
 )
-from jaxrl_llm.reporting.read import CLIPPED, Study
-from jaxrl_llm.reporting.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
-from jaxrl_llm.reporting.style import INK, colour, label_ends, panels
+from jaxrl_llm.report.read import CLIPPED, Study
+from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
+from jaxrl_llm.report.style import INK, colour, label_ends, panels
 
 
 def pairs(study: Study, arm: str, condition: str) -> np.ndarray:

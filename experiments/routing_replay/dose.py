@@ -23,9 +23,9 @@ from experiments.routing_replay.table_parts import (
     share_of_variance,
     start_to_end,
 )
-from jaxrl_llm.reporting.read import Study
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
-from jaxrl_llm.reporting.style import INK, panels
+from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.statistics import PairedDifference, paired_difference
+from jaxrl_llm.report.style import INK, panels
 
 REPLAY = "GRPO+R2"
 

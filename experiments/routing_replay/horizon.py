@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.table_parts import Table, command, interval, mean, start_to_end
-from jaxrl_llm.reporting.read import Run, Study
-from jaxrl_llm.reporting.statistics import paired_difference
-from jaxrl_llm.reporting.style import INK, label_ends, line, panels
+from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.statistics import paired_difference
+from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 SECOND = 5  # the first seed of the second batch
 COMPARED = [

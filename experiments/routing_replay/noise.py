@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.routing_replay import get_config
-from jaxrl_llm import settings
 from jaxrl_llm.models.routing import Router
-from jaxrl_llm.trainer import Run, build, exported_params
-from jaxrl_llm.training.agreement import differ
+from jaxrl_llm.run import settings
+from jaxrl_llm.run.trainer import Run, build, exported_params
+from jaxrl_llm.training.gaps import differ
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainBatch, TrainState
 

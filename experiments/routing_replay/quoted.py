@@ -16,9 +16,9 @@ from experiments.routing_replay.table_parts import (
     start_of,
     told_share,
 )
-from jaxrl_llm.reporting.comparisons import compare
-from jaxrl_llm.reporting.read import Run, Study
-from jaxrl_llm.reporting.statistics import PairedDifference
+from jaxrl_llm.report.comparisons import compare
+from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.statistics import PairedDifference
 
 
 def full(study: Study) -> Table:

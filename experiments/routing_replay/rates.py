@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, start_of
-from jaxrl_llm.reporting.read import Study
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
-from jaxrl_llm.reporting.style import INK, label_ends, line, panels
+from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.statistics import PairedDifference, paired_difference
+from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 SMALL_LOSS = 0.05
 

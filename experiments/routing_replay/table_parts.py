@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from jaxrl_llm.reporting.comparisons import OUTCOMES
-from jaxrl_llm.reporting.read import Run, Study, load
-from jaxrl_llm.reporting.statistics import PairedDifference, paired_difference
-from jaxrl_llm.run_log import read_rows
+from jaxrl_llm.records.run_log import read_rows
+from jaxrl_llm.report.comparisons import OUTCOMES
+from jaxrl_llm.report.read import Run, Study, load
+from jaxrl_llm.report.statistics import PairedDifference, paired_difference
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
 KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")

@@ -11,8 +11,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from jaxrl_llm.reporting.comparisons import OUTCOMES
-from jaxrl_llm.reporting.read import load
+from jaxrl_llm.report.comparisons import OUTCOMES
+from jaxrl_llm.report.read import load
 
 
 def tuned(folder: str | Path) -> dict[str, dict[str, float]]:

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from experiments.scale.workloads import WORKLOADS, settings_of
-from jaxrl_llm.plan import as_json, plan, table
-from jaxrl_llm.planning.programs import PROGRAMS
+from jaxrl_llm.plan.programs import PROGRAMS
+from jaxrl_llm.plan.table import as_json, plan, table
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from configs import gspo
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.settings import Settings, validate
+from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.run.settings import Settings, validate
 
 __all__ = ["MODELS", "WORKLOADS", "Workload", "settings_of"]
 

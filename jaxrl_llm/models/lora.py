@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxrl_llm import ranges, sharding
-from jaxrl_llm.array_typing import Array, Key, Params
+from jaxrl_llm.ground import ranges, sharding
+from jaxrl_llm.ground.array_typing import Array, Key, Params
 from jaxrl_llm.models.low_rank import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 

@@ -5,7 +5,7 @@ from typing import Any
 import flax.struct
 import jax
 
-from jaxrl_llm.array_typing import Array, Float
+from jaxrl_llm.ground.array_typing import Array, Float
 
 __all__ = ["LowRank", "project", "whole"]
 

@@ -6,8 +6,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Bool, Float, Integer
-from jaxrl_llm.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
+from jaxrl_llm.ground.ranges import at_least_zero, one_of
 
 __all__ = [
     "EXACT",

@@ -15,8 +15,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Float, Integer
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
 __all__ = ["selected_logprobs"]
 

@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
-from jaxrl_llm.models.attention import Attention, RMSNorm
-from jaxrl_llm.models.config import Kind, ModelConfig
-from jaxrl_llm.models.flash import choose_attention
-from jaxrl_llm.models.kv_cache import KVCache, LayerCache, by_layer
-from jaxrl_llm.models.moe import MoE, SwiGLU
-from jaxrl_llm.models.rope import rotation
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
+from jaxrl_llm.models.architecture import Kind, ModelConfig
+from jaxrl_llm.models.attention.flash import choose_attention
+from jaxrl_llm.models.attention.grouped_query import Attention, RMSNorm
+from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, by_layer
+from jaxrl_llm.models.attention.rope import rotation
+from jaxrl_llm.models.experts.moe import MoE, SwiGLU
 from jaxrl_llm.models.routing import EXACT, PREDICTOR, Router, Routing, no_record, routing_dtype
 
 __all__ = ["Model", "ModelOutput", "positions_of"]

@@ -1,4 +1,5 @@
-"""Objectives as compositions of four choices: advantage, ratio, surrogate, aggregation. See docs/objectives.md."""
+"""What is maximised. In: arrays of log-probs, rewards and masks. Out: un-reduced terms, a loss, metrics. An objective
+is four choices: advantage, ratio, surrogate, aggregation. Knows no model, config or optimizer: docs/objectives.md."""
 
 from jaxrl_llm.objectives.advantages import (
     Advantage,
@@ -23,9 +24,9 @@ from jaxrl_llm.objectives.aggregation import (
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction, IcePop, SequenceMask, Truncated
 from jaxrl_llm.objectives.objective import Objective
-from jaxrl_llm.objectives.pairs import Logistic, LogLikelihood, PairLoss, ReferenceRatio, RewardHead, Score, Square
+from jaxrl_llm.objectives.pair_objective import PairObjective
+from jaxrl_llm.objectives.pair_parts import Logistic, LogLikelihood, PairLoss, ReferenceRatio, RewardHead, Score, Square
 from jaxrl_llm.objectives.parts import Declaration, Part, hyperparameter
-from jaxrl_llm.objectives.preference import PairObjective
 from jaxrl_llm.objectives.ratios import (
     NoRatio,
     Ratio,

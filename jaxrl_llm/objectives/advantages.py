@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
-from jaxrl_llm.masking import masked_mean, masked_sum
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
+from jaxrl_llm.ground.masking import masked_mean, masked_sum
+from jaxrl_llm.ground.ranges import at_least_zero, one_of, positive
 from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.ranges import at_least_zero, one_of, positive
 
 __all__ = [
     "Advantage",

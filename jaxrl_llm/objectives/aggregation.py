@@ -8,11 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
-from jaxrl_llm.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.ranges import at_least
 
 __all__ = [
     "AGGREGATIONS",

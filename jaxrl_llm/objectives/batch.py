@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
-from jaxrl_llm.masking import masked_sum, segment_sum
-from jaxrl_llm.ranges import suggestion
+from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.ranges import suggestion
 
 __all__ = ["ARRAYS", "Batch", "clamp", "safe_exp_range"]
 

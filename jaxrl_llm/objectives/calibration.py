@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
-from jaxrl_llm.ranges import at_least
+from jaxrl_llm.ground.ranges import at_least
 
 __all__ = ["Calibration", "calibrate"]
 

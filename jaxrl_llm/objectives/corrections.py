@@ -10,10 +10,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.ground.array_typing import PerToken
+from jaxrl_llm.ground.ranges import one_of, positive
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part
-from jaxrl_llm.ranges import one_of, positive
 
 __all__ = ["CORRECTIONS", "Correction", "IcePop", "SequenceMask", "Truncated", "correction_named"]
 

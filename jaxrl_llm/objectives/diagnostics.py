@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Float, PerToken
-from jaxrl_llm.metrics import EffectiveSize, ExplainedVariance, Histogram, Maximum, Mean, Metric, Moments
+from jaxrl_llm.ground.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground.metrics import EffectiveSize, ExplainedVariance, Histogram, Maximum, Mean, Metric, Moments
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.divergences import k3

@@ -6,9 +6,9 @@ k1 = log(pi/ref), k2 = k1^2 / 2, k3 = q - log q - 1 with q = ref/pi. All are per
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.ranges import one_of
 
 __all__ = ["ESTIMATORS", "check_estimator", "k3", "kl_loss"]
 

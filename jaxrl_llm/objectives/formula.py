@@ -1,8 +1,8 @@
 """An objective as one line of mathematics with the meaning of its letters, for a person who starts a run."""
 
 from jaxrl_llm.objectives.objective import Objective
+from jaxrl_llm.objectives.pair_objective import PairObjective
 from jaxrl_llm.objectives.parts import Part
-from jaxrl_llm.objectives.preference import PairObjective
 
 __all__ = ["formula"]
 

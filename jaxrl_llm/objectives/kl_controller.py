@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from jaxrl_llm.ranges import at_least_zero, positive
+from jaxrl_llm.ground.ranges import at_least_zero, positive
 
 __all__ = ["KlController"]
 

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Array, Float, Integer, Mask, PerToken
-from jaxrl_llm.metrics import Metric
+from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.metrics import Metric
+from jaxrl_llm.ground.ranges import at_least_zero
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import Aggregation, count_sequences
 from jaxrl_llm.objectives.batch import Batch
@@ -18,7 +19,6 @@ from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
-from jaxrl_llm.ranges import at_least_zero
 
 __all__ = ["Objective", "Terms"]
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.ground.array_typing import PerToken
+from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch, clamp
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.ranges import positive
 
 __all__ = [
     "NoRatio",

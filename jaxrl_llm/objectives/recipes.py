@@ -5,7 +5,7 @@ RECIPES learn from rollouts, `sft` from given answers, PAIR_RECIPES from pairs o
 
 from jaxrl_llm.objectives import advantages as A
 from jaxrl_llm.objectives import aggregation as agg
-from jaxrl_llm.objectives import pairs as p
+from jaxrl_llm.objectives import pair_parts as p
 from jaxrl_llm.objectives import ratios as r
 from jaxrl_llm.objectives import surrogates as s
 from jaxrl_llm.objectives import trust_regions as t

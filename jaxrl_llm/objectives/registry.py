@@ -5,17 +5,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from jaxrl_llm.ground.ranges import one_of, suggestion
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation, name_of
 from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
 from jaxrl_llm.objectives.objective import Objective
-from jaxrl_llm.objectives.pairs import PairLoss, Score
+from jaxrl_llm.objectives.pair_objective import PairObjective
+from jaxrl_llm.objectives.pair_parts import PairLoss, Score
 from jaxrl_llm.objectives.parts import Declaration, declaration, declarations
-from jaxrl_llm.objectives.preference import PairObjective
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
-from jaxrl_llm.ranges import one_of, suggestion
 
 __all__ = ["AnyObjective", "PairRecipe", "Recipe", "fields", "hyperparameters", "make", "names", "recipe", "register"]
 

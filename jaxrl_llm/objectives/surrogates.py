@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Mask, PerToken
-from jaxrl_llm.metrics import Mean, Metric
+from jaxrl_llm.ground.array_typing import Mask, PerToken
+from jaxrl_llm.ground.metrics import Mean, Metric
+from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.ranges import positive
 
 __all__ = ["Cispo", "Clip", "GeometricMean", "LogProb", "Soft", "Surrogate", "Vespo"]
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import Mask, PerToken
+from jaxrl_llm.ground.array_typing import Mask, PerToken
+from jaxrl_llm.ground.ranges import one_of, positive, within
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
-from jaxrl_llm.ranges import one_of, positive, within
 
 __all__ = ["DivergenceMask", "StalenessClip"]
 

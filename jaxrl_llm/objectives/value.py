@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.array_typing import PerToken
+from jaxrl_llm.ground.array_typing import PerToken
+from jaxrl_llm.ground.ranges import at_least_zero, positive
 from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.ranges import at_least_zero, positive
 
 __all__ = ["ValueLoss"]
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Key as Keys
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Params
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params
 from jaxrl_llm.models import KVCache, Model, Routing
-from jaxrl_llm.models.kv_cache import Prefix
+from jaxrl_llm.models.attention.kv_cache import Prefix
 from jaxrl_llm.models.routing import Router, routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Params
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Params
 from jaxrl_llm.models import Model
 
 __all__ = ["in_place", "move", "places", "route"]

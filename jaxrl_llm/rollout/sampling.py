@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Key as Keys
 
-from jaxrl_llm.array_typing import Array, Bool, Float, Integer, Key
-from jaxrl_llm.ranges import at_least, positive
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key
+from jaxrl_llm.ground.ranges import at_least, positive
 
 __all__ = ["Sampling", "answer_keys", "draw"]
 

@@ -6,10 +6,11 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxrl_llm import processes
+from jaxrl_llm.ground import processes
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task, verifier_pool
-from jaxrl_llm.tasks.verifier_pool import TIMEOUT, Verdict
+from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task
+from jaxrl_llm.tasks.verifiers import verifier_pool
+from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict
 
 __all__ = ["Answered", "Verified", "begin", "verify"]
 

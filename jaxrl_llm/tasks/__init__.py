@@ -1,4 +1,5 @@
-"""Tasks: prompts, supervised answers and verifiers, on the host. See docs/tasks.md."""
+"""Prompts and what answers to them are worth, on the host. In: a task's name and options, a tokenizer. Out: streams of
+prompts, given answers and pairs, and a verifier. A new task is one small file: docs/tasks.md."""
 
 from jaxrl_llm.tasks import arithmetic, countdown, gsm8k, jsonl, modular, reasoning, sort
 from jaxrl_llm.tasks.base import Example, Row, Source, Task, Verify, make, names, register
@@ -15,9 +16,9 @@ from jaxrl_llm.tasks.data import (
 )
 from jaxrl_llm.tasks.prompting import Prompting
 from jaxrl_llm.tasks.splits import data_name
-from jaxrl_llm.tasks.text_tokenizer import TextTokenizer, load_tokenizer
-from jaxrl_llm.tasks.tokenizer import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
-from jaxrl_llm.tasks.train_tokenizer import write_tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.train_tokenizer import write_tokenizer
 
 __all__ = [
     "UNKNOWN",

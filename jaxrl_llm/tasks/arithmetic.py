@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.ranges import within
+from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
-from jaxrl_llm.tasks.verifiers import numeric
+from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.verifiers.named import numeric
 
 __all__ = ["addition", "subtraction"]
 

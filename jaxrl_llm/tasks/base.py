@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from jaxrl_llm.ranges import positive, suggestion, within
+from jaxrl_llm.ground.ranges import positive, suggestion, within
 from jaxrl_llm.tasks.prompting import Prompting
-from jaxrl_llm.tasks.tokenizer import Tokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Draw", "Example", "Row", "Source", "Task", "Verify", "make", "names", "register"]
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from jaxrl_llm.ranges import within
+from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.expressions import evaluate
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.verifiers.expressions import evaluate
 
 __all__ = ["countdown"]
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from jaxrl_llm.cache_folder import cache_folder
+from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.tasks.base import Example, Row, Task
 
 __all__ = [

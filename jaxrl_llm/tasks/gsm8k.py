@@ -6,11 +6,11 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrl_llm.cache_folder import cache_folder
+from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
 from jaxrl_llm.tasks.jsonl import digest, read_rows
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.verifiers import verifier as named_verifier
+from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.verifiers.named import verifier as named_verifier
 
 __all__ = ["gsm8k"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
 from jaxrl_llm.tasks.splits import is_test
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.verifiers import verifier as named_verifier
+from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.verifiers.named import verifier as named_verifier
 
 __all__ = ["digest", "jsonl", "read_rows"]
 

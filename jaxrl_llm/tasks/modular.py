@@ -4,9 +4,9 @@ import operator
 
 import numpy as np
 
-from jaxrl_llm.ranges import within
+from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
 
 __all__ = ["modular"]
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.tasks.text_tokenizer import TextTokenizer
-from jaxrl_llm.tasks.tokenizer import Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Prompting"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.ranges import suggestion
+from jaxrl_llm.ground.ranges import suggestion
 from jaxrl_llm.tasks.base import Draw, Task, register
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
 
 __all__ = ["ReasoningGymVerifier", "reasoning_gym"]
 

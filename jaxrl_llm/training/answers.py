@@ -8,10 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm import sharding, tasks
+from jaxrl_llm import tasks
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.tasks.data import batches
-from jaxrl_llm.tasks.preference import PairEncoder
-from jaxrl_llm.tasks.preference_config import PairSplits, PreferenceConfig
+from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig
+from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainBatch, TrainState

@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm import objectives, sharding, tasks
-from jaxrl_llm.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
-from jaxrl_llm.ranges import at_least
+from jaxrl_llm import objectives, tasks
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
+from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.rollout import verification
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
-from jaxrl_llm.training.rewards import RewardConfig, total_rewards
+from jaxrl_llm.training.reward_sources import RewardConfig, total_rewards
 
 __all__ = ["Collected", "DynamicSampling", "Rollout", "begin"]
 

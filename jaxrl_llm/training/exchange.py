@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Array, Int
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Int
 from jaxrl_llm.models.routing import no_record
 
 __all__ = ["bring", "bring_back"]

@@ -9,13 +9,14 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm import scoring, sharding
-from jaxrl_llm.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Float, PerToken
+from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.training.agreement import expert_load, sampler_against_old
+from jaxrl_llm.training.gaps import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.routing_records import count_unrecorded
 from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe

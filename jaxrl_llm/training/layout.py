@@ -15,9 +15,9 @@ import flax.struct
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.array_typing import Array, Int
-from jaxrl_llm.buckets import bucket
-from jaxrl_llm.ranges import at_least, one_of
+from jaxrl_llm.ground.array_typing import Array, Int
+from jaxrl_llm.ground.masking import bucket
+from jaxrl_llm.ground.ranges import at_least, one_of
 
 __all__ = [
     "Groups",

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm.array_typing import Array
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground.array_typing import Array
+from jaxrl_llm.ground.sharding import MICRO_BATCH, shards
 from jaxrl_llm.models.routing import no_record
-from jaxrl_llm.sharding import MICRO_BATCH, shards
 from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxrl_llm.ranges import at_least, fraction, one_of, positive
+from jaxrl_llm.ground.ranges import at_least, fraction, one_of, positive
 
 __all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_predictor_optimizer", "make_schedule"]
 

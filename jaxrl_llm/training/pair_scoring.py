@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxrl_llm import processes, sharding
-from jaxrl_llm.array_typing import Array
+from jaxrl_llm.ground import processes, sharding
+from jaxrl_llm.ground.array_typing import Array
 from jaxrl_llm.objectives.calibration import calibrate
-from jaxrl_llm.objectives.preference import PairObjective
+from jaxrl_llm.objectives.pair_objective import PairObjective
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.step import Learner
 

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm import processes
-from jaxrl_llm.run_log import RunLog
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import processes
+from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.training.checks import check_updates
 
 __all__ = ["Pending"]

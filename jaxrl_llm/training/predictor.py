@@ -20,10 +20,10 @@ of 2e-6 in its scripts), by Adam without weight decay or clipping; evaluation an
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm.array_typing import Array, Float, SegmentIds
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.models.routing import Routing, predicted_change
-from jaxrl_llm.training.agreement import flips
+from jaxrl_llm.training.gaps import flips
 from jaxrl_llm.training.routing_records import by_router
 
 __all__ = ["prediction_gaps", "prediction_kl"]

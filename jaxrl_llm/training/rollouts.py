@@ -8,15 +8,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from jaxrl_llm import processes, tasks
-from jaxrl_llm.array_typing import PerAnswer, SegmentIds, Tokens
+from jaxrl_llm import tasks
+from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.array_typing import PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
-from jaxrl_llm.training.rewards import RewardConfig, RolloutStream
+from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainState, predicting
 

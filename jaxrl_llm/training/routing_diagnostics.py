@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm.array_typing import Array, Bool, Mask, PerToken
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerToken
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.scoring import previous
-from jaxrl_llm.training.agreement import differ, flips
+from jaxrl_llm.models.scoring import previous
+from jaxrl_llm.training.gaps import differ, flips
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.state import TrainBatch
 from jaxrl_llm.training.step import Learner, Scored

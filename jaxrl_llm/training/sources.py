@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm.checkpointing import load_tree, save_tree
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxrl_llm import sharding
-from jaxrl_llm.array_typing import Mask, PerToken, SegmentIds, Tokens
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models.routing import PREDICTOR
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.training.routing_records import RoutingRecords

@@ -12,13 +12,13 @@ from typing import Any
 import filelock
 import jax
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm import objectives, processes, tasks
-from jaxrl_llm.cache_folder import cache_folder
-from jaxrl_llm.checkpointing import load_tree, save_tree
-from jaxrl_llm.cores import usable_cores
+from jaxrl_llm import objectives, tasks
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.machine import cache_folder, usable_cores
+from jaxrl_llm.ground.ranges import at_least, fraction
 from jaxrl_llm.models import Model, fingerprint, load_params
-from jaxrl_llm.ranges import at_least, fraction
+from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer

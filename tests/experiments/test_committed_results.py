@@ -10,8 +10,8 @@ import pytest
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
 from experiments.routing_replay import tables
-from jaxrl_llm.reporting.comparisons import compare
-from jaxrl_llm.reporting.read import load
+from jaxrl_llm.report.comparisons import compare
+from jaxrl_llm.report.read import load
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SAMPLED = "held-out sampled, end"

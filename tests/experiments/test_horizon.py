@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.routing_replay.horizon import differences, ends
-from jaxrl_llm.reporting.read import load
+from jaxrl_llm.report.read import load
 
 
 def test_as_many_rollouts_and_as_many_groups(tmp_path):

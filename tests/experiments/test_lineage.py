@@ -7,7 +7,7 @@ import pytest
 
 from experiments.lineage import figures
 from experiments.lineage.sweep import get_sweep
-from jaxrl_llm.reporting.read import CLIPPED, load
+from jaxrl_llm.report.read import CLIPPED, load
 from tests.reference.synthetic_runs import write_rows
 
 

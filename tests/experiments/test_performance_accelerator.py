@@ -10,7 +10,7 @@ import pytest
 
 from experiments.performance import accelerator, grouped, roofline, turns
 from experiments.performance.accelerator import CASES, SMALLEST, Case
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.transformer import Model
 
 # By hand, d = 32, 2 query heads and 1 key head of size 16, vocabulary 128, tied, one layer:

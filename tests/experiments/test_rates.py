@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.routing_replay.rates import Curves, at_best, highest_stable, table
-from jaxrl_llm.reporting.read import load
+from jaxrl_llm.report.read import load
 
 RATES = (1e-5, 1e-4, 1e-3)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.routing_replay.tables import replicated
-from jaxrl_llm.reporting.read import Branch, Study
+from jaxrl_llm.report.read import Branch, Study
 
 SPREAD = (-0.02, -0.01, 0.0, 0.0, 0.01, 0.02)  # of six trajectories: sd 0.014, an interval of 0.0148 on either side
 

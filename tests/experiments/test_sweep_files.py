@@ -12,8 +12,10 @@ from experiments.ablations import sweep as ablations
 from experiments.preferences import sweep as preferences
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
-from jaxrl_llm import objectives, settings
-from jaxrl_llm.sweep import BRANCHING, MAIN, Sweep, load_sweep, main
+from jaxrl_llm import objectives
+from jaxrl_llm.run import settings
+from jaxrl_llm.sweep import Sweep
+from jaxrl_llm.sweep.run_sweep import BRANCHING, MAIN, load_sweep, main
 
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops

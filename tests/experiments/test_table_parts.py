@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.routing_replay.table_parts import pack, share_of_variance, start_to_end
-from jaxrl_llm.reporting.read import Run, load
+from jaxrl_llm.report.read import Run, load
 
 
 def run(folder, rows, **files):

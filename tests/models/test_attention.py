@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.attend import attend, attend_causal
-from jaxrl_llm.models.attention import RMSNorm
+from jaxrl_llm.models.attention.attend import attend, attend_causal
+from jaxrl_llm.models.attention.grouped_query import RMSNorm
 from tests.reference import transformer_numpy
 
 

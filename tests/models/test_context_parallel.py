@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import flash
-from jaxrl_llm.models.attend import attend
-from jaxrl_llm.models.context_parallel import Place, attend_halves, attend_spread
-from jaxrl_llm.planning.cost import measure
-from jaxrl_llm.planning.hlo import parse
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.attention import flash
+from jaxrl_llm.models.attention.attend import attend
+from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread
+from jaxrl_llm.plan.cost import measure
+from jaxrl_llm.plan.hlo import parse
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 22, 4, 2, 8  # 22: padded to 24 where four devices share a row
 MESHES = [(1, 1, 1, 1, 2), (1, 1, 1, 1, 4), (2, 1, 1, 1, 2), (1, 1, 1, 2, 2)]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import expert_parallel
-from jaxrl_llm.models import experts as experts_module
-from jaxrl_llm.models.experts import apply_experts
-from jaxrl_llm.planning.cost import measure
-from jaxrl_llm.planning.hlo import parse
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.experts import expert_parallel
+from jaxrl_llm.models.experts import implementations as experts_module
+from jaxrl_llm.models.experts.implementations import apply_experts
+from jaxrl_llm.plan.cost import measure
+from jaxrl_llm.plan.hlo import parse
 from tests.reference.grouped_rows import interpreted
 
 N, K, D, F, E = 24, 2, 6, 10, 8

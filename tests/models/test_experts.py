@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import experts as experts_module
-from jaxrl_llm.models.expert_blocks import group_by_expert
-from jaxrl_llm.models.experts import apply_experts, choose_implementation
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.experts import implementations as experts_module
+from jaxrl_llm.models.experts.expert_blocks import group_by_expert
+from jaxrl_llm.models.experts.implementations import apply_experts, choose_implementation
 
 D, F, E = 6, 10, 5
 LOADS = ("uniform", "skewed", "empty", "single")

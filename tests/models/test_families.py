@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxrl_llm.models import ModelConfig, load_pretrained, read_published, save_pretrained
-from jaxrl_llm.models.pretrained_config import family_of, from_published, to_published
+from jaxrl_llm.models.checkpoints.pretrained_config import family_of, from_published, to_published
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import ModelConfig, attention, flash
-from jaxrl_llm.models.attend import attend
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import ModelConfig
+from jaxrl_llm.models.attention import flash
+from jaxrl_llm.models.attention.attend import attend
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 130, 4, 2, 64  # 130: padded to two blocks of columns
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.grouped_matmul import grouped_matmul
-from jaxrl_llm.models.triton_matmul import tiles_of
+from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.models.experts.triton_matmul import tiles_of
 from tests.reference.grouped_rows import by_loop, interpreted
 
 needs_cuda = pytest.mark.skipif(
@@ -83,10 +83,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxrl_llm.models.grouped_matmul import grouped_matmul
-from jaxrl_llm.planning.chips import topology_devices
-from jaxrl_llm.planning.cost import measure
-from jaxrl_llm.planning.hlo import parse
+from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.plan.chips import topology_devices
+from jaxrl_llm.plan.cost import measure
+from jaxrl_llm.plan.hlo import parse
 
 where = jax.sharding.SingleDeviceSharding(topology_devices("h100:1")[1][0])
 groups, m, d, f = 128, 32768, 2048, 768

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import ModelConfig, kv_cache
-from jaxrl_llm.models import attend as attention
+from jaxrl_llm.models import ModelConfig
+from jaxrl_llm.models.attention import attend as attention
+from jaxrl_llm.models.attention import kv_cache
 
 CONFIG = ModelConfig(vocab_size=4, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 ROWS, LENGTH = 3, 130

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.lora import LoRAConfig, adapter_axes, attach, init_adapters, merge
 
 MOE = dict(num_experts=4, mlp_only_layers=(0,))

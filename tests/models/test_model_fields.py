@@ -6,7 +6,7 @@ import pytest
 
 from configs import base, pretrained
 from jaxrl_llm.models import ModelConfig, complete_fields, save_pretrained
-from jaxrl_llm.settings import config_hash, validate
+from jaxrl_llm.run.settings import config_hash, validate
 
 NAMES = [field.name for field in dataclasses.fields(ModelConfig)]
 

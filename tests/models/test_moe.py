@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl_llm.models.moe import MoE, SwiGLU, load_balance_loss
+from jaxrl_llm.models.experts.moe import MoE, SwiGLU, load_balance_loss
 from tests.reference import transformer_numpy
 
 

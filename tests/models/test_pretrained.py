@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import ModelConfig, fingerprint, load_pretrained, published, save_pretrained
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import ModelConfig, fingerprint, load_pretrained, save_pretrained
+from jaxrl_llm.models.checkpoints import published
 
 MIXED = dict(num_experts=4, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=(1,), norm_topk_prob=False)
 EVERY = pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import selected_logprobs as module
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import sharding
-from jaxrl_llm.models import Routing, kv_cache
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import Routing
+from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.transformer import positions_of
 from tests.reference import transformer_numpy
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.ranges import at_least_zero, positive
+from jaxrl_llm.ground.ranges import at_least_zero, positive
 
 
 def arrays(b=3, t=4, **changes):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.metrics import finalize
+from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.objectives import registry as known
-from jaxrl_llm.settings import validate
+from jaxrl_llm.run.settings import validate
 from tests.reference.answers import random_batch
 
 DOCS = Path(__file__).parents[2] / "docs"

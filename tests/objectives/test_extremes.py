@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm import objectives
-from jaxrl_llm.metrics import finalize
+from jaxrl_llm.ground.metrics import finalize
 from tests.reference.answers import corrected, make
 
 SHAPE = (3, 4)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import objectives, sharding
-from jaxrl_llm.metrics import finalize, merge
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.metrics import finalize, merge
 from tests.reference import pair_loops
 
 NAMES = objectives.names("pairs")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.metrics import finalize, merge
+from jaxrl_llm.ground.metrics import finalize, merge
 from tests.reference.answers import corrected, make, random_batch
 
 AGGREGATIONS = ["sequence_mean_token_mean", "token_mean", "sequence_mean_token_sum", "constant"]

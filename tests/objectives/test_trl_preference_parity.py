@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.metrics import finalize
+from jaxrl_llm.ground.metrics import finalize
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from jaxrl_llm.run_log import RunLog, read_rows
-from jaxrl_llm.sweep import Identity, Program, main
+from jaxrl_llm.records.run_log import RunLog, read_rows
+from jaxrl_llm.sweep.run_sweep import Identity, Program, main
 
 
 def parse(overrides):

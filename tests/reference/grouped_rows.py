@@ -5,8 +5,8 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import grouped_matmul as module
-from jaxrl_llm.models.triton_matmul import grouped_matmul_gpu
+from jaxrl_llm.models.experts import grouped_matmul as module
+from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
 
 
 def interpreted(rows, weights, counts, platform=None, *, kernel):

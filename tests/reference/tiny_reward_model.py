@@ -4,10 +4,10 @@ from pathlib import Path
 
 import optax
 
-from jaxrl_llm.checkpointing import Checkpoints
 from jaxrl_llm.models.transformer import Model
-from jaxrl_llm.run_log import plain, write_json
-from jaxrl_llm.settings import model_settings
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.run_log import plain, write_json
+from jaxrl_llm.run.settings import model_settings
 from jaxrl_llm.training.state import make_state
 from tests.reference import tiny_training as tiny
 

@@ -9,10 +9,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from jaxrl_llm import trainer
-from jaxrl_llm.checkpointing import Checkpoints
-from jaxrl_llm.run_log import RunLog, plain, read_rows, write_json
-from jaxrl_llm.settings import config_hash, validate
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.run_log import RunLog, plain, read_rows, write_json
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.settings import config_hash, validate
 
 
 def make_config(folder, name="grpo", **changes):

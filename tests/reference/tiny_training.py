@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import objectives, sharding
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.layout import UpdateConfig, lay_out

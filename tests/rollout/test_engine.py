@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine

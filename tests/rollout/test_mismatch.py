@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import EXACT, Router
 from jaxrl_llm.rollout.decoder import as_sampler
 from jaxrl_llm.rollout.engine import Engine

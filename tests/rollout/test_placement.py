@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm import sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
-from jaxrl_llm.planning.cost import measure
-from jaxrl_llm.planning.hlo import parse
+from jaxrl_llm.plan.cost import measure
+from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.rollout.decoder import as_sampler
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.placement import places, route

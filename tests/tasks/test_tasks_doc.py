@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.settings import validate
+from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import base
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")

@@ -8,8 +8,9 @@ import urllib.request
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import Prompting, splits, verifier_pool
+from jaxrl_llm.tasks import Prompting, splits
 from jaxrl_llm.tasks.splits import is_test
+from jaxrl_llm.tasks.verifiers import verifier_pool
 
 ROWS = [{"question": f"What is {n} + {n}? é", "gold": 2 * n, "level": n % 3} for n in range(60)]
 FIELDS = {"prompt_field": "question", "answer_field": "gold"}

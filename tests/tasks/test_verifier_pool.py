@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import verifier_pool
-from jaxrl_llm.tasks.verifier_pool import TIMEOUT, Verdict, judge, submit
-from jaxrl_llm.tasks.verifiers import MathVerifier
+from jaxrl_llm.tasks.verifiers import verifier_pool
+from jaxrl_llm.tasks.verifiers.named import MathVerifier
+from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict, judge, submit
 from tests.tasks import verifiers_for_tests as V
 
 TASK = dataclasses.replace(tasks.make("sort"), isolated=True, time_limit=1.0)
@@ -98,7 +98,7 @@ def test_workers_end_with_their_program(tmp_path):
     script = (
         "import dataclasses\n"
         "from jaxrl_llm import tasks\n"
-        "from jaxrl_llm.tasks.verifier_pool import submit\n"
+        "from jaxrl_llm.tasks.verifiers.verifier_pool import submit\n"
         "from tests.tasks import verifiers_for_tests as V\n"
         "task = dataclasses.replace(tasks.make('sort'), verify=V.troubled, isolated=True, time_limit=1.0)\n"
         "submit(task, [('', 'print', '', {})]).result()\n"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import expressions
+from jaxrl_llm.tasks.verifiers import expressions
 
 SYNTHETIC = ["addition", "countdown", "modular", "sort", "subtraction"]
 JUNK = ["", " ", "=", "0" * 5000, "9" * 5000, "(" * 5000, "\ufffd", "٣", "²", "1e9", "nan", "-", "--1", "1_0"]

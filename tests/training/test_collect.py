@@ -9,14 +9,14 @@ import pytest
 
 from configs import base
 from jaxrl_llm import tasks
-from jaxrl_llm.metrics import finalize
+from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
 from jaxrl_llm.training.collect import DynamicSampling, begin
-from jaxrl_llm.training.rewards import RewardConfig
+from jaxrl_llm.training.reward_sources import RewardConfig
 from tests.reference import tiny_training as tiny
 from tests.tasks import verifiers_for_tests
 

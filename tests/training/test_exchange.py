@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import objectives, sharding
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout

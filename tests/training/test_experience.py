@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer, _advantages, _gaps
 from jaxrl_llm.training.routing_replay import ReplayConfig

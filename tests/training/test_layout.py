@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.buckets import bucket
+from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.training.layout import lay_out, minibatches, sequence_ids, widened
 from jaxrl_llm.training.micro_batches import take
 from tests.reference import tiny_training as tiny

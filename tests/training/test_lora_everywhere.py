@@ -14,8 +14,8 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.lora import Attached, LoRAConfig, adapter_axes, init_adapters, merge
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.experience import Scorer

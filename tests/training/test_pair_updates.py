@@ -7,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import objectives, sharding
-from jaxrl_llm.metrics import finalize
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.state import TrainBatch, make_state
 from jaxrl_llm.training.step import Learner

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing, is_recorded, select_experts
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.training.agreement import differ
 from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.gaps import differ
 from jaxrl_llm.training.layout import lay_out
 from jaxrl_llm.training.optimizer import make_predictor_optimizer
 from jaxrl_llm.training.predictor import prediction_gaps, prediction_kl

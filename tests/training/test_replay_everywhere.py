@@ -17,8 +17,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
-from jaxrl_llm import objectives, scoring
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.routing_records import router_logprobs

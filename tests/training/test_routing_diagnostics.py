@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import metrics as M
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.routing_diagnostics import flipped_before, ratio_by_flip
 

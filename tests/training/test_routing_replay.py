@@ -11,14 +11,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype, select_experts
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.training.agreement import differ, flips
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.gaps import differ, flips
 from jaxrl_llm.training.layout import lay_out
 from jaxrl_llm.training.micro_batches import take
 from jaxrl_llm.training.routing_records import blank

@@ -10,10 +10,12 @@ import optax
 import pytest
 
 from configs import base
-from jaxrl_llm import objectives, scoring, sharding, trainer
-from jaxrl_llm.models import Model
+from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import Model, scoring
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.settings import validate
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.micro_batches import put, take
 from jaxrl_llm.training.state import TrainBatch, make_state

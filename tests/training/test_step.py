@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.state import make_state

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import metrics as M
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.routing_records import RoutingRecords, blank
 from jaxrl_llm.training.state import make_state

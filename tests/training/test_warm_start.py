@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import scoring, tasks
+from jaxrl_llm import tasks
+from jaxrl_llm.models import scoring
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.training import warm_start as module
 from jaxrl_llm.training.warm_start import WarmStartConfig, warm_start

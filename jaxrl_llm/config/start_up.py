@@ -1,0 +1,188 @@
+"""What a process does before its first computation: compilation cache, memory that is kept, other processes.
+
+`start_jax` lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew. `join`
+brings the processes of a run together, and `leave` ends one that failed.
+"""
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import filelock
+import jax
+from absl import logging
+
+from jaxrl_llm.ground.machine import cache_folder
+
+__all__ = ["add_arguments", "is_first", "join", "leave", "start_jax"]
+
+
+def start_jax() -> None:
+    """Turn the compilation cache on, and keep freed memory.
+
+    The cache is in the user's cache folder. JAX's own environment variables decide where they are set:
+    JAX_COMPILATION_CACHE_DIR and those of `_CACHE`, in capitals.
+    """
+    if logging.get_verbosity() > logging.WARNING:
+        logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
+    _keep_freed_memory()
+    cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    for name, value in _CACHE.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    if os.environ.get("JAX_COMPILATION_CACHE_MAX_SIZE") != "-1":
+        _repair(cache)
+
+
+_CACHE = {
+    # Entries are written under a lock only when there is a bound; parallel runs share the folder.
+    "jax_compilation_cache_max_size": 4 * 2**30,
+    # With a bound every write reads the times of all entries: many small ones cost more than they save.
+    "jax_persistent_cache_min_compile_time_secs": 0.5,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
+
+    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. Programs run in the
+    calling thread, because only the main arena keeps large arrays. Memory freed by a compilation is returned to the
+    system: it is in pieces too small for a step.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)
+    _make_room(libc)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+    def trim(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
+            libc.malloc_trim(0)
+
+    jax.monitoring.register_event_duration_secs_listener(trim)
+
+
+def _make_room(libc: Any) -> None:
+    """Reserve a free block at the start of the heap for small, long-lived allocations.
+
+    A step's temporaries then stay at the end of the heap, which can grow a little. In a gap between other allocations,
+    a single byte taken from it would make the next step allocate their full size again.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    room = libc.malloc(_ROOM)
+    libc.malloc(_ROOM // 64)  # never freed, so that the block above is not at the end of the heap
+    libc.free(room)  # neither was touched, so no memory is in use yet
+
+
+_ROOM = 2**28  # bytes: less than the temporaries that matter, more than the rest
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+
+
+def _repair(cache: Path) -> None:
+    """Remove entries that a killed writer left without their access time: one of them would stop all later writes."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(cache / ".lockfile"):
+        for entry in cache.glob("*-cache"):
+            if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+                entry.unlink(missing_ok=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `join`."""
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
+    parser.add_argument("--processes", type=int, help="how many processes there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+
+
+def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: int) -> None:
+    """Join the other processes of the run, where there are any; before the first computation.
+
+    What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or comes from SLURM,
+    Open MPI or the TPU pod slice. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
+    JAX aborts them (exit code 134).
+
+    Raises:
+      ValueError: one is given without the others, or the launcher does not say where process 0 is.
+    """
+    coordinator = given.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    count = _number("JAX_NUM_PROCESSES") if given.processes is None else given.processes
+    index = _number("JAX_PROCESS_ID") if given.process is None else given.process
+    place = (coordinator, count, index)
+    named, launched = any(x is not None for x in place), _tasks() > 1
+    if not (named or launched or _has_tpu()):
+        return
+    if named and not launched and None in place:
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process={index} leave out which process this is of how "
+            "many; give --coordinator HOST:PORT, --processes COUNT and --process INDEX, or none of them"
+        )
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
+    try:
+        jax.distributed.initialize(
+            *place,
+            initialization_timeout=start_timeout_s,
+            heartbeat_timeout_seconds=heartbeat_timeout_s,
+        )
+    except ValueError as error:
+        if not named and not launched:
+            return  # a TPU host of its own
+        raise ValueError(f"the processes cannot join ({error}); see docs/several_processes.md") from error
+    uncaught = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, jax.errors.JaxRuntimeError):
+            text = " ".join(str(error).split())[:500]
+            where = f"process {jax.process_index()} of {jax.process_count()}"
+            lost = "where another process has ended, its own output says why, and the same commands go on"
+            print(f"error: {where} failed ({text}); {lost}", file=sys.stderr)
+        else:
+            uncaught(kind, error, trace)
+        leave(1)
+
+    sys.excepthook = end
+
+
+def leave(code: int, *, alone: bool = True) -> int:
+    """The exit code; of several processes, one that ends `alone` does so here if it failed.
+
+    At exit it would wait for the others, which wait for it: they are to see a broken connection, or miss heartbeats.
+    """
+    if jax.distributed.is_initialized() and code and alone:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _number(name: str) -> int | None:
+    value = os.environ.get(name)
+    if value is not None and not value.isdecimal():
+        raise ValueError(f"{name}={value} must be a whole number")
+    return None if value is None else int(value)
+
+
+def _tasks() -> int:
+    """How many processes SLURM (srun) or Open MPI has started."""
+    slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 1
+    return max(slurm or 1, _number("OMPI_COMM_WORLD_SIZE") or 1)
+
+
+def _has_tpu() -> bool:
+    """Whether this may be a host of a TPU pod slice."""
+    if os.environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu" or importlib.util.find_spec("libtpu") is None:
+        return False
+    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what all have computed."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0

@@ -1,0 +1,178 @@
+"""Metrics that merge exactly over micro-batches, minibatches and devices.
+
+A metric is one of a few small pytrees: `Mean` (total, count), `Maximum`, `Moments` and `EffectiveSize` (count, sum x,
+sum x^2), `ExplainedVariance` (two `Moments`) and `Histogram` (counts in fixed bins, from which a quantile is read). All
+are sums except the maximum, so that any split of a batch gives the same number. Nothing is divided before `finalize`,
+which runs on the host. The fields are untyped because trees of metrics also carry host arrays, abstract shapes and
+shardings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.ground.array_typing import Array, Bool
+
+__all__ = [
+    "EffectiveSize",
+    "ExplainedVariance",
+    "Histogram",
+    "Maximum",
+    "Mean",
+    "Metric",
+    "Metrics",
+    "Moments",
+    "combine",
+    "finalize",
+    "identity",
+    "merge",
+]
+
+# Log-ratios live in [-20, 20]; the bins are uniform in asinh space: 1e-5 wide around 0, 10 % of the value in the tails.
+_EDGES = np.sinh(np.linspace(-np.arcsinh(20.0 / 1e-4), np.arcsinh(20.0 / 1e-4), 257)) * 1e-4
+
+
+class Mean(flax.struct.PyTreeNode):
+    """total / count."""
+
+    total: Any
+    count: Any
+
+    @classmethod
+    def of(cls, x: Array, where: Bool[Array, "*any"]) -> "Mean":
+        return cls(jnp.sum(x, where=where, initial=0, dtype=jnp.float32), jnp.sum(where, dtype=jnp.float32))
+
+    def values(self) -> dict[str, Any]:
+        return {"": np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)}
+
+
+class Maximum(flax.struct.PyTreeNode):
+    """The largest element, -inf of none."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, x: Array, where: Bool[Array, "*any"]) -> "Maximum":
+        return cls(jnp.max(x, where=where, initial=-jnp.inf))
+
+    def values(self) -> dict[str, Any]:
+        return {"": np.where(np.isfinite(self.value), self.value, np.nan)}
+
+
+class Moments(flax.struct.PyTreeNode):
+    """Mean and variance of w = 1 + x from the sums of 1, x and x^2.
+
+    Storing the deviation from one keeps float32 exact where it matters: a ratio of 1 + 1e-5 has variance 1e-10.
+    """
+
+    count: Any
+    total: Any
+    square: Any
+
+    @classmethod
+    def of(cls, deviation: Array, where: Bool[Array, "*any"]) -> "Moments":
+        x = jnp.where(where, deviation, 0).astype(jnp.float32)
+        return cls(jnp.sum(where, dtype=jnp.float32), jnp.sum(x), jnp.sum(x * x))
+
+    def values(self) -> dict[str, Any]:
+        n = np.maximum(np.asarray(self.count, np.float64), 1)
+        mean, square = np.asarray(self.total, np.float64) / n, np.asarray(self.square, np.float64) / n
+        known = self.count > 0
+        return {
+            "_mean": np.where(known, 1 + mean, np.nan),
+            "_var": np.where(known, np.maximum(square - mean**2, 0), np.nan),
+        }
+
+
+class EffectiveSize(Moments):
+    """(sum w)^2 / (n sum w^2) of weights w = 1 + x: the effective fraction of the samples, 1 for equal weights."""
+
+    def values(self) -> dict[str, Any]:
+        n = np.asarray(self.count, np.float64)
+        total, square = np.asarray(self.total, np.float64), np.asarray(self.square, np.float64)
+        size = (n + total) ** 2 / np.maximum(n * (n + 2 * total + square), 1e-300)
+        return {"": np.where(n > 0, size, np.nan)}
+
+
+class ExplainedVariance(flax.struct.PyTreeNode):
+    """1 - Var(target - prediction) / Var(target): 1 of a perfect prediction, 0 of a constant; NaN of equal targets."""
+
+    target: Any
+    error: Any
+
+    @classmethod
+    def of(cls, target: Array, prediction: Array, where: Bool[Array, "*any"]) -> "ExplainedVariance":
+        return cls(Moments.of(target, where), Moments.of(target - prediction, where))
+
+    def values(self) -> dict[str, Any]:
+        target, error = self.target.values()["_var"], self.error.values()["_var"]
+        return {"": np.where(target > 0, 1 - error / np.where(target > 0, target, 1), np.nan)}
+
+
+class Histogram(flax.struct.PyTreeNode):
+    """Counts of log-ratios in 256 fixed bins; the 99th percentile, at a bin's centre, is reported as a ratio."""
+
+    counts: Any
+
+    @classmethod
+    def of(cls, log_ratio: Array, where: Bool[Array, "*any"]) -> "Histogram":
+        bins = jnp.searchsorted(jnp.asarray(_EDGES[1:-1], jnp.float32), log_ratio.astype(jnp.float32).ravel())
+        weights = where.ravel().astype(jnp.float32)
+        return cls(jnp.zeros(len(_EDGES) - 1, jnp.float32).at[bins].add(weights))
+
+    def quantile(self, q: float) -> float:
+        counts = np.asarray(self.counts, np.float64)
+        if counts.sum() == 0:
+            return float("nan")
+        i = int(np.searchsorted(np.cumsum(counts), q * counts.sum()))
+        i = min(i, len(counts) - 1)
+        return float(np.exp((_EDGES[i] + _EDGES[i + 1]) / 2))
+
+    def values(self) -> dict[str, Any]:
+        return {"": self.quantile(0.99)}
+
+
+Metric = Mean | Maximum | Moments | ExplainedVariance | Histogram
+Metrics = Mapping[str, Metric]
+
+
+def _combine(metric: Metric, reduce_sum: Any, reduce_max: Any) -> Metric:
+    return jax.tree.map(reduce_max if isinstance(metric, Maximum) else reduce_sum, metric)
+
+
+def combine(a: Metrics, b: Metrics) -> dict[str, Metric]:
+    """Merge two sets of the same metrics inside a jitted loop."""
+    stacked = {name: jax.tree.map(lambda x, y: jnp.stack([x, y]), m, b[name]) for name, m in a.items()}
+    return {name: _combine(m, lambda x: jnp.sum(x, 0), lambda x: jnp.max(x, 0)) for name, m in stacked.items()}
+
+
+def identity(shapes: Metrics) -> dict[str, Metric]:
+    """The neutral element of `combine` for metrics of these shapes (arrays or jax.ShapeDtypeStruct)."""
+
+    def filled(fill: float) -> Any:
+        return lambda x: jnp.full(x.shape, fill, x.dtype)
+
+    return {name: _combine(m, filled(0.0), filled(-jnp.inf)) for name, m in shapes.items()}
+
+
+def merge(many: Sequence[Metrics]) -> dict[str, Metric]:
+    """Merge metrics of several minibatches; a key may be missing in some of them."""
+    names = dict.fromkeys(name for metrics in many for name in metrics)
+    stacked = {
+        name: jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *[m[name] for m in many if name in m])
+        for name in names
+    }
+    return {name: _combine(m, lambda x: np.sum(x, 0), lambda x: np.max(x, 0)) for name, m in stacked.items()}
+
+
+def finalize(metrics: Metrics) -> dict[str, float | list[float]]:
+    """Host numbers: a metric named `a` gives `a`, but `Moments` named `a` give `a_mean` and `a_var`."""
+    out: dict[str, float | list[float]] = {}
+    for name, metric in jax.device_get(dict(metrics)).items():
+        for suffix, value in metric.values().items():
+            out[name + suffix] = np.asarray(value, np.float64).tolist()
+    return out

@@ -1,0 +1,139 @@
+"""The core of attention, softmax(q k^T / sqrt(d)) v: over a batch, with a hand-written backward, and over a cache."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.ground.array_typing import Array, Bool, Float
+from jaxrl_llm.models.attention import kv_cache
+
+__all__ = ["attend", "attend_cached", "attend_causal"]
+
+_CHUNK, _CHUNKS = 64, 4  # of queries: at least so many tokens, at most so many chunks
+_MASKED = -1e30  # finite: a fully masked row (padding) gives a uniform, not a NaN, softmax
+
+
+def attend(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv s d"],
+    values: Float[Array, "b kv s d"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t h d"]:
+    """softmax(q k^T / sqrt(d)) v over the visible columns; scores and softmax in float32."""
+    return _attend(queries, keys, values, visible)
+
+
+def attend_causal(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv t d"],
+    values: Float[Array, "b kv t d"],
+    visible: Bool[Array, "b t t"],
+) -> Float[Array, "b t h d"]:
+    """`attend` where no query sees a later column: chunks of queries, each over the columns up to its end."""
+    time = queries.shape[1]
+    size = max(_CHUNK, -(-time // _CHUNKS))
+    ends = [min(start + size, time) for start in range(0, time, size)]
+    parts = [
+        attend(queries[:, start:end], keys[:, :, :end], values[:, :, :end], visible[:, start:end, :end])
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return jnp.concatenate(parts, axis=1)
+
+
+@jax.custom_vjp
+def _attend(queries: Array, keys: Array, values: Array, visible: Array) -> Array:
+    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
+    out = jnp.einsum("bkqs,bksd->bkqd", _attend_weights(q, keys, visible).astype(values.dtype), values)
+    return _by_query_head(out, queries.shape)
+
+
+def _attend_weights(q: Array, keys: Array, visible: Array) -> Array:
+    return _weights(jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=jnp.float32), visible)
+
+
+def _attend_fwd(queries: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, Any]:
+    out = _attend(queries, keys, values, visible)
+    return out, (queries, keys, values, visible, out)
+
+
+def _attend_bwd(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, None]:
+    """With w the weights (computed again, never kept) and dw = do v^T: ds = w (dw - <do, o>), dq = ds k / sqrt(d),
+    dk = ds^T q / sqrt(d), dv = w^T do (FlashAttention, arXiv 2205.14135, appendix B)."""
+    queries, keys, values, visible, out = residuals
+    kv, scale = keys.shape[1], queries.shape[-1] ** -0.5
+    q, do, o = (_by_key_head(x, kv) for x in (queries * scale, cotangent, out))
+    weights = _attend_weights(q, keys, visible)
+    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dv = dot("bkqs,bkqd->bksd", weights.astype(values.dtype), do).astype(values.dtype)
+    along = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), axis=-1, keepdims=True)
+    ds = (weights * (dot("bkqd,bksd->bkqs", do, values) - along)).astype(keys.dtype)
+    dk = dot("bkqs,bkqd->bksd", ds, q).astype(keys.dtype)
+    dq = _by_query_head(dot("bkqs,bksd->bkqd", ds, keys) * scale, queries.shape)
+    return dq.astype(queries.dtype), dk, dv, None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def attend_cached(
+    queries: Float[Array, "b t h d"],
+    keys: kv_cache.Keys,
+    values: kv_cache.Values,
+    visible: Bool[Array, "b t s"],
+    platform: str = "cpu",
+) -> Float[Array, "b t h d"]:
+    """The same over a cache: keys are transposed, and a stretch of columns that no row sees is skipped.
+
+    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On
+    a GPU every stretch is computed, since the device would wait for the host at each condition.
+    """
+    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
+    bounds = list(itertools.pairwise(kv_cache.starts(values)))
+    seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
+    dot = functools.partial(jnp.einsum, "bkqx,bkxy->bkqy")
+    score = functools.partial(dot, preferred_element_type=jnp.float32)
+    product = _product if platform == "gpu" else _product_where_seen
+    scores = [product(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
+    weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
+    parts = [product(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
+    return _by_query_head(functools.reduce(jnp.add, parts), queries.shape)
+
+
+def _product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+    """left [b kv q x] times a stretch [p kv x y] of the cache."""
+    del seen
+    b, kv, q, x = left.shape
+    p, y = stretch.shape[0], stretch.shape[3]
+    together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
+    return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
+
+
+def _product_where_seen(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+    """The product where some row sees the stretch, otherwise zeros."""
+    product = functools.partial(_product, seen, dot)
+    out = jax.eval_shape(product, left, stretch)
+    return jax.lax.cond(seen, product, lambda *_: jnp.zeros(out.shape, out.dtype), left, stretch)
+
+
+def _by_key_head(queries: Array, kv: int) -> Array:
+    """Head-major, the queries of one key head side by side: both products are plain batched matmuls."""
+    b, t, h, d = queries.shape
+    return queries.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
+
+
+def _by_query_head(out: Array, shape: tuple[int, ...]) -> Array:
+    b, t, h, d = shape
+    kv = out.shape[1]
+    return out.reshape(b, kv, h // kv, t, d).transpose(0, 3, 1, 2, 4).reshape(b, t, h, d)
+
+
+def _weights(scores: Array, visible: Array) -> Array:
+    """Softmax over the visible columns: [b kv (queries of a key head x t) s]."""
+    b, kv, q, s = scores.shape
+    t = visible.shape[1]
+    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, q // t, t, s), _MASKED)
+    return jax.nn.softmax(scores, axis=-1).reshape(b, kv, q, s)

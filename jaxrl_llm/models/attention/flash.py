@@ -1,0 +1,133 @@
+"""Flash attention through a library: cuDNN on GPU (jax.nn), the splash kernel on TPU (jax.experimental.pallas).
+
+Source: FlashAttention, arXiv 2205.14135. Both kernels are differentiated by their library.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import Mesh
+
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
+from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread, widened
+
+__all__ = ["choose_attention", "flash_attention", "time_multiple"]
+
+_BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
+_LARGEST = 512  # block that the splash kernel is given
+
+
+def choose_attention(config: ModelConfig, platform: str) -> str:
+    """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size.
+
+    Raises:
+      ValueError: flash is set where there is no kernel for it.
+    """
+    implementation, head_dim, dtype = config.attention_implementation, config.head_dim, config.dtype
+    fits = {
+        "gpu": head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16",
+        "tpu": head_dim % 64 == 0,
+    }.get(platform, False)
+    if implementation == "flash" and not fits:
+        raise ValueError(
+            f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8 up to 128) or a TPU "
+            f"(head_dim a multiple of 64), this is {platform} with {dtype} and head_dim={head_dim}; set it to 'auto'"
+        )
+    if implementation == "auto":
+        return "flash" if fits and dtype == "bfloat16" else "plain"
+    return implementation
+
+
+def time_multiple(config: ModelConfig, mesh: Mesh | None) -> int:
+    """Rows of a multiple of so many tokens are split evenly over devices, and no attention has to pad them."""
+    shards, platform = sharding.shards("time", mesh), sharding.platform(mesh)
+    if shards == 1:
+        return 1
+    of_chunk = {"gpu": 2, "tpu": _BLOCK} if choose_attention(config, platform) == "flash" else {}
+    return 2 * shards * of_chunk.get(platform, 1)
+
+
+def flash_attention(
+    queries: Float[Array, "b t h d"],
+    keys: Float[Array, "b kv t d"],
+    values: Float[Array, "b kv t d"],
+    segment_ids: SegmentIds,
+    mesh: Mesh | None = None,
+    axes: tuple[str, str | None] = sharding.MICRO_BATCH,
+) -> Float[Array, "b t h d"]:
+    """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning.
+
+    axes: the logical axes of b and t.
+    """
+    kernel = _cudnn if sharding.platform(mesh) == "gpu" else _splash
+    return kernel(queries, keys, values, segment_ids, axes, mesh)
+
+
+def _cudnn(
+    queries: Array, keys: Array, values: Array, segment_ids: Array, axes: tuple[str, str | None], mesh: Mesh | None
+) -> Array:
+    """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one.
+
+    Causality by flag, so that blocks above the diagonal are not computed; segments by a mask [b 1 t t] in memory. Where
+    time is spread there is no such flag for a part of the queries: the mask says all, and 1.5 as many pairs are
+    computed.
+    """
+    kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+
+    def masked(q: Array, k: Array, v: Array, visible: Array) -> Array:
+        return kernel(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask=visible[:, None])
+
+    if sharding.shards(axes[1], mesh) > 1:
+        return attend_spread(attend_halves(masked), queries, keys, values, segment_ids, axes, mesh, multiple=2)
+    time = queries.shape[1]
+    queries, keys, values, segment_ids = widened(queries, keys, values, segment_ids, 2)
+    same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+    return kernel(queries, keys, values, mask=same, is_causal=True)[:, :time]
+
+
+def _splash(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segment_ids: Array,
+    axes: tuple[str, str | None],
+    mesh: Mesh | None,
+    interpret: bool = False,
+) -> Array:
+    """Padded to a multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any
+    platform."""
+    local = functools.partial(_kernel, interpret=interpret)
+    return attend_spread(local, queries * queries.shape[-1] ** -0.5, keys, values, segment_ids, axes, mesh, _BLOCK)
+
+
+def _kernel(place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:
+    """The queries of one device; every chunk of them is a multiple of _BLOCK."""
+    time = keys.shape[2]
+    block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if place.chunk(time) % size == 0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    mask = splash.CausalMask((time, time))
+    mask.q_sequence = place.order(time)  # of all devices, one after the other
+    heads = splash.MultiHeadMask([mask] * queries.shape[2])
+    of_all: Any = splash.make_splash_mha(
+        heads, block_sizes=sizes, head_shards=1, q_seq_shards=place.shards, interpret=interpret
+    )
+    attend = jax.tree.map(place.own, of_all)
+
+    def of_row(q: Array, k: Array, v: Array, q_ids: Array, ids: Array) -> Array:
+        return attend(q, k, v, splash.SegmentIds(q_ids, ids))
+
+    out = jax.vmap(of_row)(jnp.swapaxes(queries, 1, 2), keys, values, place.of_queries(segment_ids), segment_ids)
+    return jnp.swapaxes(out, 1, 2)

@@ -1,0 +1,178 @@
+"""Published checkpoints (safetensors folders, GGUF files) <-> the parameters of `Model`.
+
+Each device's part of an array is read on its own, in strips of a few rows: no process ever holds more of the checkpoint
+on the host than that part.
+"""
+
+import concurrent.futures
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxrl_llm.ground.array_typing import Params
+from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.checkpoints.pretrained_config import from_published, to_published
+from jaxrl_llm.models.checkpoints.published import Published, open_checkpoint
+from jaxrl_llm.models.checkpoints.safetensors_files import INDEX, SINGLE, some
+from jaxrl_llm.models.checkpoints.tensor_names import EMBEDDING, HEAD, Stacked, StoredTensor, stacked_arrays
+from jaxrl_llm.models.transformer import Model
+
+__all__ = ["load_params", "load_pretrained", "save_pretrained"]
+
+_READERS = 4  # threads; they mostly copy memory, with the interpreter's lock released
+
+
+def load_pretrained(
+    path: str | os.PathLike[str], *, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """The model and the parameters of a published checkpoint (families: docs/models.md).
+
+    Args:
+      path: a folder with config.json and model.safetensors, or shards and model.safetensors.index.json; or a GGUF file.
+      dtype: float32 or bfloat16, of parameters and computation; default: that of config.json, for a GGUF file bfloat16
+        if its tensors are, otherwise float32.
+      mesh: parameters are placed on it; every process reads only what its own devices hold.
+
+    Raises:
+      FileNotFoundError: no such folder, or a file of it is missing.
+      ValueError: an architecture that this model does not compute; tensors missing, left over or of another shape.
+    """
+    with open_checkpoint(path) as (config, tensors):
+        model = Model(from_published(config, dtype), mesh)
+        return model, _load(tensors, model)
+
+
+def load_params(path: str | os.PathLike[str], model: Model) -> dict[str, Any]:
+    """The parameters of a published checkpoint on `model.mesh`, in `model.config.param_dtype`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_pretrained`; also if the checkpoint is of another architecture.
+    """
+    with open_checkpoint(path) as (_, tensors):
+        return _load(tensors, model)
+
+
+def save_pretrained(
+    params: Params,
+    config: ModelConfig,
+    path: str | os.PathLike[str],
+    *,
+    published: Published | None = None,
+    shard_bytes: int = 4 * 2**30,
+) -> None:
+    """Write parameters so that `load_pretrained`, or Hugging Face's classes of the family, read them back.
+
+    Args:
+      params: of `Model(config)`, stacked; every array addressable by this process.
+      path: a folder without a checkpoint; made if need be.
+      published: of `read_published`: fields of config.json beyond the architecture (positions, end ids) are kept, and
+        generation_config.json and the tokenizer's files are written as they were.
+      shard_bytes: largest size of a file, exceeded only by a single larger tensor; several files get an index.
+
+    Raises:
+      FileExistsError: the folder holds a checkpoint already.
+      ValueError: params are not those of `config`, or no published family computes it.
+    """
+    folder = Path(path)
+    if any(folder.glob("*.safetensors")) or (folder / "config.json").exists():
+        raise FileExistsError(f"path={str(path)!r} holds a checkpoint already; give an empty folder")
+    arrays, leaves = stacked_arrays(Model(config)), _flat(params)
+    wrong = {key for key in arrays if key not in leaves or leaves[key].shape != arrays[key].shape}
+    if wrong or len(leaves) != len(arrays):
+        raise ValueError(f"params are not those of this config: {some(wrong or set(leaves) - set(arrays))} differ")
+    written = to_published(config, None if published is None else published.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in ({} if published is None else published.files).items():
+        (folder / name).write_bytes(content)
+    shards = list(_shards(arrays, shard_bytes))
+    names = [SINGLE] if len(shards) == 1 else [_of(i, len(shards)) for i in range(1, len(shards) + 1)]
+    for file, shard in zip(names, shards, strict=True):
+        save_file(
+            {array.names[place]: _tensor(leaves[key], array, place) for key, array, place in shard},
+            folder / file,
+            metadata={"format": "pt"},
+        )
+    if len(shards) > 1:
+        weight_map = {array.names[place]: f for f, s in zip(names, shards, strict=True) for _, array, place in s}
+        size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays.values())
+        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+    _write_json(folder / "config.json", written)  # last, because a folder without it does not load
+
+
+def _load(tensors: Mapping[str, StoredTensor], model: Model) -> dict[str, Any]:
+    arrays, shapes = stacked_arrays(model), model.shapes()
+    tensors = _checked(tensors, list(arrays.values()), model.config.tie_word_embeddings)
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        loaded = [
+            _on_devices(array, tensors, leaf.sharding, pool)
+            for array, leaf in zip(arrays.values(), jax.tree.leaves(shapes), strict=True)
+        ]
+    return jax.tree.unflatten(jax.tree.structure(shapes), loaded)
+
+
+def _on_devices(array: Stacked, tensors: Mapping[str, StoredTensor], sharding: Any, pool: Any) -> jax.Array:
+    """The array on its devices: each part is read once and handed over before the next is read."""
+    devices: dict[Any, list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
+        devices.setdefault(tuple(s.indices(n) for s, n in zip(index, array.shape, strict=True)), []).append(device)
+    parts = []
+    for bounds, same in devices.items():
+        part = array.read(tensors, tuple(slice(*b) for b in bounds), pool)
+        parts += [jax.device_put(part, device) for device in same]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _checked(tensors: Mapping[str, StoredTensor], arrays: list[Stacked], tied: bool) -> Mapping[str, StoredTensor]:
+    """The tensors, once their names and shapes are those of the model; nothing is read before."""
+    expected = {name: array.stored for array in arrays for name in array.names.flat}
+    missing, extra = set(expected) - set(tensors), set(tensors) - set(expected)
+    if tied and HEAD in extra and not missing:  # some tied checkpoints hold the head as well
+        head, embedding = (tensors[name].rows(0, tensors[name].shape[0]) for name in (HEAD, EMBEDDING))
+        if not np.array_equal(head, embedding):
+            raise ValueError(f"tie_word_embeddings=True but {HEAD} is not {EMBEDDING}; set it to False in config.json")
+        extra.remove(HEAD)
+    if missing or extra:
+        raise ValueError(
+            f"the checkpoint is not that of its config.json: missing {some(missing)}; left over {some(extra)}"
+        )
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} has shape {tensors[name].shape}, config.json asks for {shape}")
+    return tensors
+
+
+def _shards(arrays: dict[str, Stacked], limit: int) -> Iterator[list[tuple[str, Stacked, tuple[int, ...]]]]:
+    shard, size = [], 0
+    for key, array in arrays.items():
+        for place in np.ndindex(array.names.shape):
+            tensor = math.prod(array.own) * array.dtype.itemsize
+            if shard and size + tensor > limit:
+                yield shard
+                shard, size = [], 0
+            shard.append((key, array, place))
+            size += tensor
+    yield shard
+
+
+def _tensor(leaf: jax.Array, array: Stacked, place: tuple[int, ...]) -> np.ndarray:
+    tensor = np.asarray(leaf[place])
+    return np.ascontiguousarray(tensor.T if array.transposed else tensor)
+
+
+def _of(i: int, n: int) -> str:
+    return f"model-{i:05d}-of-{n:05d}.safetensors"
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

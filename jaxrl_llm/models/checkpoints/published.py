@@ -1,0 +1,118 @@
+"""What a published checkpoint holds besides its weights, and a fingerprint that tells checkpoints apart."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.models.checkpoints.gguf_file import open_gguf
+from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, weight_files
+from jaxrl_llm.models.checkpoints.tensor_names import StoredTensor
+
+__all__ = ["Published", "fingerprint", "open_checkpoint", "read_published"]
+
+_WHOLE = 256 * 2**20  # bytes of weights up to which every byte is digested,
+_SAMPLE = 4096  # and beyond, so many at both ends of every tensor
+_BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "LICENSE",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """config: config.json, with what no ModelConfig holds (positions, end ids). files: name -> content of the others,
+    generation_config.json and the tokenizer's among them, to be written beside an export as they were."""
+
+    config: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def read_published(path: str | os.PathLike[str]) -> Published:
+    """What a folder in the Hugging Face layout, or the metadata of a GGUF file, holds besides the weights.
+
+    A GGUF file has no tokenizer files; its generation_config.json is made of the ids in its metadata.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_pretrained`.
+    """
+    path = _checked(path)
+    if path.is_file():
+        config = open_gguf(path).config
+        ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+        return Published(config, {"generation_config.json": json.dumps(ids, indent=2).encode() + b"\n"})
+    config = json.loads(existing(path / "config.json").read_text())
+    return Published(config, {name: (path / name).read_bytes() for name in _BESIDE if (path / name).is_file()})
+
+
+@contextlib.contextmanager
+def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, StoredTensor]]]:
+    """(config.json, tensors by name) of a folder or a GGUF file, to be read while the context is open."""
+    path = _checked(path)
+    with contextlib.ExitStack() as stack:
+        if path.is_file():
+            file = open_gguf(path)
+            yield file.config, file.tensors
+        else:
+            yield json.loads(existing(path / "config.json").read_text()), open_folder(path, stack)
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """A digest (BLAKE2b, 128 bits) of a checkpoint's config.json and weights, not of its path.
+
+    Weights of up to 256 MiB are digested whole. Of larger safetensors files it takes the header, which holds every
+    tensor's name, type and shape, and 4 KiB at both ends of every tensor; of a larger GGUF file its size and 4 KiB at
+    every MiB. It takes seconds for any checkpoint, and changed weights are noticed.
+    """
+    path = _checked(path)
+    digest = hashlib.blake2b(digest_size=16)
+    if path.is_file():
+        files = [path]
+    else:
+        digest.update(json.dumps(json.loads(existing(path / "config.json").read_text()), sort_keys=True).encode())
+        files, _ = weight_files(path)
+    whole = sum(file.stat().st_size for file in files) <= _WHOLE
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{size}".encode())
+        pieces = [(0, size)] if whole else _samples(file, size)
+        with file.open("rb") as opened:
+            for start, count in pieces:
+                opened.seek(start)
+                while count > 0 and (data := opened.read(min(count, 2**20))):
+                    digest.update(data)
+                    count -= len(data)
+    return digest.hexdigest()
+
+
+def _samples(file: Path, size: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of what is read of a large file."""
+    if file.suffix != ".safetensors":
+        return [(start, _SAMPLE) for start in range(0, size, 2**20)] + [(max(0, size - _SAMPLE), _SAMPLE)]
+    data, header = read_header(file)
+    ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    return [(0, data)] + [(data + max(a, p), _SAMPLE) for a, b in ends for p in (a, b - _SAMPLE)]
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    path = Path(path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    raise FileNotFoundError(
+        f"pretrained={str(path)!r} is neither a folder nor a .gguf file. Nothing is downloaded from here: fetch the "
+        "checkpoint (config.json and *.safetensors) by other means and pass the folder that holds it"
+    )

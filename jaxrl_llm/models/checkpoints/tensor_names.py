@@ -1,0 +1,126 @@
+"""Which tensors of a published checkpoint make up which array of ours: the one table of names.
+
+Linear weights are stored [out, in] and transposed here; layers and experts are stored apart and stacked here.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from jaxrl_llm.models.checkpoints.pretrained_config import family_of
+from jaxrl_llm.models.transformer import Model
+
+__all__ = ["EMBEDDING", "HEAD", "Stacked", "StoredTensor", "stacked_arrays"]
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ENDS = {("embedding",): EMBEDDING, ("norm", "scale"): "model.norm.weight", ("head",): HEAD}
+_LAYER = {
+    ("attention_norm", "scale"): "input_layernorm.weight",
+    ("mlp_norm", "scale"): "post_attention_layernorm.weight",
+    **{("attention", name): f"self_attn.{name}_proj.weight" for name in "qkvo"},
+    **{("attention", f"{name}_bias"): f"self_attn.{name}_proj.bias" for name in "qkv"},
+    **{("attention", f"{name}_norm", "scale"): f"self_attn.{name}_norm.weight" for name in "qk"},
+    **{("mlp", name): f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+_EXPERTS = {("mlp", "router"): "mlp.gate.weight"} | {
+    ("mlp", name): f"mlp.experts.{{expert}}.{name}_proj.weight" for name in ("gate", "up", "down")
+}
+_MIXTRAL_EXPERTS = {("mlp", "router"): "block_sparse_moe.gate.weight"} | {
+    ("mlp", ours): f"block_sparse_moe.experts.{{expert}}.{theirs}.weight"
+    for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+}
+_ROWS = 64  # rows of a matrix transposed at a time: a strip that fits the processor's cache
+
+
+@runtime_checkable
+class StoredTensor(Protocol):
+    """A tensor in a file, read in strips of its first axis."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def rows(self, start: int, stop: int) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked:
+    """One of our arrays: tensor names over its leading (layer, expert) axes; the rest is one tensor's own axes."""
+
+    names: np.ndarray
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        return self.shape[self.names.ndim :]
+
+    @property
+    def transposed(self) -> bool:
+        return len(self.own) == 2 and self.names.flat[0] != EMBEDDING
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of each tensor in the file."""
+        return self.own[::-1] if self.transposed else self.own
+
+    def read(self, tensors: Mapping[str, StoredTensor], index: tuple[slice, ...], pool: Executor) -> np.ndarray:
+        """The part of the array that `index` selects, read in strips: little more than the result is in memory."""
+        lead = self.names.ndim
+        names = self.names[(*index[:lead], ...)]
+        bounds = [s.indices(n)[:2] for s, n in zip(index[lead:], self.own, strict=True)]
+        out = _aligned((*names.shape, *(stop - start for start, stop in bounds)), np.dtype(self.dtype))
+
+        def fill(place: tuple[int, ...]) -> None:
+            self._copy(tensors[str(names[place])], bounds, out[place])
+
+        list(pool.map(fill, np.ndindex(names.shape)))
+        return out
+
+    def _copy(self, tensor: StoredTensor, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
+        into = _bits(out.T if self.transposed else out)  # in the layout of the file
+        (first, last), *columns = bounds[::-1] if self.transposed else bounds
+        for start in range(first, last, _ROWS) if columns else [first]:
+            stop = min(start + _ROWS, last) if columns else last
+            strip = tensor.rows(start, stop)[(slice(None), *(slice(*c) for c in columns))]
+            into[start - first : stop - first] = _bits(strip.astype(self.dtype, copy=False))
+
+
+def stacked_arrays(model: Model) -> dict[str, Stacked]:
+    """Every array of the model in tree order, by its path, with the names of the tensors that it is made of."""
+    config, arrays = model.config, {}
+    experts = _MIXTRAL_EXPERTS if family_of(config) == "mixtral" else _EXPERTS
+    table = {"dense": _LAYER, "moe": _LAYER | experts}
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        part, *keys = (entry.key for entry in path)
+        if part == "ends":
+            names = np.array(_ENDS[tuple(keys)], dtype=object)
+        else:
+            layers = [layer for layer, kind in enumerate(config.kinds) if kind == part]
+            names = np.array(list(_of_layers(table[part][tuple(keys)], layers, config.num_experts)), dtype=object)
+        arrays[jax.tree_util.keystr(path)] = Stacked(names, leaf.shape, leaf.dtype)
+    return arrays
+
+
+def _of_layers(name: str, layers: list[int], num_experts: int) -> Iterator[Any]:
+    for layer in layers:
+        full = f"model.layers.{layer}.{name}"
+        yield [full.format(expert=e) for e in range(num_experts)] if "{expert}" in full else full
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    """The same memory as unsigned integers, which numpy copies several times faster than bfloat16."""
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that a CPU device uses without a copy (jax aliases arrays aligned to 64 bytes)."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,98 @@
+"""Rows sorted by group times each group's matrix, by a kernel that computes only these products where the platform has
+one.
+
+TPU      megablox (jax.experimental.pallas): in both gradients, where `jax.lax.ragged_dot` of jax 0.10 multiplies every
+         row by every group for the gradient of the matrices
+GPU      two kernels in Triton (`triton_matmul.py`), where `jax.lax.ragged_dot` is dense over all groups both ways
+CPU      `jax.lax.ragged_dot`, as dense: a reference, since the experts of a CPU run in blocks (`expert_blocks.py`)
+
+Source of the kernels: MegaBlocks, arXiv 2211.15841.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+
+from jaxrl_llm.ground.array_typing import Array, Float, Int
+from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
+
+__all__ = ["grouped_matmul"]
+
+_LANES, _LARGEST = 128, 1024  # the sides of a TPU's tiles are multiples of the first and at most the second
+_LARGEST_ROWS = 512
+
+
+def grouped_matmul(
+    rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: Int[Array, "e"], platform: str
+) -> Float[Array, "m f"]:
+    """rows_i @ weights_e, e the group of row i, summed in float32; 0 for rows past the last group.
+
+    Args:
+      rows: sorted by group; the first sum(counts) belong to groups. Gradients of the others are 0.
+      counts: rows of each group.
+      platform: cpu, gpu or tpu.
+    """
+    used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
+    rows = jnp.where(used, rows, 0)  # kernels leave rows past the last group undefined, forward and backward
+    if platform == "tpu":
+        out: Any = _by_tiles(rows, weights, counts, False)
+    elif platform == "gpu":
+        out = grouped_matmul_gpu(rows, weights, counts, False)
+    else:
+        out = jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32)
+    return jnp.where(used, out, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Array:
+    """Megablox; interpret: on any platform. As jax.experimental's own gradient, but in the operands' precision."""
+    padded = _whole_tiles(rows, len(counts))
+    tiles = _tiles(padded.shape[0], len(counts), *weights.shape[1:])
+    out = gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)
+    return out[: len(rows)]
+
+
+def _by_tiles_fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
+    return _by_tiles(rows, weights, counts, interpret), (rows, weights, counts)
+
+
+def _by_tiles_bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, None]:
+    """d rows = cotangent @ weights_e^T, d weights_e = rows_e^T @ cotangent_e."""
+    rows, weights, counts = residuals
+    groups, d, f = weights.shape
+    padded, cotangent = (_whole_tiles(x, groups) for x in (rows, cotangent.astype(rows.dtype)))
+    m = len(padded)
+    d_rows = gmm(
+        cotangent, weights, counts, rows.dtype, _tiles(m, groups, f, d), transpose_rhs=True, interpret=interpret
+    )
+    d_weights = tgmm(
+        padded.swapaxes(0, 1), cotangent, counts, weights.dtype, _tiles(m, groups, d, f), interpret=interpret
+    )
+    return d_rows[: len(rows)], d_weights, None
+
+
+_by_tiles.defvjp(_by_tiles_fwd, _by_tiles_bwd)
+
+
+def _row_tile(m: int, groups: int) -> int:
+    """A power of two near the mean load: a group's last tile is computed whole."""
+    mean = max(1, m // groups)
+    return min(_LARGEST_ROWS, max(_LANES, 1 << (mean - 1).bit_length()))
+
+
+def _whole_tiles(rows: Array, groups: int) -> Array:
+    """Padded with zeros to whole tiles."""
+    return jnp.pad(rows, ((0, -len(rows) % _row_tile(len(rows), groups)), (0, 0)))
+
+
+def _tiles(m: int, groups: int, contracted: int, columns: int) -> tuple[int, int, int]:
+    return _row_tile(m, groups), _side(contracted), _side(columns)
+
+
+def _side(size: int) -> int:
+    """The largest multiple of a TPU's lanes that divides the size; where none does, the size or a common tile."""
+    fits = [t for t in range(_LANES, min(size, _LARGEST) + 1, _LANES) if size % t == 0]
+    return max(fits, default=min(size, _LARGEST // 2))

@@ -1,0 +1,127 @@
+"""The experts of a mixture: one function, three ways to run them on one device, and experts spread over devices.
+
+dense    every expert for every token; the reference that the others must equal
+grouped  pairs sorted by expert and grouped matmuls, a kernel on TPU (`grouped_matmul.py`)
+blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`)
+
+All are dropless: every (token, expert) pair is computed, whatever the load. On a mesh each device runs its own rows;
+where the mesh spreads experts over devices, tokens move to them (`expert_parallel.py`).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from jaxrl_llm.ground import ranges, sharding
+from jaxrl_llm.ground.array_typing import Array, Float, Integer
+from jaxrl_llm.models.experts.expert_blocks import block_experts, group_by_expert
+from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
+from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+
+__all__ = ["IMPLEMENTATIONS", "apply_experts", "choose_implementation"]
+
+_TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
+
+IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")
+
+
+def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None) -> str:
+    """The implementation that will run; `auto` goes by the platform of the mesh.
+
+    Raises:
+      ValueError: unknown name.
+    """
+    ranges.one_of("model.experts_implementation", implementation, IMPLEMENTATIONS)
+    if implementation == "auto":
+        return "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
+    return implementation
+
+
+def apply_experts(
+    x: Float[Array, "n d"],
+    experts: Integer[Array, "n k"],
+    gates: Float[Array, "n k"],
+    w_gate: Float[Array, "e d f"],
+    w_up: Float[Array, "e d f"],
+    w_down: Float[Array, "e f d"],
+    *,
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+) -> Float[Array, "n d"]:
+    """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e],  e = experts_nk.
+
+    Args:
+      x: token states; the result has this dtype, sums are float32.
+      experts: valid expert indices; a row that must not count has gates 0.
+      gates: float32 weights of the k experts of each token.
+      w_gate, w_up, w_down: SwiGLU weights of all experts.
+      implementation: auto, dense, grouped or blocks.
+      mesh: the mesh of the enclosing jit, if any. Each device runs its own rows; its experts stay where they are if the
+        mesh spreads them, and its part of their width if it spreads that.
+
+    Raises:
+      ValueError: unknown implementation.
+
+    Source: Qwen3-MoE's sparse block (arXiv 2505.09388) with SwiGLU experts (arXiv 2002.05202, eq. 5).
+    """
+    form = choose_implementation(implementation, mesh)
+    if implementation == "auto" and form == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
+        form = "dense"
+    args = (x, experts, gates, (w_gate, w_up, w_down))
+    if form == "dense":
+        return _dense(*args)
+    local = _blocks if form == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
+    return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
+
+
+def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh) -> Array:
+    """`local` on each device's rows; their number is padded to a multiple of the devices by rows of gate 0."""
+    axes = (("expert", None, "mlp"), ("expert", None, "mlp"), ("expert", "mlp", None))
+    specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
+    expert_axis, _, width_axis = (axis if axis and mesh.shape[axis] > 1 else None for axis in specs[0])
+    rows = sharding.rows(mesh).spec
+
+    def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+        if expert_axis is not None:
+            axes = Axes(expert_axis, mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
+            y: Any = move_tokens(local, axes, x, experts, gates, weights)
+        else:
+            y = local(x, experts, gates, weights)
+        return y if width_axis is None else lax.psum(y.astype(jnp.float32), width_axis).astype(x.dtype)
+
+    n, parts = x.shape[0], sharding.row_shards(mesh)
+    fill = ((0, -n % parts), (0, 0))
+    x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
+    # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
+    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+    return split(x, experts, gates, weights)[:n]
+
+
+def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+    w_gate, w_up, w_down = weights
+    weight = jnp.einsum("nk,nke->ne", gates, jax.nn.one_hot(experts, w_gate.shape[0], dtype=gates.dtype))
+    dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    hidden = jax.nn.silu(dot("nd,edf->nef", x, w_gate)) * dot("nd,edf->nef", x, w_up)
+    return dot("nef,efd->nd", (hidden * weight[..., None]).astype(w_down.dtype), w_down).astype(x.dtype)
+
+
+def _blocks(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
+    return block_experts(x, experts, gates, *weights)
+
+
+def _grouped(x: Array, experts: Array, gates: Array, weights: Any, platform: str) -> Array:
+    """A pair whose expert is not among the weights gives 0; no token takes more rows than there are experts here."""
+    w_gate, w_up, w_down = weights
+    (n, k), num_experts = experts.shape, w_gate.shape[0]
+    groups = group_by_expert(experts, num_experts)
+    room = n * min(k, num_experts)
+    rows = x[groups.order[:room] // k]
+    dot = functools.partial(grouped_matmul, counts=groups.counts, platform=platform)
+    hidden = jax.nn.silu(dot(rows, w_gate)) * dot(rows, w_up)
+    out = dot(hidden.astype(w_down.dtype), w_down)
+    out = jnp.where((groups.rank < room)[:, None], out[jnp.minimum(groups.rank, room - 1)], 0)
+    return jnp.einsum("nkd,nk->nd", out.reshape(n, k, -1), gates).astype(x.dtype)

@@ -1,0 +1,2 @@
+"""Programs of a run, compiled for chips that need not be there. In: settings and a topology such as v5p:4x4x4.
+Out: memory, FLOPs, bytes, collectives, the time at the chip's peaks, and what bounds it."""

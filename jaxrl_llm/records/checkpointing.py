@@ -1,0 +1,271 @@
+"""Checkpoints with Orbax: bounded in number, written whole or not at all, and verified leaf by leaf on restore.
+
+A step's checkpoint is the state (any pytree of arrays), a digest of every leaf and the caller's JSON (iterator state,
+config hash). Orbax notices missing, extra and misshapen leaves but neither flipped bits nor a cast dtype, hence the
+digests.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxrl_llm.ground import processes
+
+__all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_of"]
+
+
+def digests(tree: Any) -> dict[str, str]:
+    """A digest of every leaf, the same on every mesh and for every number of processes.
+
+    sum over elements of h(bits, flat index) mod 2^32, for two functions h: the order of summation is free, so that
+    every shard is digested on its device. h is a bijection of the bits, so that one changed element is always seen, and
+    several with probability 1 - 2^-64.
+    """
+    named = [(path, jnp.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    leaves = [leaf for _, leaf in named]
+    if all(leaf.is_fully_addressable and _on_cpu(leaf) for leaf in leaves):
+        sums = [_sums(np, np.asarray(leaf)) for leaf in leaves]  # nothing to compile
+    else:
+        sums = jax.device_get(_sums_of_all(leaves))
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
+        for (path, leaf), (a, b) in zip(named, sums, strict=True)
+    }
+
+
+def digest(tree: Any) -> str:
+    """One digest of all leaves and their names."""
+    return hashlib.blake2b(json.dumps(digests(tree), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _on_cpu(x: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in x.devices())
+
+
+@jax.jit
+def _sums_of_all(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    return [_sums(jnp, leaf) for leaf in leaves]
+
+
+def _sums(xp: Any, x: Any) -> tuple[Any, Any]:
+    """The two sums of one array; xp is numpy or jax.numpy."""
+    shape = x.shape or (1,)
+    unsigned = {1: xp.uint8, 2: xp.uint16, 4: xp.uint32}[x.dtype.itemsize]
+    bits = x.reshape(shape).view(unsigned).astype(xp.uint32)
+    index = xp.zeros(shape, xp.uint32)
+    for axis, size in enumerate(shape):
+        along = xp.arange(size, dtype=xp.uint32) * xp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+        index = index + along.reshape([-1 if n == axis else 1 for n in range(len(shape))])
+
+    def mixed_sum(first: int, second: int) -> Any:
+        """Odd multiplications and shifted xors, each a bijection of 32 bits (as MurmurHash3 ends)."""
+        mixed = (bits ^ (index * xp.uint32(first))) * xp.uint32(second)
+        mixed = (mixed ^ (mixed >> 15)) * xp.uint32(first)
+        mixed = (mixed ^ (mixed >> 13)) * xp.uint32(second)
+        return xp.sum(mixed ^ (mixed >> 16), dtype=xp.uint32)
+
+    return mixed_sum(0x9E3779B1, 0x85EBCA77), mixed_sum(0xC2B2AE3D, 0x27D4EB2F)
+
+
+def steps_of(workdir: str | Path) -> list[int]:
+    """The steps of the complete checkpoints of a DIR, ascending; reads names only."""
+    folder = Path(workdir) / "checkpoints"
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
+
+
+class Checkpoints:
+    """The checkpoints of one DIR.
+
+    Args:
+      workdir: the run's DIR; checkpoints are in workdir/checkpoints.
+      keep: how many of the newest are kept.
+    """
+
+    def __init__(self, workdir: str | Path, keep: int = 1):
+        self.folder = Path(workdir).absolute() / "checkpoints"
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+    @property
+    def latest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+        """Write asynchronously; `close` (or the next save) waits. Saving a step that exists is a no-op.
+
+        Raises:
+          OSError: this or an earlier checkpoint could not be written; earlier ones stay intact.
+        """
+        if step in self._manager.all_steps():
+            return
+        payload = {"digests": digests(state), "extra": dict(extra)}
+        payload["digest"] = _digest_of(payload)
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
+        self._writing(functools.partial(self._manager.save, step, args=items))
+
+    def restore(
+        self, like: Any, step: int | None = None, note: Callable[[str], None] | None = None
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """(step, state, extra) of the newest intact checkpoint, or of `step` and no other.
+
+        Args:
+          like: a pytree of arrays (or jax.ShapeDtypeStruct with shardings) of the state's structure.
+          note: called with a line for every checkpoint that was passed over, and why.
+
+        Raises:
+          FileNotFoundError: there is no checkpoint, or none of `step`.
+          ValueError: no candidate is intact and fits this model and optimizer.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        if not steps:
+            raise FileNotFoundError(f"no checkpoint in {self.folder}; train first with --workdir {self.folder.parent}")
+        if step is not None and step not in steps:
+            raise FileNotFoundError(
+                f"no checkpoint of step {step} in {self.folder}; there are {', '.join(map(str, sorted(steps)))}"
+            )
+        wrong = []
+        for one in steps if step is None else [step]:
+            try:
+                state, extra = self._restore(one, like)
+            except Exception as error:
+                what = "is damaged or does not fit this model and optimizer"
+                wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
+                continue
+            if note is not None:
+                for reason in wrong:
+                    note(f"{reason}; going on from step {one}")
+            return one, state, extra
+        remedy = "use the config that wrote it, or another --workdir"
+        raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
+
+    def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), payload=ocp.args.JsonRestore())  # pyright: ignore
+        restored, error = None, None
+        try:
+            with _reader() as reader:
+                restored = reader.restore(self.folder / str(step), args=items)
+        except Exception as own:  # Orbax raises exceptions of any type
+            error = own
+        if not processes.everywhere(error is None) or restored is None:
+            raise error or ValueError("another process could not read it")
+        state, payload = restored["state"], dict(restored["payload"])
+        if payload.pop("digest") != _digest_of(payload):
+            raise ValueError("its payload differs from its digest")
+        different = [name for name, own in digests(state).items() if payload["digests"].get(name) != own]
+        if different:
+            raise ValueError(f"{', '.join(different[:3])} differ from their digests")
+        return state, payload["extra"]
+
+    def restore_part(self, like: Any, step: int) -> Any:
+        """Some leaves of the checkpoint of `step`: those of `like`, a tree with the keys of the saved state.
+
+        Args:
+          like: nested dicts of arrays or jax.ShapeDtypeStruct with shardings; the outermost keys are fields.
+
+        Raises:
+          ValueError: a leaf is missing, of another shape or dtype, or not what was saved.
+        """
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        into = ocp.checkpoint_utils.construct_restore_args(target)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(target, restore_args=into, partial_restore=True),  # pyright: ignore
+            payload=ocp.args.JsonRestore(),  # pyright: ignore
+        )
+        try:
+            restored = self._manager.restore(step, args=items)
+            saved = {_plain_path(name): digest for name, digest in restored["payload"]["digests"].items()}
+        except Exception as error:  # Orbax and its readers raise whatever they meet
+            raise ValueError(f"checkpoint {self.folder / str(step)} cannot be read ({_line(error)})") from error
+        own = {_plain_path(name): digest for name, digest in digests(restored["state"]).items()}
+        different = [name for name, digest in own.items() if saved.get(name) != digest]
+        if different:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} is damaged or of another model: {', '.join(different[:3])} "
+                "differ from their digests"
+            )
+        return restored["state"]
+
+    def digest_of(self, step: int) -> str:
+        """The digest of a checkpoint as it was saved: of all leaves and of the caller's JSON."""
+        return self._manager.restore(step, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]["digest"]  # pyright: ignore
+
+    def set_aside(self, after: int) -> None:
+        """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
+        for step in [step for step in self._manager.all_steps() if step > after]:
+            if jax.process_index() == 0:
+                place = self.folder.with_name("damaged_checkpoints") / str(step)
+                shutil.rmtree(place, ignore_errors=True)
+                place.parent.mkdir(exist_ok=True)
+                (self.folder / str(step)).rename(place)
+        processes.wait_for_all("checkpoints.set_aside")
+        self._manager.reload()
+
+    def wait(self) -> None:
+        """Until everything saved is on disk; raises OSError as `save` does."""
+        self._writing(self._manager.wait_until_finished)
+
+    def close(self) -> None:
+        self.wait()
+        self._manager.close()
+
+    def _writing(self, write: Callable[[], Any]) -> None:
+        try:
+            write()
+        except Exception as error:  # from the writing thread: no room, no permission, a lost disk
+            kept = steps_of(self.folder.parent)
+            left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
+            raise OSError(
+                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
+                "same command"
+            ) from error
+
+
+def _reader() -> ocp.Checkpointer:
+    """Reads this process's shards and waits for no other: one that meets a damaged file would be waited for in vain."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    handler = ocp.CompositeCheckpointHandler(
+        state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    )
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _digest_of(payload: Mapping[str, Any]) -> str:
+    text = json.dumps([payload["digests"], payload["extra"]], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _plain_path(path: str) -> str:
+    """params/moe/norm for ".params['moe']['norm']" and for "['params']['moe']['norm']"."""
+    return "/".join(re.findall(r"\w+", path))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{error or type(error).__name__}".split())[:300]
+
+
+def save_tree(folder: str | Path, tree: Any) -> None:
+    """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
+    if not Path(folder).exists():
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(Path(folder).absolute(), tree)
+
+
+def load_tree(folder: str | Path, like: Any) -> Any:
+    """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(Path(folder).absolute(), target)

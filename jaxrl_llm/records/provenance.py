@@ -1,0 +1,52 @@
+"""Provenance of a run: its config and the file it came from, the commit, the versions, the device and the cores."""
+
+import dataclasses
+import importlib.metadata
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm.config.loading import Source
+from jaxrl_llm.ground.machine import usable_cores
+
+__all__ = ["describe"]
+
+
+def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dict[str, Any]:
+    """What config.json records. `source` is the file whose tasks and objectives the config may name."""
+    packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "config": dict(config),
+        "config_hash": config_hash,
+        "source": dataclasses.asdict(source),
+        "commit": _commit(),
+        "versions": {name: _version(name) for name in packages},
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "cores": len(usable_cores()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with + when it has changes; None outside a checkout."""
+    commit = _git("rev-parse", "HEAD")
+    return commit and commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about the checkout of this file; None where there is no git or no checkout."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,66 @@
+"""What a DIR says of the run that it holds: the config that was recorded, and which checkpoint is the newest."""
+
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm import objectives, tasks
+from jaxrl_llm.config import loading
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.run_log import read_json
+
+__all__ = ["checkpoint_identity", "read_record", "recorded_config"]
+
+
+def read_record(workdir: str | Path) -> dict[str, Any] | None:
+    """config.json, if there is one.
+
+    Raises:
+        ValueError: it is not what a run writes.
+    """
+    record = read_json(Path(workdir) / "config.json")
+    if record is not None and not (
+        isinstance(record.get("config"), dict)
+        and {"task", "objective", "optimizer", "warm_start", "checkpoint"} <= record["config"].keys()
+        and "config_hash" in record
+    ):
+        raise ValueError(f"{workdir}/config.json lacks what a run records in it; bring it back, or use --restart")
+    return record
+
+
+def recorded_config(workdir: str | Path) -> ConfigDict:
+    """The config of the run that a DIR holds; tasks and objectives that its config's file registers are known then.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: config.json is damaged, or the file of the config is gone or no longer fits.
+    """
+    record = read_record(workdir)
+    if record is None:
+        raise FileNotFoundError(f"{workdir} holds no run (no config.json); give --workdir of a run")
+    config = record["config"]
+    known = config["task"]["name"] in tasks.names() and config["objective"]["name"] in objectives.names()
+    if not known and "source" in record:
+        source = loading.Source(**record["source"])
+        if not Path(source.file).exists():
+            raise FileNotFoundError(
+                f"{source.file}, which registers task {config['task']['name']!r} and objective "
+                f"{config['objective']['name']!r} of {workdir}, is gone; bring it back, or write its new place into "
+                f"{workdir}/config.json, at source.file"
+            )
+        loading.load(source)
+    config["rollout"].setdefault("mesh_shape", [])  # a field that came later
+    return ConfigDict(config)
+
+
+def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
+    """(step, digest) of the newest checkpoint of a DIR: of its parameters and of the config that it belongs to.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    steps = steps_of(workdir)
+    if not steps:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint of a run")
+    return steps[-1], Checkpoints(workdir).digest_of(steps[-1])

@@ -1,0 +1,221 @@
+"""The files that a run writes into its DIR. The display on the terminal is in screen.py.
+
+    config.json     the configuration, its hash, commit, versions, device and core count
+    metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
+                    a number that is not finite
+    samples.jsonl   one JSON object an answer: {"step": 3, "prompt": ..., "answer": ..., "reward": ...}
+    events.out.*    scalars, values by layer, samples and configuration for TensorBoard (writers.py)
+    wandb/          the same for Weights & Biases, if it is on
+    result.json     written once, when the run is complete: its presence is what "finished" means
+
+A run that died between two checkpoints has written rows that the resumed run will write again. `RunLog.cut` removes
+them from every log, so that no step appears twice.
+"""
+
+import fcntl
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from jaxrl_llm.records.screen import Screen
+from jaxrl_llm.records.writers import TensorBoard, WeightsAndBiases
+
+__all__ = ["RunLog", "add_rows", "keep_rows", "plain", "read_json", "read_rows", "write_json"]
+
+
+def plain(value: Any) -> Any:
+    """JSON-ready copy of nested dicts, lists, arrays and numbers; a number that is not finite becomes None (null)."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):  # numpy and JAX arrays and scalars
+        return plain(np.asarray(value).tolist())
+    return str(value)
+
+
+def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Write the whole file or nothing, so that no reader sees a half-written one."""
+    _replace(Path(path), (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The object in the file, None where there is no file.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    path = Path(path)
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); bring it back from a copy, or remove it") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object; bring it back from a copy, or remove it")
+    return value
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The whole rows of a .jsonl file, in file order; a half-written last line is left out, no file is no rows."""
+    path = Path(path)
+    return [json.loads(line) for line in _whole_lines(path.read_bytes())] if path.exists() else []
+
+
+def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a .jsonl file."""
+    with open(path, "a", encoding="utf-8") as log:
+        _append(log, [plain(row) for row in rows])
+
+
+def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Remove the other rows, and a half-written last line, from a .jsonl file; no file is no rows."""
+    path = Path(path)
+    if path.exists():
+        lines = _whole_lines(path.read_bytes())
+        _replace(path, b"".join(line for line in lines if wanted(json.loads(line))))
+
+
+class RunLog:
+    """The logs of one run, open for writing; use it as a context manager.
+
+    Args:
+        workdir: the run's DIR, made when missing.
+        total_steps: steps of the whole run, for the progress line.
+        stream: where progress is shown (see `Screen`); standard output by default.
+        write: False on every host but the first: all methods then do nothing.
+        wandb: a project of Weights & Biases that gets the run too; "" for none.
+
+    Raises:
+        OSError: the DIR cannot be written, or another process is writing it.
+        ModuleNotFoundError: `wandb` is given and its package is not installed.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        total_steps: int,
+        *,
+        stream: io.TextIOBase | None = None,
+        write: bool = True,
+        wandb: str = "",
+    ):
+        self.workdir = Path(workdir)
+        self._write = write
+        self.screen = Screen(total_steps, stream=stream, write=write)
+        if not write:
+            return
+        try:
+            self.workdir.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.workdir / ".lock", "w")
+        except OSError as error:
+            raise OSError(f"workdir={self.workdir} cannot be written ({error}); give another --workdir") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise OSError(f"workdir={self.workdir} is being written by another process; wait or stop it") from error
+        try:
+            self._writers = [TensorBoard(self.workdir), *([WeightsAndBiases(wandb, self.workdir)] if wandb else [])]
+        except ModuleNotFoundError:
+            self._lock.close()
+            raise
+        self._open()
+
+    def _open(self) -> None:
+        self._metrics = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")
+        self._samples = open(self.workdir / "samples.jsonl", "a", encoding="utf-8")
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close everything; safe after an interrupt and safe to call twice."""
+        self.screen.close()
+        if self._write and not self._lock.closed:
+            for log in (self._metrics, self._samples, *self._writers, self._lock):
+                log.close()
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """config.json: whatever the caller knows of the run (config, config_hash, commit, versions, device, cores)."""
+        if self._write:
+            write_json(self.workdir / "config.json", config)
+            for writer in self._writers:
+                writer.config(plain(config))
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write one row to metrics.jsonl, to every writer and to the screen."""
+        if not self._write:
+            return
+        row = {"step": int(step)} | plain(values)
+        _append(self._metrics, [row])
+        for writer in self._writers:
+            writer.metrics(int(step), row)
+        self.screen.step(row)
+
+    def note(self, text: str) -> None:
+        """Show a line on the screen; it goes to no file."""
+        self.screen.note(text)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of samples.jsonl: prompt, answer, reward and whatever else is worth reading."""
+        if self._write and rows:
+            plain_rows = [plain(row) for row in rows]
+            _append(self._samples, [{"step": int(step)} | row for row in plain_rows])
+            for writer in self._writers:
+                writer.samples(int(step), plain_rows)
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """result.json, the mark of a finished run: call it last."""
+        if self._write:
+            write_json(self.workdir / "result.json", values)
+
+    def cut(self, step: int) -> None:
+        """Remove every row later than `step` from every log, and half-written last lines.
+
+        Call it on resume with the step of the restored checkpoint, or with -1 when there is none.
+        """
+        if not self._write:
+            return
+        for log in (self._metrics, self._samples):
+            log.close()
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            keep_rows(self.workdir / name, lambda row: row["step"] <= step)
+        for writer in self._writers:
+            writer.cut(step)
+        (self.workdir / "result.json").unlink(missing_ok=True)
+        self._open()
+
+
+def _append(log: IO[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    log.write("".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows))
+    log.flush()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+def _whole_lines(content: bytes) -> list[bytes]:
+    return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]

@@ -1,0 +1,165 @@
+"""Learning curves: metrics against rollouts, one panel a metric and one line an arm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.style import INK, label_ends, line, panels
+
+__all__ = ["Curve", "aligned", "curves", "mean", "smooth"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One panel: a metric key, its title, the scale of its axis; optionally a second key, drawn dashed."""
+
+    key: str
+    title: str
+    scale: str = "linear"
+    percent: bool = False
+    beside: str | None = None
+    names: tuple[str, str] = ("", "")  # of the two keys, for the legend
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return (self.key,) if self.beside is None else (self.key, self.beside)
+
+    def absent(self, study: Study, condition: str) -> str:
+        """Why the panel would be empty or a flat line ("not logged", "0 throughout"); "" where it shows something."""
+        values = np.concatenate([study.values(key, condition) for key in self.keys])
+        shown = values[values > 0] if self.scale == "log" else values
+        if not len(values):
+            return "not logged"
+        if len(shown) and np.ptp(values) > 0:
+            return ""
+        constant = f"{100 * values[0]:.4g} %" if self.percent else f"{values[0]:.4g}"
+        return f"{constant} throughout" if np.ptp(values) == 0 else "never above 0"
+
+
+def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
+    """One panel a metric, one line an arm (mean over seeds), whiskers from the lowest to the highest seed.
+
+    A panel of two metrics has a solid and a dashed line an arm and no whiskers. Panels without anything to see are left
+    out (`Curve.absent`).
+    """
+    panel = [curve for curve in panel if not curve.absent(study, condition)]
+    figure, axes = panels([curve.title for curve in panel], columns=3)
+    for ax, curve in zip(axes, panel, strict=True):
+        ends = []
+        for place, arm in enumerate(study.arms):
+            runs, look = study.select(arm, condition), line(study.arms, arm)
+            dodge = (place - (len(study.arms) - 1) / 2) / max(len(study.arms), 1)
+            drawn = [_draw(ax, runs, curve, key, look, dodge) for key in curve.keys]
+            ends += [(*end, arm, look["color"]) for end in drawn if end is not None][:1]
+        _scale(ax, curve)
+        if curve.beside is not None:
+            lines = [Line2D([], [], **_apart({"color": INK, "marker": "o"}, curve, key)) for key in curve.keys]
+            ax.legend(lines, curve.names, fontsize=8, labelcolor=INK, frameon=False, handlelength=3)
+        if len(study.arms) > 1:
+            label_ends(ax, ends)
+    return figure
+
+
+def _draw(
+    ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str, Any], dodge: float
+) -> tuple[float, float] | None:
+    """Draw the mean over the runs, with whiskers unless it shares the panel; returns the last point of the line."""
+    steps, values = aligned(runs, key)
+    if not len(steps):
+        return None
+    if curve.scale == "log":
+        values = np.where(values > 0, values, np.nan)
+    look = _apart(look, curve, key)
+    middle = mean(values)
+    if len(values) > 1 and curve.beside is None:
+        at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
+        spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
+        low, high = _least(values)[at], _most(values)[at]
+        ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
+    few = len(steps) <= 12
+    drawn = middle if few else smooth(middle)
+    if not few:
+        ax.plot(steps, middle, color=look["color"], alpha=0.35, linewidth=0.8)
+    known = np.isfinite(drawn)
+    apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
+    ax.plot(steps, drawn, markevery=None if few else apart, **look)
+    finite = np.flatnonzero(known)
+    return (float(steps[finite[-1]]), float(drawn[finite[-1]])) if len(finite) else None
+
+
+def _apart(look: dict[str, Any], curve: Curve, key: str) -> dict[str, Any]:
+    """In a panel of two metrics, dashes distinguish the metrics: the second key is dashed, with hollow marks."""
+    if curve.beside is None:
+        return look
+    beside = {"linestyle": "--", "markerfacecolor": "white"} if key == curve.beside else {"linestyle": "-"}
+    return look | beside
+
+
+def _scale(ax: Axes, curve: Curve) -> None:
+    ax.set_yscale(curve.scale)
+    if curve.scale == "log":
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        low, high = ax.get_ylim()
+        if (
+            low < high / _DECADES
+        ):  # a collapsed run, whose ratios are all one, would stretch the axis to rounding errors
+            low = high / _DECADES
+            ax.set_ylim(low, high)
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=7))
+        ax.yaxis.set_minor_locator(NullLocator())
+    if curve.percent:
+        ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    ax.set_xlabel("rollout", fontsize=8.5, color=INK)
+
+
+_DECADES = 1e6  # highest over lowest value of a logarithmic axis
+_WHISKERS = 7  # along a curve
+
+
+def aligned(runs: Sequence[Run], key: str, axes: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that any run has, and values [run, step, ...], NaN where a run lacks the step.
+
+    Args:
+        runs: those without the key are left out, and those with lists of another length than the first.
+        key: the metric.
+        axes: of one run's series: 1 for a number a step, 2 for a list a step.
+    """
+    series = [run.series(key) for run in runs]
+    series = [(steps, values) for steps, values in series if values.ndim == axes and len(values)]
+    series = [(steps, values) for steps, values in series if values.shape[1:] == series[0][1].shape[1:]]
+    steps = np.unique(np.concatenate([steps for steps, _ in series])) if series else np.zeros(0)
+    values = np.full((len(series), len(steps), *(series[0][1].shape[1:] if series else ())), np.nan)
+    for row, (own, value) in zip(values, series, strict=True):
+        row[np.searchsorted(steps, own)] = value
+    return steps, values
+
+
+def _quiet(reduce: Callable[..., np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    def over_first_axis(values: np.ndarray) -> np.ndarray:
+        empty = ~np.any(np.isfinite(values), 0)
+        return np.where(empty, np.nan, reduce(np.where(empty, 0, values), axis=0))
+
+    return over_first_axis
+
+
+mean, _least, _most = _quiet(np.nanmean), _quiet(np.nanmin), _quiet(np.nanmax)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Centred moving average over about a fifteenth of the run, narrower towards both ends, which stay where they are.
+
+    NaN stays NaN and does not spread.
+    """
+    most = max(len(values) // 30, 1)
+    reach = [min(most, i, len(values) - 1 - i) for i in range(len(values))]
+    windows = [values[i - r : i + r + 1] for i, r in enumerate(reach)]
+    means = np.array([np.nanmean(window) if np.any(np.isfinite(window)) else np.nan for window in windows])
+    return np.where(np.isfinite(values), means, np.nan)

@@ -1,0 +1,258 @@
+"""The figures of a report: each takes a study and one of its conditions; PLOTS lists them with what they need."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxrl_llm.report.curves import Curve, curves
+from jaxrl_llm.report.layer_maps import FLIPS, LOAD, flip_map, load_map
+from jaxrl_llm.report.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
+from jaxrl_llm.report.read import CLIPPED, Study
+from jaxrl_llm.report.reliability import no_reliability, reliability_plot
+from jaxrl_llm.report.reward_figures import no_learnt_reward, reward_against_kl
+
+__all__ = ["PLOTS", "Plot"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the page: file stem, heading, its caption, why it or parts of it are left out, and the function that
+    draws it."""
+
+    stem: str
+    heading: str
+    caption: str
+    left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
+    parts: int  # of the figure: it is drawn when fewer are left out
+    draw: Callable[[Study, str], Figure]
+    key: str = ""  # the figure speaks of runs that log this key alone; "": of all
+
+    def concerns(self, study: Study, condition: str) -> bool:
+        return not self.key or study.has(self.key, condition)
+
+    def drawable(self, study: Study, condition: str) -> bool:
+        return len(self.left_out(study, condition)) < self.parts
+
+
+def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:
+    flipped, unflipped = f"routing/ratio_flipped_{measure}", f"routing/ratio_unflipped_{measure}"
+    return Curve(flipped, title, scale, beside=unflipped, names=("after a changed expert", "before any"))
+
+
+def _two_sides(key: str, title: str) -> Curve:
+    return Curve(f"{key}_chosen", title, beside=f"{key}_rejected", names=("chosen", "rejected"))
+
+
+_LEARNING = (
+    Curve("reward/mean", "training reward, all answers"),
+    Curve("eval/greedy", "held-out, greedy"),
+    Curve("eval/pass_at_1", "held-out, sampled"),
+    Curve(CLIPPED, "tokens clipped", percent=True),
+    Curve("routing/flips_old_current", "experts changed, old to current", percent=True),
+    Curve("entropy", "entropy (nats per token)"),
+    Curve("rollout/length_mean", "answer length (tokens)"),
+    Curve("grad/norm", "gradient norm", scale="log"),
+    Curve("value/explained_variance", "variance that the critic explains"),
+    Curve("rollout/tokens_per_s", "rollout tokens per second"),
+)
+_RATIOS = (
+    Curve("ratio/token_var", "variance of the token ratio", scale="log"),
+    Curve("ratio/sequence_var", "variance of the sequence ratio", scale="log"),
+    Curve("ratio/ess", "effective sample size", percent=True),
+    Curve("ratio/token_p99", "99th percentile of the token ratio"),
+    Curve("kl/old", "KL to the old policy", scale="log"),
+    Curve("kl/sampler", "KL between sampler and trainer", scale="log"),
+)
+_DECOMPOSITION = (
+    Curve("routing/share_of_variance", "share of routing, parameters first", percent=True),
+    Curve("routing/share_of_variance_shapley", "share of routing, mean of both orders", percent=True),
+    Curve("routing/log_ratio_var", "variance of the log-ratio", scale="log"),
+    Curve("routing/parameter_var", "variance of the parameter part", scale="log"),
+    Curve("routing/routing_var", "variance of the routing part", scale="log"),
+)
+_FLIPPED = (
+    Curve("routing/flipped_tokens", "tokens after a changed expert", percent=True),
+    _beside_unflipped("mean", "mean of the token ratio"),
+    _beside_unflipped("var", "variance of the token ratio", scale="log"),
+    _beside_unflipped("p99", "99th percentile of the ratio", scale="log"),
+    _beside_unflipped("max", "maximum of the ratio", scale="log"),
+)
+_WEIGHTS = (
+    Curve("gradient_weight/positive", "gradient weight, advantage above 0"),
+    Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
+    Curve("gate/mean", "mean gate of SAPO"),
+)
+
+
+_PAIRS = (
+    Curve("pairs/accuracy", "training pairs ordered right", percent=True),
+    Curve("eval/pair_accuracy", "held-out pairs ordered right", percent=True),
+    Curve("eval/brier", "Brier score, held-out pairs (a coin: 1/4)"),
+    Curve("eval/pair_margin", "reward of chosen - reward of rejected, held-out"),
+    _two_sides("eval/reward", "rewards, held-out"),
+    _two_sides("eval/logprob", "log-probabilities of answers, held-out"),
+)
+
+
+_ROUTING = {  # titles of what _other_routing shows
+    "routing/flips_sampler_old": "experts changed, sampler to old",
+    "routing/flips_numeric": "experts changed at equal parameters",
+    "routing/flips_fresh": "experts changed, without replay",
+    "routing/flips_unpredicted": "experts changed, without the predictor",
+    "routing/unpredicted_kl": "KL of the current router from the old one",
+}
+
+
+def _other_routing(study: Study, condition: str) -> list[Curve]:
+    """Every number under routing/ that no other figure shows."""
+    rows = [row for run in study.runs if run.condition == condition for row in run.rows]
+    keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
+    shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
+    words = {key: _ROUTING.get(key, key.removeprefix("routing/").replace("_", " ")) for key in keys - shown}
+    return [Curve(key, words[key], percent="flips" in key) for key in sorted(words)]
+
+
+def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
+    reasons = [(curve.title, curve.absent(study, condition)) for curve in panel]
+    return [f"{title} ({reason})" for title, reason in reasons if reason]
+
+
+def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: str = "") -> Plot:
+    absent = functools.partial(_absent, panel=panel)
+    return Plot(stem, heading, caption, absent, len(panel), functools.partial(curves, panel=panel), key)
+
+
+def _map(stem: str, heading: str, caption: str, key: str, draw: Callable[[Study, str], Figure]) -> Plot:
+    absent = functools.partial(_absent, panel=[Curve(key, heading.lower(), percent=key == FLIPS)])
+    return Plot(stem, heading, caption, absent, 1, draw)
+
+
+def _draw_other(study: Study, condition: str) -> Figure:
+    return curves(study, condition, _other_routing(study, condition))
+
+
+def _no_other(study: Study, condition: str) -> list[str]:
+    panel = _other_routing(study, condition)
+    absent = _absent(study, condition, panel)
+    if len(absent) < len(panel):
+        return []
+    return ["further routing numbers (" + ("; ".join(absent) or "not logged") + ")"]
+
+
+PLOTS: Sequence[Plot] = (
+    Plot(
+        "differences",
+        "Paired differences",
+        "Mean difference to the baseline over pairs of one seed with its 95 % t interval, not corrected for the number "
+        "of arms. Filled: all seeds. Hollow, where runs were made at several commits: each apart, with its seeds.",
+        no_pairs,
+        1,
+        forest_plot,
+    ),
+    _plot(
+        "curves",
+        "Learning curves",
+        "Does the reward rise, and does it stay? Bold: mean over seeds, smoothed over about a fifteenth of the run; "
+        "thin: not smoothed; whiskers: lowest to highest seed. Training reward counts every generated answer.",
+        _LEARNING,
+    ),
+    _plot(
+        "pairs",
+        "Pairs of answers",
+        "Rewards of the objective: the head's output, or beta times the score of the policy. A margin that grows while "
+        "the held-out accuracy does not is over-fitting; chosen answers whose log-probability falls with that of the "
+        "rejected ones are becoming rarer too.",
+        _PAIRS,
+        key="pairs/accuracy",
+    ),
+    Plot(
+        "reliability",
+        "Reliability",
+        "Held-out pairs in bins of the probability that the model gives to its own order: on the dashed line it is "
+        "calibrated, below it believes too much. Read at the last evaluation, seeds counted together.",
+        no_reliability,
+        1,
+        reliability_plot,
+        key="pairs/accuracy",
+    ),
+    Plot(
+        "reward_against_kl",
+        "A learnt reward against the verifier",
+        "What the reward model says and what the verifier says, against the distance from the start. Both rise: the "
+        "model is worth following; the left rises while the right falls: it is being exploited.",
+        no_learnt_reward,
+        1,
+        reward_against_kl,
+        key="reward/reward_model",
+    ),
+    Plot(
+        "survival",
+        "Time to collapse",
+        "A run has collapsed when its mean reward was below half of the highest mean of 5 in a row for 5 rollouts in a "
+        "row, or is not finite. A step down is a collapse, a tick a run that ended without one; the numbers count the "
+        "survivors.",
+        nothing_fell,
+        1,
+        survival_plot,
+    ),
+    _map(
+        "flips",
+        "Experts changed by layer and update",
+        "Share of the activated experts that the current policy no longer picks, averaged over rollouts and seeds. "
+        "Brighter to the right: routing drifts within a rollout; a bright row: one layer does most of it.",
+        FLIPS,
+        flip_map,
+    ),
+    _map(
+        "load",
+        "Expert load by layer",
+        "Tokens of the busiest expert as a multiple of an even share, averaged over seeds: 1 is even, the number of "
+        "experts over top-k means that every token goes there. A row that brightens: its tokens crowd onto few "
+        "experts.",
+        LOAD,
+        load_map,
+    ),
+    _plot(
+        "decomposition",
+        "What moves the ratio",
+        "Share of the variance of the log-ratio that comes from the changed selection of experts alone: "
+        "Cov(routing part, log r) / Var(log r). Near 0 %: the parameters move the ratio; near 100 %: the routing does. "
+        "Parameters first: routing is what remains once the parameters have moved; the mean of both orders (Shapley) "
+        "favours neither. Every point is one measurement of a heavy-tailed ratio: the table weighs them by variance.",
+        _DECOMPOSITION,
+    ),
+    _plot(
+        "flipped",
+        "Token ratios with and without a changed expert",
+        "Solid: tokens that follow a changed expert, at any earlier position and in any layer, since attention carries "
+        "the change on; dashed: tokens before any. Solid above dashed: ratios stray further where experts changed, "
+        "though moved parameters may have caused both. A line is missing where an arm has no such token.",
+        _FLIPPED,
+    ),
+    Plot(
+        "routing",
+        "Routing, further numbers",
+        "Between sampler and old policy experts differ by the engine alone (another shape, another dtype), between old "
+        "and current policy by what training did.",
+        _no_other,
+        1,
+        _draw_other,
+    ),
+    _plot(
+        "ratios",
+        "Importance ratios",
+        "How far the policy strays from the one that sampled. A rising variance or 99th percentile, or a falling "
+        "effective sample size, comes before trouble.",
+        _RATIOS,
+    ),
+    _plot(
+        "gradient_weights",
+        "Effective gradient weight per token",
+        "The factor that the objective leaves on a token's gradient (0 or the ratio for a clip, w(r) for a soft gate), "
+        "by the sign of its advantage: the clip fraction that may be compared across objectives.",
+        _WEIGHTS,
+    ),
+)

@@ -1,0 +1,135 @@
+"""Figures of the outcomes of runs: time to collapse, differences of arms, and an outcome by condition."""
+
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxrl_llm.report.comparisons import compare
+from jaxrl_llm.report.curves import mean
+from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.statistics import survival
+from jaxrl_llm.report.style import INK, colour, label_ends, line, name_places, panels
+
+__all__ = [
+    "differences_by_condition",
+    "forest_plot",
+    "no_pairs",
+    "nothing_fell",
+    "outcome_by_condition",
+    "survival_plot",
+]
+
+
+def survival_plot(study: Study, condition: str) -> Figure:
+    """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""
+    figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0)
+    observed = {arm: [run.collapse() for run in study.select(arm, condition)] for arm in study.arms}
+    observed = {arm: [end for end in ends if np.isfinite(end[0])] for arm, ends in observed.items()}
+    last = max([1.0, *(time for runs in observed.values() for time, _ in runs)])
+    ends = []
+    for arm, runs in observed.items():
+        if not runs:
+            continue
+        times, alive = survival([time for time, _ in runs], [collapsed for _, collapsed in runs])
+        times, alive = np.append(times, last), np.append(alive, alive[-1])
+        look = line(study.arms, arm) | {"marker": "", "linewidth": 2.2}
+        ax.step(times, alive, where="post", **look)
+        censored = [time for time, collapsed in runs if not collapsed]
+        shown = [alive[np.searchsorted(times, time, side="right") - 1] for time in censored]
+        ax.plot(censored, shown, "|", color=look["color"], markersize=8)
+        survivors = f"{arm}  {sum(not collapsed for _, collapsed in runs)}/{len(runs)}"
+        ends.append((last, float(alive[-1]), survivors, look["color"]))
+    ax.set_ylim(-0.04, 1.04)
+    ax.set_xlabel("rollout", fontsize=8.5, color=INK)
+    label_ends(ax, ends)
+    return figure
+
+
+def nothing_fell(study: Study, condition: str) -> list[str]:
+    """Why there is no survival to draw; empty where a run collapsed."""
+    runs = [run for run in study.runs if run.condition == condition and run.series("reward/mean")[0].size]
+    if not runs:
+        return ["time to collapse (not logged)"]
+    return [] if any(run.collapse()[1] for run in runs) else [f"time to collapse (no run of {len(runs)} collapsed)"]
+
+
+def forest_plot(study: Study, condition: str) -> Figure:
+    """Differences to the baseline with 95 % t intervals, one panel an outcome; commits hollow below their arm."""
+    compared = [c for c in compare(study, condition) if c.difference.n > 1]
+    outcomes = list(dict.fromkeys(c.outcome.name for c in compared))
+    rows = {name: [c for c in compared if c.outcome.name == name] for name in outcomes}
+    tallest = max(sum(1 + len(c.batches) for c in rows[name]) for name in outcomes)
+    figure, axes = panels(
+        [f"{name}: difference to {study.baseline}" for name in outcomes], columns=2, height=0.9 + 0.22 * tallest
+    )
+    for ax, name in zip(axes, outcomes, strict=True):
+        labels = []
+        for c in rows[name]:
+            ink = colour(study.arms, c.arm)
+            for label, d in ((c.arm, c.difference), *c.batches):
+                whole, y = d is c.difference, -len(labels)
+                if np.isfinite(d.low):
+                    ax.plot([d.low, d.high], [y, y], color=ink, linewidth=2.4 if whole else 1.2)
+                ax.plot(d.mean, y, "o" if whole else "s", color=ink, markerfacecolor=ink if whole else "white")
+                labels.append(label if whole else f"{label}, {d.n}")
+        ax.axvline(0, color=INK, linewidth=0.8)
+        ax.set_yticks([-i for i in range(len(labels))], labels)
+        ax.set_ylim(0.6 - len(labels), 0.6)
+        ax.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    return figure
+
+
+def no_pairs(study: Study, condition: str) -> list[str]:
+    """Why there is no forest to draw; empty where some arm has an interval."""
+    enough = any(c.difference.n > 1 for c in compare(study, condition))
+    return [] if enough else ["paired differences (need two arms with two seeds that have ended)"]
+
+
+def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: str) -> Figure:
+    """One outcome against the conditions of the sweep: a dot a seed, a line through the means of each arm."""
+    figure, (ax,) = panels([title], columns=1, height=3.4)
+    ends = []
+    for place, arm in enumerate(study.arms):
+        ink, look, means = colour(study.arms, arm), line(study.arms, arm), []
+        for x, condition in enumerate(study.conditions):
+            values = np.array([measure(run) for run in study.select(arm, condition)], np.float64)
+            jitter = 0.03 * (place - (len(study.arms) - 1) / 2)
+            ax.plot(np.full(len(values), x + jitter), values, "o", color=ink, alpha=0.45, markersize=4)
+            means.append((x + jitter, float(mean(values)) if len(values) else float("nan")))
+        ax.plot([x for x, _ in means], [y for _, y in means], **look)
+        finite = [(x, y) for x, y in means if np.isfinite(y)]
+        if finite:
+            ends.append((*finite[-1], arm, ink))
+    name_places(ax, study.conditions)
+    label_ends(ax, ends)
+    return figure
+
+
+def differences_by_condition(study: Study) -> Figure:
+    """Differences to the baseline with 95 % t intervals against the conditions, one panel an outcome, a line an arm."""
+    compared = [[c for c in compare(study, one) if c.difference.n > 1] for one in study.conditions]
+    outcomes = list(dict.fromkeys(c.outcome.name for row in compared for c in row))
+    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
+    figure, axes = panels(titles or ["no pairs"], columns=1, height=3.4)
+    others = study.arms[1:]
+    for ax, name in zip(axes, outcomes, strict=False):
+        ends = []
+        for place, arm in enumerate(others):
+            look, ink = line(study.arms, arm), colour(study.arms, arm)
+            points = [
+                (x, c.difference)
+                for x, row in enumerate(compared)
+                for c in row
+                if (c.arm, c.outcome.name) == (arm, name)
+            ]
+            at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in points])
+            means = np.array([d.mean for _, d in points])
+            ax.plot(at, means, **look)
+            ax.vlines(at, [d.low for _, d in points], [d.high for _, d in points], color=ink, linewidth=1.6)
+            if points:
+                ends.append((float(at[-1]), float(means[-1]), arm, ink))
+        ax.axhline(0, color=INK, linewidth=0.8)
+        name_places(ax, study.conditions)
+        label_ends(ax, ends)
+    return figure

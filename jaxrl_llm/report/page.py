@@ -1,0 +1,122 @@
+"""A page that is rendered both as Markdown and as one self-contained HTML file (templates/)."""
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+__all__ = ["Page", "text_table"]
+
+_CONTENTS = 30  # headings at most that are all listed; of more, those of the second level
+_PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, where it scrolls inside
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Columns padded to one width: the first to the left, numbers to the right.
+
+    Where a line would be longer than `width`, the remaining columns follow below it, the first one repeated.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    blocks, used = [[0]], widths[0]
+    for i in range(1, len(header)):
+        if width is not None and used + 2 + widths[i] > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(i)
+        used += 2 + widths[i]
+
+    def block(columns: Sequence[int]) -> str:
+        def line(cells: Sequence[str]) -> str:
+            padded = [cells[i].rjust(widths[i]) if i else cells[i].ljust(widths[i]) for i in columns]
+            return "  ".join(padded).rstrip()
+
+        return "\n".join([line(header), line(["-" * w for w in widths]), *(line(row) for row in rows)])
+
+    return "\n\n".join(block(columns) for columns in blocks)
+
+
+def _cell(text: str) -> str:
+    """One line of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _environment() -> jinja2.Environment:
+    """HTML is escaped, Markdown is not; an undefined name is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxrl_llm.report"),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = _cell
+    return environment
+
+
+class Page:
+    """Collects blocks; `write` renders them in both forms. Pictures are PNG files, inlined in the HTML.
+
+    Args:
+        folder: where report.md, report.html and figures/ are written.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._blocks: list[dict[str, Any]] = []
+        self._anchors: Counter[str] = Counter()
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+
+    def heading(self, text: str, level: int = 2) -> None:
+        plain = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") or "section"  # as Markdown renderers name them
+        self._anchors[plain] += 1
+        anchor = plain if self._anchors[plain] == 1 else f"{plain}-{self._anchors[plain] - 1}"
+        self._add("heading", text=text, level=level, anchor=anchor)
+
+    def contents(self) -> None:
+        """Links to every heading but the title's, also to those that are added later."""
+        self._add("contents")
+
+    def text(self, text: str) -> None:
+        self._add("text", text=text)
+
+    def bullets(self, lines: Sequence[str]) -> None:
+        self._add("bullets", lines=lines)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, prose: bool = False) -> None:
+        """`prose`: the cells are text that may wrap, and stands to the left."""
+        self._add("table", header=header, rows=rows, prose=prose)
+
+    def code(self, text: str) -> None:
+        self._add("code", text=text)
+
+    def picture(self, figure: Figure, stem: str, alt: str, caption: str) -> Path:
+        path = self._folder / "figures" / f"{stem}.png"
+        # No creation date and no software version: the same numbers give the same file.
+        figure.savefig(path, metadata={"Software": None})
+        inline = base64.b64encode(path.read_bytes()).decode()
+        self._add("picture", alt=alt, caption=caption, file=path.name, inline=inline)
+        return path
+
+    def write(self) -> tuple[Path, Path]:
+        """Write report.md and report.html and return their paths."""
+        headings = [block for block in self._blocks if block["kind"] == "heading"]
+        deepest = 3 if len(headings) <= _CONTENTS else 2
+        values = {
+            "blocks": self._blocks,
+            "headings": [heading for heading in headings if 1 < heading["level"] <= deepest],
+            "title": next((heading["text"] for heading in headings if heading["level"] == 1), "report"),
+            "phone_width": _PHONE_WIDTH,
+        }
+        environment, paths = _environment(), (self._folder / "report.md", self._folder / "report.html")
+        for path in paths:
+            text = environment.get_template(f"page{path.suffix}.j2").render(values)
+            text = re.sub(r"\n{3,}", "\n\n", text) if path.suffix == ".md" else text
+            path.write_text(text.strip() + "\n", encoding="utf-8")
+        return paths
+
+    def _add(self, kind: str, **values: Any) -> None:
+        self._blocks.append({"kind": kind, **values})

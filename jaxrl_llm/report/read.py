@@ -1,0 +1,260 @@
+"""Read the DIRs of runs: one run, a folder of runs, or a sweep with its sweep.json."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.records.run_log import read_json, read_rows
+
+__all__ = ["CLIPPED", "Branch", "Run", "Study", "collapse_index", "load"]
+
+CLIPPED = "clip/low + clip/high"  # the one metric that is derived here: share of tokens clipped on either side
+
+
+def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
+    """Index of the rollout at which a run has collapsed, None if it never does.
+
+    A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
+    each below `share` of the highest mean of `patience` rewards in a row so far (at the start of as many as there are):
+    a single high reward, which over a long run of few prompts is chance, sets no bar.
+
+    Args:
+        reward: mean reward of every rollout, in order [rollouts].
+    """
+    reward, below, best = np.asarray(reward, np.float64), 0, -np.inf
+    for i, value in enumerate(reward):
+        if not np.isfinite(value):
+            return i
+        best = max(best, np.mean(reward[max(i + 1 - patience, 0) : i + 1]))
+        below = below + 1 if value < share * best else 0
+        if below == patience:
+            return i
+    return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One DIR: what was planned (arm, condition, seed, branch) and what it logged so far.
+
+    Runs of one seed and several branches start from states of one trajectory: they are not independent.
+    """
+
+    workdir: Path
+    arm: str
+    condition: str = ""
+    seed: str = ""
+    branch: str = ""
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.workdir / "metrics.jsonl")
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        return read_json(self.workdir / "config.json") or {}
+
+    @cached_property
+    def finished(self) -> bool:
+        return (self.workdir / "result.json").exists()
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        return read_rows(self.workdir / "samples.jsonl")
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        return read_json(self.workdir / "failed.json")
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was stopped by a loss or gradient that is not finite; a sweep keeps its error message."""
+        return not self.finished and "not finite" in (self.failure or {}).get("last_line", "")
+
+    @property
+    def ended(self) -> bool:
+        return self.finished or self.diverged
+
+    @property
+    def status(self) -> str:
+        """In words: finished, diverged, crashed (a sweep leaves failed.json), stopped or not started."""
+        if self.finished:
+            return "finished"
+        where = f"after step {self.rows[-1]['step']}" if self.rows else "before the first step"
+        if self.diverged:
+            return f"diverged {where}: a number was not finite; it counts with reward 0"
+        if self.failure is not None:
+            return f"crashed {where} with exit code {self.failure['exit_code']}: {self.failure['last_line']}"
+        return f"stopped {where}" if self.rows else "not started"
+
+    @property
+    def batch(self) -> str:
+        """The short commit that it ran at; runs of one study at two commits replicate each other."""
+        return str(self.record.get("commit") or "unknown")[:7]
+
+    @property
+    def label(self) -> str:
+        parts = (self.arm, self.condition, self.seed and f"seed {self.seed}", self.branch and f"branch {self.branch}")
+        return ", ".join(part for part in parts if part)
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of the rows that hold the key; null is NaN. Lists give an array with more axes."""
+        if key == CLIPPED:
+            sides = [k for k in ("clip/low", "clip/high") if any(k in row for row in self.rows)]
+            pairs = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
+            return _array([s for s, _ in pairs]), np.sum(_array([v for _, v in pairs]).reshape(-1, len(sides) or 1), 1)
+        pairs = [(row["step"], row[key]) for row in self.rows if key in row]
+        shape = np.shape(pairs[0][1]) if pairs else ()
+        pairs = [(step, value) for step, value in pairs if np.shape(value) == shape]
+        return _array([step for step, _ in pairs]), _array([value for _, value in pairs])
+
+    def value(self, key: str, *, at: int = -1) -> float:
+        """The finite value of one row that holds the key: the last by default, the first with at=0; else NaN."""
+        values = self.series(key)[1]
+        values = values[np.isfinite(values)]
+        return float(values[at]) if len(values) else float("nan")
+
+    def average(self, key: str, last: int = 0) -> float:
+        """Mean over all rows that hold the key, or over the last few of them; NaN if there is none."""
+        values = self.series(key)[1][-last:]
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else float("nan")
+
+    def collapse(self) -> tuple[float, bool]:
+        """(step of collapse, True), or (last step, False); (NaN, False) of a run without a rollout."""
+        steps, reward = self.series("reward/mean")
+        index = collapse_index(reward)
+        if index is not None:
+            return float(steps[index]), True
+        last = float(steps[-1]) if len(steps) else float("nan")
+        return (np.nan_to_num(last) + 1, True) if self.diverged else (last, False)
+
+
+@dataclass(frozen=True)
+class Branch(Run):
+    """A branch from one state of a trajectory: a run of one or a few rollouts whose rows stand in branches.jsonl.
+
+    `workdir` is the trajectory's, `branch` the rollouts before the state.
+    """
+
+    written: Sequence[Mapping[str, Any]] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # config.json of the trajectory
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.written if "failed" not in row]
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        return {**self.recorded, "config": self.recorded.get("arms", {}).get(self.arm, {})}
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        failed = [row["failed"] for row in self.written if "failed" in row]
+        return {"last_line": failed[0], "exit_code": 1} if failed else None
+
+    @cached_property
+    def finished(self) -> bool:
+        return self.failure is None  # a state's rows are written at once, with the last evaluation
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are read together; the first arm, or the named one, is the baseline of the differences.
+
+    branching: the numbers of a sweep whose runs are branches; empty for runs from the start.
+    unfinished: trajectories of such a sweep that have not ended, each with its status.
+    """
+
+    question: str
+    runs: Sequence[Run]
+    baseline: str
+    branching: Mapping[str, int] = field(default_factory=dict)
+    unfinished: Sequence[str] = ()
+
+    @property
+    def arms(self) -> list[str]:
+        names = list(dict.fromkeys(run.arm for run in self.runs))
+        return sorted(names, key=lambda arm: arm != self.baseline)
+
+    @property
+    def conditions(self) -> list[str]:
+        return list(dict.fromkeys(run.condition for run in self.runs))
+
+    def select(self, arm: str, condition: str) -> list[Run]:
+        return [run for run in self.runs if (run.arm, run.condition) == (arm, condition)]
+
+    def values(self, key: str, condition: str) -> np.ndarray:
+        """Every finite number that a run of the condition logged under the key, in one row."""
+        runs = [run for run in self.runs if run.condition == condition]
+        values = np.concatenate([run.series(key)[1].ravel() for run in runs] or [np.zeros(0)])
+        return values[np.isfinite(values)]
+
+    def has(self, key: str, condition: str) -> bool:
+        return self.values(key, condition).size > 0
+
+
+def load(folder: str | os.PathLike[str]) -> Study:
+    """The study in a folder.
+
+    A folder with sweep.json is a sweep (its plan says which runs there should be); one with metrics.jsonl is a run;
+    otherwise every folder below it that holds metrics.jsonl is a run, named by its path, and a last part that is a
+    number is its seed.
+
+    Raises:
+        FileNotFoundError: there is no run in the folder.
+    """
+    folder = Path(folder)
+    plan = read_json(folder / "sweep.json")
+    if plan is not None and "branching" in plan:
+        return _load_branches(folder, plan)
+    if plan is not None:
+        runs = [
+            Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"]), str(r.get("branch", "")))
+            for r in plan["runs"]
+        ]
+        return Study(plan["question"], runs, plan["baseline"])
+    if (folder / "metrics.jsonl").exists():
+        name = folder.resolve().name
+        return Study("", [Run(folder, name)], name)
+    runs = []
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        parts = path.parent.relative_to(folder).parts
+        *_, last = ("", *parts)
+        seeded = len(parts) > 1 and last.isdigit()
+        runs.append(Run(path.parent, "/".join(parts[:-1] if seeded else parts), "", last if seeded else ""))
+    if not runs:
+        raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
+    return Study("", runs, runs[0].arm)
+
+
+def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
+    runs: list[Run] = []
+    unfinished = {}
+    for planned in plan["runs"]:
+        place, labels = folder / planned["folder"], (planned["arm"], planned["condition"], str(planned["seed"]))
+        rows, record = read_rows(place / "branches.jsonl"), read_json(place / "config.json") or {}
+        starts = {row["state"]: row for row in rows if not row["arm"]}
+        own: dict[int, list[Any]] = {state: [] for state in starts}
+        for row in rows:
+            if row["arm"] == planned["arm"]:
+                own[row["state"]].append(row)
+        runs += [
+            Branch(place, *labels, str(state), [starts[state], *taken], record) for state, taken in own.items() if taken
+        ]
+        trajectory = Run(place, "trajectory", planned["condition"], str(planned["seed"]))
+        if not trajectory.finished:
+            unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
+    return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()))
+
+
+def _array(values: Sequence[Any]) -> np.ndarray:
+    return np.array(values, dtype=object).astype(np.float64) if len(values) else np.zeros(0)

@@ -1,0 +1,72 @@
+"""Answers worth reading: the same prompt before and after training, and remaining failures."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_llm.report.read import Run
+
+__all__ = ["Change", "changes", "failures", "pick", "tally"]
+
+_KINDS = ("broken", "still wrong", "fixed", "still right")  # what a reader should see first
+
+
+@dataclass(frozen=True)
+class Change:
+    """The answer to one held-out prompt at the first and at the last evaluation, with its rewards."""
+
+    prompt: str
+    before: str
+    before_reward: float
+    after: str
+    after_reward: float
+
+    @property
+    def kind(self) -> str:
+        if self.after_reward < self.before_reward:
+            return "broken"
+        if self.after_reward > self.before_reward:
+            return "fixed"
+        return "still right" if self.after_reward == 1 else "still wrong"
+
+
+def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
+    """What happened to the held-out prompts of which the run logged answers, and the two steps that are compared.
+
+    The greedy answers are compared. Empty, with steps (0, 0), for a run with fewer than two logged evaluations.
+    """
+    held_out = [row for row in run.samples if row.get("split") == "test" and "greedy" in row]
+    steps = sorted({row["step"] for row in held_out})
+    if len(steps) < 2:
+        return [], (0, 0)
+    first, last = ({row["prompt"]: row for row in held_out if row["step"] == step} for step in (steps[0], steps[-1]))
+    both = [prompt for prompt in first if prompt in last]
+    changed = [Change(prompt, *_answer(first[prompt]), *_answer(last[prompt])) for prompt in both]
+    return changed, (steps[0], steps[-1])
+
+
+def pick(changed: Sequence[Change], count: int) -> list[Change]:
+    """At most `count` of them: one of every kind in turn, those that broke or stayed wrong first."""
+    queues = [[one for one in changed if one.kind == kind] for kind in _KINDS]
+    turns = [queue[turn] for turn in range(len(changed)) for queue in queues if turn < len(queue)]
+    return sorted(turns[:count], key=lambda one: _KINDS.index(one.kind))
+
+
+def failures(run: Run, count: int) -> list[Mapping[str, Any]]:
+    """The logged training answers of the last step with the lowest rewards, without the right ones."""
+    drawn = [row for row in run.samples if row.get("split") != "test"]
+    last = max((row["step"] for row in drawn), default=0)
+    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and _answer(row)[1] < 1]
+    return sorted(wrong, key=lambda row: _answer(row)[1])[:count]
+
+
+def tally(changed: Sequence[Change]) -> str:
+    """'1 broken, 2 fixed of 3 prompts'."""
+    counted = Counter(one.kind for one in changed)
+    return ", ".join(f"{counted[kind]} {kind}" for kind in _KINDS if counted[kind]) + f" of {len(changed)} prompts"
+
+
+def _answer(row: Mapping[str, Any]) -> tuple[str, float]:
+    reward = row.get("reward")
+    return str(row.get("greedy", row.get("answer", ""))), float("nan") if reward is None else float(reward)

@@ -1,1 +1,0 @@
-"""From the DIRs of runs to numbers with intervals, figures and a page."""

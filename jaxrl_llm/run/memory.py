@@ -1,0 +1,239 @@
+"""What a run will need of each device's memory, by arithmetic from its settings, before anything large is made.
+
+    needed = what stays + the larger of the temporaries of a rollout and of an update
+
+What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
+with the model and the batch are counted: weights in the rollout's dtype (and those that adapters are merged into), the
+cache and the logits of the slots; gradients, activations, the logits of a chunk of tokens. What the compiler adds or
+saves is not included; `python -m jaxrl_llm.plan` is exact.
+"""
+
+import dataclasses
+import math
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.attention.flash import choose_attention
+from jaxrl_llm.models.lora import adapter_axes
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.training.state import TrainState, state_shardings
+from jaxrl_llm.training.step import Learner
+
+__all__ = ["Memory", "needed", "of_device"]
+
+_CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected_logprobs`
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device. stays: through the whole run; rollout, update: temporaries, one after the other; no rollout
+    where the objective learns from given data.
+
+    available: of one device, None where it is not known.
+    """
+
+    stays: Mapping[str, int]
+    rollout: Mapping[str, int]
+    update: Mapping[str, int]
+    available: int | None
+
+    @property
+    def phase(self) -> str:
+        """The phase with the larger temporaries."""
+        return max(("rollout", "update"), key=lambda name: sum(getattr(self, name).values()))
+
+    @property
+    def total(self) -> int:
+        return sum(self.stays.values()) + sum(getattr(self, self.phase).values())
+
+    def lines(self, width: int = 69) -> list[str]:
+        """What is needed, what stays, and the temporaries of both phases, of which the cache and the largest by name;
+        lines of at most `width` characters."""
+        has = "" if self.available is None else f" of {_size(self.available)}"
+        parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
+        for name, phase in (("rollout", self.rollout), ("update", self.update)):
+            if phase:
+                shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
+                sizes = ", ".join(f"{part} {_size(phase[part])}" for part in shown)
+                parts.append(f"{name} {_size(sum(phase.values()))} ({sizes})")
+        return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", width)
+
+    def check(self) -> None:
+        """Raises ValueError when a device has less memory than the run needs."""
+        if self.available is None or self.total <= self.available:
+            return
+        stay = sum(self.stays.values()) > self.available
+        remedy = _REMEDIES["parameters" if stay else _largest(getattr(self, self.phase))]
+        raise ValueError(
+            f"the run needs {_size(self.total)} on each device, which has {_size(self.available)} "
+            f"({' '.join(self.lines())}); {remedy}"
+        )
+
+
+_REMEDIES = {
+    "parameters": "spread them over more devices with mesh.shape, or set model.param_dtype=bfloat16",
+    "merged": "spread the model over more devices with mesh.shape, or adapt fewer matrices with lora.targets",
+    "weights": "spread them over more devices with mesh.shape (or rollout.mesh_shape), or set rollout.dtype=bfloat16",
+    "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
+    "logits": "lower rollout.slots or updates.micro_batch_rows",
+    "gradients": "spread the model over more devices with mesh.shape",
+    "activations": "lower updates.micro_batch_rows, or set model.remat=block",
+    "records": "lower rollout.prompts",
+}
+
+
+def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0) -> Memory:
+    """What a run of these settings needs.
+
+    Args:
+      sampler: the model on the mesh of rollouts.
+      state: shapes (or arrays) of the training state.
+      reward_model: bytes of its parameters on each device.
+    """
+    mesh: Any = learner.model.mesh
+    axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
+    where = state_shardings(
+        learner.model, state, learner.optimizer, learner.critic_optimizer, axes, learner.predictor_optimizer
+    )
+    trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
+    parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
+    if s.lora.rank:
+        base: Any = learner.model.shapes()
+        parameters = sharding.local_bytes(base)
+        leaves: dict[Any, Any] = flatten_dict(base)
+        merged = sharding.local_bytes([x for path, x in leaves.items() if s.lora.holds(path)])
+        stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
+    if state.critic is not None:
+        stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
+    if state.predictor is not None:
+        predictor = _local(state.predictor, where.predictor)
+        stays["predictor"] = predictor + _local(state.predictor_opt_state, where.predictor_opt_state)
+    # Of pairs the log-probs of the reference are kept; with adapters, the base itself is the reference.
+    kept = s.objective.reads != "pairs" and not s.lora.rank
+    if "ref_logprobs" in s.objective.needs and kept:
+        stays["reference"] = parameters
+    if reward_model:
+        stays["reward model"] = reward_model
+    shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
+    sampled = sharding.local_bytes(sampler.shapes())
+    return Memory(
+        stays=stays,
+        rollout=_of_rollout(s, sampled, merged, sampler.mesh) if s.objective.reads == "rollouts" else {},
+        update=_of_update(s, trained, shards, context, tensor, sharding.platform(mesh)),
+        available=of_device(mesh),
+    )
+
+
+def of_device(mesh: jax.sharding.Mesh) -> int | None:
+    """Bytes that one device of the mesh may hold; CPU devices share the machine's memory."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        here = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(here, 1)
+    local = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), device)
+    return (local.memory_stats() or {}).get("bytes_limit")
+
+
+def _of_rollout(s: Settings, parameters: int, merged: int, mesh: Any) -> dict[str, int]:
+    """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
+    included; one step's logits.
+
+    mesh: of rollouts. On one of its own the weights are what the parameters of training are moved into, before the
+    program starts; otherwise the program makes them.
+    """
+    config, width = s.model, s.task.prompt_length
+    shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
+    dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
+    size = jnp.dtype(dtype).itemsize
+    slots = min(s.rollout.slots, s.rows) or s.rows
+    column = 2 * len(config.kinds) * _over(config.num_key_value_heads, tensor) * config.head_dim * size
+    if slots == s.rows:  # a group shares its prompt
+        columns = -(-s.rollout.prompts // shards) * width + -(-slots // shards) * (s.answer_length - 1)
+    else:
+        chunk = -(-slots // s.rollout.group_size)
+        columns = -(-slots // shards) * (width + s.answer_length - 1) + -(-chunk // shards) * width
+    return {
+        "merged": merged,
+        "weights": parameters * size // jnp.dtype(config.param_dtype).itemsize,
+        "cache": columns * column,
+        # The logits, their weights and the noise that one of them is drawn with.
+        "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
+        "records": s.rows * s.answer_length * config.num_moe_layers * config.num_experts_per_tok,
+    }
+
+
+def _of_update(s: Settings, parameters: int, shards: int, context: int, tensor: int, platform: str) -> dict[str, int]:
+    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits.
+
+    shards: devices with tokens of their own, of which `context` share a row.
+    """
+    config, answers = s.model, s.rollout.group_size if s.updates.layout == "shared" else 1
+    length = s.task.prompt_length + answers * s.answer_length
+    minibatch = s.rows // s.updates.minibatches
+    micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
+    rows = -(-micro // answers // (shards // context))
+    chunk = min(rows * length, -(-_CHUNK // shards))
+    record = config.num_moe_layers * config.num_experts_per_tok
+    scored = record  # of a token; what is replayed is another such record
+    if s.replay.predicts:  # logits and inputs of the routers
+        scored += config.num_moe_layers * (4 * config.num_experts + config.compute_dtype.itemsize * config.hidden_size)
+    return {
+        # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
+        "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
+        "activations": _activations(config, rows, length, context, tensor, platform),
+        "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
+        # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
+        "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * (scored + record),
+    }
+
+
+def _activations(config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str) -> int:
+    """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
+    (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates."""
+    size, d, tokens = config.compute_dtype.itemsize, config.hidden_size, rows * -(-length // context)
+    heads = _over(config.num_attention_heads, tensor) * config.head_dim
+    keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
+    scores = 0
+    if choose_attention(config, platform) == "plain":
+        scores = tokens * _over(config.num_attention_heads, tensor) * length * 4
+    products, whole = 0, 0
+    for kind in config.kinds:
+        width = config.num_experts_per_tok * config.moe_intermediate_size if kind == "moe" else config.intermediate_size
+        matmuls = tokens * size * (heads + keys + 2 * d + 2 * _over(width, tensor))
+        products += matmuls
+        # Beside the products: norms' inputs and outputs, what is rotated, the gated product, the attention's output.
+        whole += matmuls + tokens * size * (3 * d + heads + keys + _over(width, tensor)) + 2 * scores
+    layers = len(config.kinds)
+    starts, one = layers * tokens * d * size, whole // layers
+    return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
+
+
+def _local(tree: Any, where: Any) -> int:
+    """Bytes of the part that one device holds."""
+    parts = jax.tree.map(lambda x, to: math.prod(to.shard_shape(x.shape)) * x.dtype.itemsize, tree, where)
+    return sum(jax.tree.leaves(parts))
+
+
+def _largest(phase: Mapping[str, int]) -> str:
+    return max(phase, key=lambda name: phase[name])
+
+
+def _over(size: int, parts: int) -> int:
+    """The size of a dimension on one device; a dimension that does not divide is not split."""
+    return size // parts if size % parts == 0 else size
+
+
+def _size(count: int) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

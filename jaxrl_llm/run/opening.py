@@ -1,0 +1,138 @@
+"""The lines at the start and the end of a run on the terminal: model, device, objective, DIR, and the next commands."""
+
+import functools
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm.models.lora import init_adapters
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.objectives.formula import formula
+from jaxrl_llm.records.run_log import read_json, read_rows
+from jaxrl_llm.run.memory import Memory
+from jaxrl_llm.run.settings import Settings
+
+__all__ = ["closing", "finished", "folded", "opening", "parameter_counts", "say_finished"]
+
+_INDENT = f"\n{'':<11}"
+
+
+def parameter_counts(model: Model) -> tuple[int, int]:
+    """(all parameters, active parameters: of every layer's experts only the top k)."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    config, total, idle = model.config, 0, 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        total += leaf.size
+        keys = jax.tree_util.keystr(path)
+        if "['moe']" in keys and any(f"['{name}']" in keys for name in ("gate", "up", "down")):
+            idle += leaf.size * (1 - config.num_experts_per_tok / config.num_experts)
+    return total, round(total - idle)
+
+
+def opening(
+    settings: Settings, model: Model, sampler: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]
+) -> str:
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters.
+
+    sampler: the model on the mesh of rollouts.
+    """
+    total, active = parameter_counts(model)
+    config, updates = settings.model, settings.updates
+    size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
+    if active < total:
+        size += f", {_count(active)} active ({config.num_experts_per_tok} of {config.num_experts} experts)"
+    device = jax.devices()[0]
+    meshes = [f"mesh of {_mesh(model)}"] + [f"of rollouts {_mesh(sampler)}"] * (sampler != model)
+    kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
+    (first, *more), definitions = formula(settings.objective)
+    n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
+    lines: dict[str, Any] = {
+        "model": size,
+        "trained": _adapters(settings, model),
+        "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
+        "memory": _INDENT.join(memory.lines()),
+        "data": _INDENT.join(textwrap.wrap(data, 69)),
+        "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
+        "where": _INDENT.join(folded(definitions, "; ")),
+        "rewards": _INDENT.join(folded(_rewards(settings), " + ")),
+        "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each",
+        "DIR": os.fspath(workdir),
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)
+
+
+def folded(pieces: Sequence[str], separator: str, width: int = 69) -> list[str]:
+    """The joined pieces in lines of at most `width`; a line ends inside a piece only if that is longer."""
+    lines = [""]
+    for place, piece in enumerate(pieces):
+        piece += separator if place + 1 < len(pieces) else ""
+        if len(lines[-1] + piece.rstrip()) <= width:
+            lines[-1] += piece
+        else:
+            *whole, last = textwrap.wrap(piece.rstrip(), width)
+            lines += [*whole, last + piece[len(piece.rstrip()) :]]
+    return [line.rstrip() for line in lines if line]
+
+
+def _mesh(model: Model) -> str:
+    """The number of devices, and the axes over which they are spread."""
+    mesh: Any = model.mesh
+    shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
+    return f"{mesh.size}: {shape}" if shape else "1"
+
+
+def _rewards(settings: Settings) -> list[str]:
+    """The parts of the sum that rewards are, none where it is the verifier alone."""
+    weights, path = settings.rewards.weights, settings.rewards.reward_model
+    if weights == {"verifier": 1.0}:
+        return []
+    names = {"reward_model": f"reward_model ({path})"}
+    return [f"{weight:g} {names.get(name, name)}" for name, weight in weights.items()]
+
+
+def _adapters(settings: Settings, model: Model) -> str:
+    """How many parameters the adapters of LoRA have, "" without them."""
+    lora = settings.lora
+    if not lora.rank:
+        return ""
+    shapes = jax.eval_shape(functools.partial(init_adapters, lora, model), jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    return f"{_count(count)} parameters: LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}"
+
+
+def closing(workdir: str | os.PathLike[str]) -> str:
+    """The commands that look at a finished DIR."""
+    return f"next: python -m jaxrl_llm.report {workdir}\n      python -m jaxrl_llm.evaluation --workdir {workdir}"
+
+
+def finished(workdir: str | os.PathLike[str], planned: int) -> str:
+    """What a DIR with all its `planned` steps reached, "" for one that is not finished."""
+    result = read_json(Path(workdir) / "result.json")
+    if result is None:
+        return ""
+    rows = read_rows(Path(workdir) / "metrics.jsonl")
+    steps = max((row["step"] for row in rows), default=0)
+    if steps < planned:
+        return ""
+    names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
+    reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
+    return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
+
+
+def say_finished(workdir: str | os.PathLike[str], planned: int) -> bool:
+    """Whether the DIR is finished; if so, print what it reached and what comes next."""
+    reached = finished(workdir, planned)
+    if reached:
+        print(f"{reached}\n{closing(workdir)}")
+    return bool(reached)
+
+
+def _count(n: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return str(n)

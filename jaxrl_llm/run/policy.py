@@ -1,0 +1,101 @@
+"""The policy of a run's DIR or of a published checkpoint, for generation, evaluation and export."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm import models, tasks
+from jaxrl_llm.models import Model
+from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.trainer import Run, exported_params
+
+__all__ = ["Policy", "add_arguments", "from_arguments", "from_checkpoint", "from_workdir"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A model with its parameters and its tokenizer; run, step and training state are None for a published checkpoint.
+
+    Of a reward model params are the transformer without the head.
+    """
+
+    model: Model
+    params: Any
+    tokenizer: tasks.Tokenizer
+    run: Run | None = None
+    step: int | None = None
+    state: Any = None
+
+
+def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> Policy:
+    """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
+
+    Args:
+        rewards: a reward model is taken too.
+
+    Raises:
+        FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and no policy.
+    """
+    run, step, state = run_dir.restored(workdir, step, note=_warn)
+    if run.settings.objective.learns_rewards and not rewards:
+        raise ValueError(
+            f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
+            "evaluate this one without --config"
+        )
+    return Policy(run.model, exported_params(run, state), run.settings.task.tokenizer, run, step, state)
+
+
+def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None) -> Policy:
+    """The policy of a folder in the Hugging Face layout, or of a GGUF file.
+
+    Args:
+        tokenizer: the tokenizer's folder, if it is not in the checkpoint.
+        dtype: float32 or bfloat16, of parameters and computation; default: as stored.
+
+    Raises:
+        FileNotFoundError, ValueError: see `models.load_pretrained` and `tasks.load_tokenizer`; or the path is a DIR.
+    """
+    record = Path(path) / "config.json"
+    if record.is_file() and "config_hash" in json.loads(record.read_text()):
+        raise ValueError(f"--checkpoint={path} is the DIR of a run; give it as --workdir={path}")
+    own = tasks.load_tokenizer(tokenizer or path)
+    model, params = models.load_pretrained(path, dtype=dtype, mesh=mesh)
+    if own.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {tokenizer or path} has {own.vocab_size} tokens, the model {model.config.vocab_size}; "
+            "use the tokenizer that the checkpoint was trained with"
+        )
+    return Policy(model, params, own)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--workdir or --checkpoint, one of which `from_arguments` reads."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--workdir", type=Path, help="the DIR of a run")
+    where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
+    parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
+
+
+def from_arguments(
+    given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None, rewards: bool = False
+) -> Policy:
+    """The policy that --workdir or --checkpoint names; `rewards`: or the reward model of a DIR.
+
+    Raises:
+        ValueError: an argument that belongs to the other kind is given.
+    """
+    if given.workdir is None and given.step is not None:
+        raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
+    if given.workdir is not None and given.dtype is not None:
+        raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
+    if given.workdir is not None:
+        return from_workdir(given.workdir, given.step, rewards=rewards)
+    return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,127 @@
+"""A reward model beside the policy: what the model of a DIR says of answers, on the policy's mesh."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.ground import processes, sharding
+from jaxrl_llm.ground.array_typing import Array, Int, PerAnswer, PerToken, SegmentIds, Tokens
+from jaxrl_llm.models import scoring
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.recorded import checkpoint_identity, recorded_config
+from jaxrl_llm.run.settings import model_settings
+from jaxrl_llm.tasks import Tokenizer
+from jaxrl_llm.training.layout import Layout, UpdateConfig, lay_out
+from jaxrl_llm.training.micro_batches import cut, fill
+from jaxrl_llm.training.state import with_value_head
+
+__all__ = ["RewardModel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardModel:
+    """A transformer with a scalar head, frozen: the newest checkpoint of a DIR that was trained on pairs.
+
+    r(x, y) = head(hidden state after the last token of y), EOS or the token at which y was cut off. Of differences of
+    r alone the Bradley-Terry loss says something: r has a scale (in nats of preference) and no zero.
+
+    digest: of the checkpoint of `step`. params: None until `load`.
+
+    Source: InstructGPT, arXiv 2203.02155 section 3.5.
+    """
+
+    path: str | Path
+    step: int
+    digest: str
+    model: Model
+    params: Any = None
+
+    @classmethod
+    def find(cls, path: str | Path, tokenizer: Tokenizer, mesh: Any = None) -> "RewardModel":
+        """The reward model of a DIR, checked and not yet loaded.
+
+        Args:
+          tokenizer: of the policy, whose tokens the model will read.
+          mesh: of the policy.
+
+        Raises:
+          FileNotFoundError: there is no run or no checkpoint.
+          ValueError: the run is of another objective, or of another tokenizer.
+        """
+        config = recorded_config(path)
+        if config.objective.name != "reward_model":
+            raise ValueError(
+                f"rewards.reward_model={path} holds a run of {config.objective.name!r}; give the DIR of a run of "
+                "configs/reward_model.py"
+            )
+        if config.lora.rank:
+            raise ValueError(
+                f"rewards.reward_model={path} was trained with lora.rank={config.lora.rank}, but a reward model is "
+                "read whole; train it with lora.rank=0"
+            )
+        model, own = model_settings(config)
+        if own.fingerprint != tokenizer.fingerprint:
+            raise ValueError(
+                f"rewards.reward_model={path} reads the {own.vocab_size} tokens of another tokenizer than the policy, "
+                f"which has {tokenizer.vocab_size}; train both on one task, or with one task.tokenizer"
+            )
+        return cls(path, *checkpoint_identity(path), Model(model, mesh))
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """Shape, dtype and sharding of every parameter, the head's included."""
+        head = jax.eval_shape(lambda: with_value_head({}, self.model.config.hidden_size))
+        mesh = self.model.mesh
+        where = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if mesh is None else sharding.replicated(mesh)
+        placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), head)
+        return self.model.shapes() | placed
+
+    @property
+    def bytes(self) -> int:
+        """Of its parameters on one device."""
+        return sharding.local_bytes(self.shapes)
+
+    def load(self) -> "RewardModel":
+        """With its parameters on the mesh.
+
+        Raises:
+          ValueError: the checkpoint is damaged or not of the recorded model.
+        """
+        restored = Checkpoints(self.path).restore_part({"params": self.shapes}, self.step)
+        return dataclasses.replace(self, params=restored["params"])
+
+    def score(self, tokens: Tokens, segment_ids: SegmentIds, updates: UpdateConfig) -> PerAnswer:
+        """r of every answer of a rollout, [b] float32.
+
+        Args:
+          tokens, segment_ids: [b t] of a rollout: one answer a row, prompt first, padding (segment 0) on the right.
+          updates: how the rows are cut into micro-batches: of `micro_batch_rows` rows, or as many as a minibatch has;
+            with layout=packed several answers share a row, otherwise (padded, shared) each has one.
+        """
+        lengths = np.asarray(processes.fetch(segment_ids) != 0).sum(1)
+        micro = updates.micro_batch_rows or len(lengths) // updates.minibatches
+        layout = "packed" if updates.layout == "packed" else "padded"
+        config = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)
+        places = lay_out(np.arange(len(lengths)), lengths, tokens.shape[1], config)
+        return _score(self.model, self.params, tokens, lengths.astype(np.int32), places)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(
+    model: Model, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
+) -> PerAnswer:
+    micro_batch = cut(tokens, layout, model.mesh)
+
+    def of(i: Array) -> PerToken:
+        hidden = model.apply(params, micro_batch(i), segment_ids=layout.segment_ids[i]).hidden
+        return scoring.values(params["value_head"], hidden)
+
+    after = fill(jnp.zeros(tokens.shape, jnp.float32), of, layout, model.mesh)
+    last = jnp.take_along_axis(after, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+    return sharding.constrain(last, [None], model.mesh)

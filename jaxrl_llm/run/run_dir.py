@@ -1,0 +1,117 @@
+"""Which run a DIR holds, what a new start would erase, and how the recorded run is loaded again.
+
+a DIR without a step            may be overwritten by any config
+a DIR of another config         is refused; the message has the fields that differ
+a DIR whose checkpoints are gone is refused: its logs would be cut back to step 0
+--restart                       erases what the DIR holds and starts anew
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import loading
+from jaxrl_llm.ground import processes
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.recorded import read_record, recorded_config
+from jaxrl_llm.records.run_log import plain, read_rows
+from jaxrl_llm.run.settings import Settings, config_hash, identity_fields, validate
+from jaxrl_llm.run.trainer import Run, base_digest, build, check_base
+
+__all__ = ["begin", "check", "recorded_settings", "restored"]
+
+_SHOWN = 8  # fields that differ
+
+
+def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> None:
+    """Raises ValueError when the config may not run in this DIR; with `restart` it always may."""
+    workdir = Path(workdir)
+    recorded = None if restart else read_record(workdir)
+    if recorded is None or not _has_steps(workdir):
+        return
+    if recorded["config_hash"] != config_hash(config):
+        raise ValueError(
+            f"{workdir} holds a run of another config ({_differences(recorded, config)}); "
+            "give another --workdir, or erase that run with --restart"
+        )
+    lost = _lost(workdir, recorded)
+    if lost:
+        raise ValueError(
+            f"{workdir} has logged steps but no checkpoint any more, and starting again would erase {lost}; bring its "
+            "folder checkpoints back, give another --workdir, or erase the run with --restart"
+        )
+
+
+def begin(workdir: str | Path, *, restart: bool = False) -> None:
+    """Remove the files of an earlier run before a start at step 0; call it while the DIR's log is open, which locks
+    it."""
+    workdir = Path(workdir)
+    if jax.process_index() == 0:
+        if restart:
+            shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+            (workdir / "evaluation.jsonl").unlink(missing_ok=True)
+        if not steps_of(workdir):
+            shutil.rmtree(workdir / "reference", ignore_errors=True)  # the start depends on the config
+    processes.wait_for_all("run_dir.begin")
+
+
+def recorded_settings(workdir: str | Path) -> Settings:
+    """The settings of the run that a DIR holds. Raises as `recorded_config` and `validate` do."""
+    return validate(recorded_config(workdir))
+
+
+def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
+    """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
+
+    `exported_params(run, state)` is the policy. A run of adapters loads its base as a resume does: from the checkpoint
+    that it started from, or from its warm start.
+
+    Args:
+        note: called with a line for every damaged checkpoint that was passed over.
+
+    Raises:
+        FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
+    """
+    run = build(recorded_settings(workdir))
+    run, like = run.start(note) if run.settings.lora.rank else (run, run.blank())
+    checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
+    step, state, extra = checkpoints.restore(like, step, note)
+    check_base(base_digest(run), extra)
+    return run, step, state
+
+
+def _has_steps(workdir: Path) -> bool:
+    return bool(steps_of(workdir)) or any(row["step"] > 0 for row in read_rows(workdir / "metrics.jsonl"))
+
+
+def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
+    """What a start from step 0 would erase in a DIR whose checkpoints are gone; empty if nothing of value.
+
+    A run that was killed before its first checkpoint was complete has rows too, but not those of two checkpoint
+    intervals: the second checkpoint starts after the first is complete.
+    """
+    if steps_of(workdir):
+        return ""
+    rows = read_rows(workdir / "metrics.jsonl")
+    finished = (workdir / "result.json").exists()
+    had = rows[-1]["step"] > 2 * recorded["config"]["checkpoint"]["every"] if rows else False
+    if not (finished or had or not (workdir / "checkpoints").is_dir()):
+        return ""
+    samples = len(read_rows(workdir / "samples.jsonl"))
+    what = [f"{len(rows)} rows of metrics.jsonl", f"{samples} of samples.jsonl", "the TensorBoard events"]
+    return ", ".join(what + ["result.json"] * finished)
+
+
+def _differences(recorded: dict[str, Any], new: ConfigDict) -> str:
+    """`block.field: old -> new` of the fields that identify a run."""
+    before, after = (loading.flat(identity_fields(plain(one))) for one in (recorded["config"], new.to_dict()))
+    if used := recorded.get("reward_model"):  # its DIR may have gone on since
+        before["rewards.reward_model"] = [used["step"], used["digest"]]
+    changed = [key for key in before | after if before.get(key, "absent") != after.get(key, "absent")]
+    shown = [f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in changed[:_SHOWN]]
+    more = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
+    return ", ".join(shown + more) or "its fields are equal, but its config_hash was changed"

@@ -1,0 +1,141 @@
+"""Stand-ins for what a run would download or has trained before: a tiny random checkpoint with its tokenizer, a GSM8K
+made of sums, the DIR of a random reward model.
+
+They are written into the user's cache folder at the first request, under a lock, and reused by later ones; equal
+requests give equal files. The `:smoke` variants of the configs that need such things run on them.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from jaxrl_llm.ground.machine import cache_folder
+
+__all__ = ["checkpoint", "gsm8k", "reward_model"]
+
+_VERSION = 1  # goes up when what is written changes
+_POSITIONS = 4096
+_TEMPLATES = (
+    "{name} has {a} apples and buys {b} more. How many apples does {name} have now?",
+    "A box holds {a} red and {b} green pens. How many pens are in the box?",
+    "{name} read {a} pages in the morning and {b} in the evening. How many pages is that?",
+)
+_NAMES = ("Ada", "Ben", "Cleo", "Dan")
+# Fields of a run's model block that no checkpoint holds; the vocabulary is the tokenizer's.
+_NOT_STORED = ("pretrained", "vocab_size", "remat", "experts_implementation", "attention_implementation")
+
+
+def gsm8k() -> str:
+    """A folder with train.jsonl and test.jsonl as GSM8K publishes them: questions whose answers are sums below 10."""
+    return str(_made("gsm8k", {}, _write_questions))
+
+
+def checkpoint(model: Mapping[str, Any]) -> str:
+    """A folder in the Hugging Face layout: random parameters of this architecture and a byte-level BPE tokenizer with a
+    chat template, trained on the questions of `gsm8k`, whose size is the vocabulary.
+
+    Args:
+        model: the `model` block of a config; a field that is None has the default of `ModelConfig`.
+
+    Raises:
+        ImportError: tokenizers is not installed.
+    """
+    fields = {name: value for name, value in model.items() if value is not None and name not in _NOT_STORED}
+    return str(_made("checkpoint", fields, lambda folder: _write_checkpoint(folder, fields)))
+
+
+def reward_model(config: Mapping[str, Any]) -> str:
+    """The DIR of a reward model with random parameters, for the task and the model of a config."""
+    read = {name: config[name] for name in ("task", "rollout", "model", "lora")}
+    return str(_made("reward_model", read, lambda folder: _write_reward_model(folder, read)))
+
+
+def _made(kind: str, fields: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
+    """The folder of these fields, whole or absent."""
+    digest = hashlib.sha256(json.dumps([_VERSION, fields], sort_keys=True, default=str).encode()).hexdigest()[:12]
+    place = cache_folder() / "stand_ins" / f"{kind}-{digest}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{place}.lock"):
+        if not place.exists():
+            part = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{place.name}."))
+            try:
+                write(part)
+                part.rename(place)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return place
+
+
+def _write_questions(folder: Path) -> None:
+    rows = [
+        {
+            "question": template.format(name=name, a=a, b=b),
+            "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b}\n#### {a + b}",
+        }
+        for a, b in itertools.product(range(10), repeat=2)
+        if a + b < 10
+        for template, name in itertools.product(_TEMPLATES, _NAMES)
+    ]
+    unique = list({row["question"]: row for row in rows}.values())
+    for split, rows in (("test", unique[::8]), ("train", [row for i, row in enumerate(unique) if i % 8])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
+    from jaxrl_llm.models import Model, ModelConfig, Published, save_pretrained
+    from jaxrl_llm.tasks import write_tokenizer
+
+    questions = [json.loads(line) for line in (Path(gsm8k()) / "train.jsonl").read_text().splitlines()]
+    tokenizer = write_tokenizer(folder, [f"{row['question']} {row['answer']}" for row in questions], 384)
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **fields)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    ids = json.loads(files["generation_config.json"])
+    published = Published({**ids, "max_position_embeddings": _POSITIONS}, files)
+    save_pretrained(_drawn(Model(config)), config, folder, published=published)
+
+
+def _write_reward_model(folder: Path, config: Mapping[str, Any]) -> None:
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_llm import tasks
+    from jaxrl_llm.models import Model, ModelConfig, complete_fields
+    from jaxrl_llm.records.checkpointing import Checkpoints
+    from jaxrl_llm.records.run_log import write_json
+
+    tokenizer = tasks.make(config["task"]["name"], **config["task"]["options"]).tokenizer
+    model = Model(ModelConfig(**complete_fields(config["model"], tokenizer.vocab_size)))
+    size = model.config.hidden_size
+    kernel = jnp.asarray(np.random.default_rng(1).standard_normal(size) * size**-0.5, jnp.float32)
+    params = _drawn(model) | {"value_head": {"kernel": kernel, "bias": jnp.zeros((), jnp.float32)}}
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, {"params": params}, {})
+    checkpoints.close()
+    recorded = {**config, "objective": {"name": "reward_model"}, "optimizer": {}, "warm_start": {}, "checkpoint": {}}
+    write_json(folder / "config.json", {"config": recorded, "config_hash": "stand-in"})
+
+
+def _drawn(model: Any) -> Any:
+    """Parameters at the scale of `Model.init`, drawn by numpy, which compiles nothing."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        if "norm" in name or "bias" in name:
+            return jnp.asarray(np.full(leaf.shape, "norm" in name, leaf.dtype))
+        fan_in = leaf.shape[-1 if "embedding" in name else -2]
+        return jnp.asarray((rng.standard_normal(leaf.shape) * fan_in**-0.5).astype(leaf.dtype))
+
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(draw, shapes)

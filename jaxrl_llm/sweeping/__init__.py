@@ -1,1 +1,0 @@
-"""Sweeps as data, and the ways to run them."""

@@ -1,0 +1,155 @@
+"""Pairs made of a task's own examples: right preferred to wrong, shorter to longer, and labels that may be swapped."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from jaxrl_llm.ground.ranges import at_least_zero, one_of, within
+from jaxrl_llm.tasks.base import Example, Task
+
+__all__ = ["CORRUPTIONS", "Pair", "PairRules", "make_pairs"]
+
+_SPLITS = ("train", "test")
+_ATTEMPTS = 200  # at a wrong answer to one prompt
+
+
+class Pair(TypedDict):
+    """One prompt with two answers, of which one is preferred; `uid` is its index in its split, or its line."""
+
+    uid: int
+    prompt: str
+    chosen: str
+    rejected: str
+    margin: float  # how far apart the rewards should be; 0: only their order is known
+
+
+def _replace(rng: np.random.Generator, text: str, alphabet: str) -> str:
+    place = int(rng.integers(len(text)))
+    return text[:place] + alphabet[int(rng.integers(len(alphabet)))] + text[place + 1 :]
+
+
+def _drop(rng: np.random.Generator, text: str, alphabet: str) -> str:
+    place = int(rng.integers(len(text)))
+    return text[:place] + text[place + 1 :]
+
+
+def _repeat(rng: np.random.Generator, text: str, alphabet: str) -> str:
+    place = int(rng.integers(len(text)))
+    return text[:place] + text[place] + text[place:]
+
+
+def _swap(rng: np.random.Generator, text: str, alphabet: str) -> str:
+    if len(text) < 2:
+        return text
+    place = int(rng.integers(len(text) - 1))
+    return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
+
+
+CORRUPTIONS: dict[str, Callable[[np.random.Generator, str, str], str]] = {
+    "replace": _replace,  # one character becomes another of the task's answers
+    "drop": _drop,  # one character is missing
+    "repeat": _repeat,  # one character is repeated
+    "swap": _swap,  # two neighbours change places
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRules:
+    """How the two answers of a pair are made.
+
+    Args:
+        corruption: how a right answer becomes a wrong one: replace, drop, repeat, swap, or any (one of them at random).
+        equal_share: share of the pairs whose answers are equally correct; the shorter one is chosen. Both are right
+            where brackets around the answer leave it right, otherwise both are wrong.
+        label_noise: probability that chosen and rejected are swapped. A larger one swaps the pairs of a smaller one,
+            and more.
+        seed: of all of this.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    corruption: str = "any"
+    equal_share: float = 0.0
+    label_noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("preference.corruption", self.corruption, ["any", *CORRUPTIONS])
+        at_least_zero("preference.equal_share", self.equal_share, at_most=1.0)
+        at_least_zero("preference.label_noise", self.label_noise, at_most=1.0)
+        within("preference.seed", self.seed, 0.0, 2.0**32 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judge:
+    """The task's verdict on the answers to one prompt."""
+
+    task: Task
+    example: Example
+
+    def reward(self, answer: str) -> float:
+        return self.task.verify(self.example["prompt"], answer, self.example["answer"], self.example["row"])
+
+    def fits(self, answer: str) -> bool:
+        """Whether the task's tokenizer can write the answer, and its end, within the task's bound."""
+        try:
+            return bool(answer) and len(self.task.ids_of_answer(answer)) <= self.task.answer_length
+        except ValueError:  # a character that no answer of this task has
+            return False
+
+
+def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split: str) -> Iterator[Pair]:
+    """One pair of every example, the same on every machine; a pair does not depend on the others.
+
+    Raises:
+        ValueError: the corruption makes no wrong answer, or no longer one, of an example.
+    """
+    alphabet = "".join(sorted({character for example in examples for character in example["answer"]}))
+    for example in examples:
+        rng = np.random.default_rng([rules.seed, _SPLITS.index(split), example["uid"]])
+        swapped, alike = rng.random() < rules.label_noise, rng.random() < rules.equal_share
+        judge = _Judge(task, example)
+        if alike:
+            better, worse = _equally_correct(rng, judge, rules, alphabet)
+        else:
+            better, worse = example["answer"], _corrupted(rng, judge, rules, alphabet)
+        chosen, rejected = (worse, better) if swapped else (better, worse)
+        yield Pair(uid=example["uid"], prompt=example["prompt"], chosen=chosen, rejected=rejected, margin=0.0)
+
+
+def _corrupted(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphabet: str) -> str:
+    answer = judge.example["answer"]
+    right = judge.reward(answer)
+    names = list(CORRUPTIONS) if rules.corruption == "any" else [rules.corruption]
+    for _ in range(_ATTEMPTS):
+        wrong = CORRUPTIONS[names[int(rng.integers(len(names)))]](rng, answer, alphabet)
+        if judge.fits(wrong) and judge.reward(wrong) < right:
+            return wrong
+    raise ValueError(
+        f"preference.corruption={rules.corruption!r} makes no wrong answer of {answer!r} to "
+        f"{judge.example['prompt']!r} in {_ATTEMPTS} attempts; set preference.corruption='any', or raise the task's "
+        "answer_length"
+    )
+
+
+def _equally_correct(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphabet: str) -> tuple[str, str]:
+    """(shorter, longer) of equal reward: both right if brackets change nothing, else both wrong."""
+    answer = judge.example["answer"]
+    bracketed = f"({answer})"
+    if judge.fits(bracketed) and judge.reward(bracketed) == judge.reward(answer):
+        return answer, bracketed
+    wrong = ""
+    for _ in range(_ATTEMPTS):
+        wrong = _corrupted(rng, judge, rules, alphabet)
+        for shorter in (wrong, wrong[:-1]):  # the second where the first fills the task's bound
+            longer = _repeat(rng, shorter, alphabet) if shorter else ""
+            if judge.fits(longer) and judge.reward(shorter) == judge.reward(longer) == judge.reward(wrong):
+                return shorter, longer
+    raise ValueError(
+        f"preference.equal_share={rules.equal_share} has no longer answer to {judge.example['prompt']!r} that is as "
+        f"wrong as {wrong!r} and within the task's answer_length; set preference.corruption='any', or raise the "
+        "task's answer_length"
+    )

@@ -1,0 +1,198 @@
+"""Configs by name and by path, from any folder, with tasks and objectives of the user's own."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxrl_llm
+from jaxrl_llm import evaluation, main, objectives, tasks
+from jaxrl_llm.__main__ import COMMANDS
+from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.run_log import write_json
+from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.settings import config_hash, validate
+from jaxrl_llm.run.trainer import build
+from jaxrl_llm.sweep.planned import Sweep, command
+
+ROOT = Path(__file__).parents[2]
+
+OWN_TASK = """
+from ml_collections import ConfigDict
+
+from configs import base
+from jaxrl_llm import tasks
+from of_the_user import letters
+
+
+@tasks.register
+def {name}(*, length: int = 3) -> tasks.Task:
+    return tasks.Task(
+        name="{name}",
+        prompt_length=length + 1,
+        answer_length=length + 1,
+        tokenizer=tasks.CharTokenizer(letters + "="),
+        sample=lambda rng: (lambda text: (text + "=", text))("".join(rng.choice(list(letters), length))),
+        verify=lambda prompt, answer, *_: float(answer == prompt.removesuffix("=")),
+    )
+
+
+def get_config(variant=""):
+    config = base.get_config("smoke")
+    config.task.name = "{name}"
+    config.task.options = ConfigDict({{"length": 4, "train_size": 16, "test_size": 8}})
+    return config
+"""
+
+
+def read(name, *fields):
+    return loading.load(loading.find(name), [tuple(field.split("=", 1)) for field in fields])
+
+
+def test_a_name_a_path_and_a_path_from_elsewhere_are_one_config(tmp_path, monkeypatch):
+    full = read(str(ROOT / "configs" / "gspo.py")).to_dict()
+    monkeypatch.chdir(tmp_path)
+    assert read("gspo").to_dict() == read("configs/gspo.py").to_dict() == full
+    assert loading.find("gspo:smoke") == loading.Source(str(ROOT / "configs" / "gspo.py"), "smoke")
+    Path("gspo.py").write_text(
+        "from configs import base\n\ndef get_config(variant=''):\n    return base.get_config()\n"
+    )
+    assert read("gspo.py").objective.name == "grpo"  # a file of the user's comes first
+    assert read("gspo").objective.name == "gspo"
+
+
+def test_values_take_the_type_of_their_field():
+    config = read(
+        "base:smoke",
+        "seed=7",
+        "optimizer.learning_rate=1",
+        "rewards.overlong_filter=true",
+        "mesh.shape=(1, 2, 1, 1)",
+        "objective.clip_low=3e-4",
+        "objective.phi_pos=(1.0, 2.0)",
+        "objective.std=none",
+        "task.options.digits=4",
+        "warm_start.cache_dir=a=b",
+    )
+    assert (config.seed, config.optimizer.learning_rate, config.rewards.overlong_filter) == (7, 1.0, True)
+    assert (config.mesh.shape, config.objective.clip_low, config.objective.std) == ((1, 2, 1, 1), 3e-4, "none")
+    assert (config.objective.phi_pos, config.task.options.digits) == ((1.0, 2.0), 4)
+    assert config.warm_start.cache_dir == "a=b"
+    assert read("gspo", "objective.clip_low=None").objective.clip_low is None
+
+
+def test_another_task_does_not_inherit_options(monkeypatch):
+    """base.py gives its own task `digits`, which countdown lacks; the sizes of the splits belong to every task."""
+    config = read("grpo:smoke", "task.options.numbers=3", "task.name=countdown")
+    assert config.task.options.to_dict() == {"numbers": 3, "train_size": 512, "test_size": 64}
+    assert validate(config).task.name == "countdown"
+    assert validate(read("grpo", "task.name=countdown")).task.options == tasks.make("countdown").options
+    assert read("grpo:smoke", "task.name=sort").task.options.digits == 3
+
+
+@pytest.fixture
+def trained_elsewhere(tmp_path, monkeypatch):
+    """A DIR with a checkpoint of a run whose task its own config file registers, in a process that ended."""
+
+    def make(name):
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "of_the_user.py").write_text("letters = 'abcd'\n")
+        (tmp_path / "own" / f"{name}.py").write_text(OWN_TASK.format(name=name))
+        source = loading.find(f"{tmp_path / 'own' / name}.py:x")
+        config = loading.load(source, [("task.data_dir", str(tmp_path / "data"))])
+        run = build(validate(config))
+        record = {"config": config.to_dict(), "config_hash": config_hash(config)}
+        record["source"] = {"file": source.file, "variant": source.variant}
+        write_json(tmp_path / "run" / "config.json", record)
+        checkpoints = Checkpoints(tmp_path / "run")
+        checkpoints.save(1, run.blank(), {})
+        checkpoints.close()
+        monkeypatch.delitem(tasks.base._REGISTRY, name)
+        monkeypatch.setattr(start_up, "start_jax", lambda: None)
+        return tmp_path / "run"
+
+    (tmp_path / "run").mkdir()
+    return make
+
+
+def test_evaluation_finds_a_task_that_the_config_registered(trained_elsewhere, capsys):
+    run = trained_elsewhere("repeat")
+    arguments = [f"--workdir={run}", "--prompts=4", "--samples=2", "--k=1,2"]
+    assert evaluation.main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (printed["step"], printed["prompts"]) == (1, 4)
+    assert evaluation.main([*arguments, "--step=99"]) == 2
+    assert "no checkpoint of step 99 in" in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_gone_is_named(trained_elsewhere, tmp_path):
+    run = trained_elsewhere("repeat_gone")
+    (tmp_path / "own" / "repeat_gone.py").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"repeat_gone\.py, which registers task 'repeat_gone' and objective 'grpo'"
+    ):
+        run_dir.recorded_settings(run)
+
+
+def test_the_help_lists_every_field_with_its_comment_at_80_columns():
+    text = field_help()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    listed = [line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  --config.")]
+    assert listed[:3] == ["--config.seed", "--config.steps", "--config.task.name"]  # in the order of the file
+    assert {name.removeprefix("--config.") for name in listed} == loading.flat(read("base")).keys()
+    assert "--config.optimizer.router_factor=1.0  learning-rate factor of the router; 0:\n      frozen" in text
+    assert "--config.rollout.router_noise=0.0  standard deviation of noise on" in text
+    assert "= (\n" not in (loading.CONFIGS / "base.py").read_text()  # a comment is on the line of its field
+
+
+def test_a_file_that_is_edited_within_a_second_is_read_again(tmp_path, monkeypatch):
+    """With an equal time and size Python would take the bytecode of the text before."""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "edited.py"
+    for text in ("value = 1", "value = 2"):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        assert f"value = {loading.load_module(path).value}" == text
+
+
+@pytest.mark.parametrize("module", [main, evaluation, sweep])
+def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        module.main(["--help"])
+    printed = capsys.readouterr()
+    assert (stop.value.code, printed.err) == (0, "")
+    assert max(map(len, printed.out.splitlines())) <= 80
+    assert "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM" in printed.out
+    assert ("--config.optimizer.b1=0.9" in printed.out) == (module is main)
+
+
+def test_commands(tmp_path):
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "COLUMNS": "80"}
+    program = [sys.executable, "-m", "jaxrl_llm"]
+    done = subprocess.run([*program, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in COMMANDS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert {"train", "evaluate", "sweep", "report"} <= COMMANDS.keys()
+    lazy = "import sys, jaxrl_llm.sweep; assert 'jax' not in sys.modules; print(jaxrl_llm.objectives.names()[0])"
+    done = subprocess.run([sys.executable, "-c", lazy], env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{objectives.names()[0]}\n", done.stderr
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it offers models, objectives, tasks"):
+        jaxrl_llm.nothing  # noqa: B018
+
+
+def test_a_line_of_a_sweep_runs_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("")
+    planned = Sweep(
+        "?", [{"arm": "A", "seed": 0}, {"arm": "B", "seed": 0, "config": "own.py:x"}], "A", config="grpo:smoke"
+    )
+    a, b = (shlex.split(command(run, "out")) for run in planned.planned())
+    assert a[:5] == [sys.executable, "-m", "jaxrl_llm.main", "--config=grpo:smoke", f"--workdir={tmp_path}/out/A/0"]
+    assert b[3] == f"--config={tmp_path}/own.py:x"

@@ -1,0 +1,156 @@
+"""The plan of a config: what it prints and refuses, and on a TPU's compiler that no dense form has come back."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm.plan import table as module
+from jaxrl_llm.plan.chips import CHIPS, topology_devices
+from jaxrl_llm.plan.cost import Cost
+from jaxrl_llm.plan.programs import Part, Program
+from jaxrl_llm.plan.roofline import roofline
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+)
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="compiling for GPUs is optional: pip install jax[cuda13]",
+)
+# A mixture of experts with 16 experts, of which a token uses 2: the dense form would be 8 times the work.
+MIXTURE = {
+    "model.num_hidden_layers": 2,
+    "model.hidden_size": 128,
+    "model.num_experts": 16,
+    "model.moe_intermediate_size": 512,
+    "model.dtype": "bfloat16",
+    "rollout.prompts": 4,
+    "rollout.group_size": 4,
+    "rollout.max_new_tokens": 60,
+    "updates.minibatches": 1,
+    "replay.mode": "R3",
+}
+
+
+def planned(topology, folder, *arguments, **fields):
+    """(the parts of a plan, what was printed) of the command in a process of its own, where shapes stand for arrays."""
+    line = ["--config", "gspo:smoke", "--topology", topology, "--json", str(folder / "plan.json"), *arguments]
+    line += [f"--config.{name}={value}" for name, value in (MIXTURE | fields).items()]
+    ran = subprocess.run(
+        [sys.executable, "-m", "jaxrl_llm", "plan", *line], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return {part["part"]: part for part in json.loads((folder / "plan.json").read_text())["parts"]}, ran.stdout
+
+
+def test_the_roofline():
+    """100 GFLOP, 1 GB and 1 GB sent on a v5e: 0.51, 1.2 and 5 ms; the model's 2 x 3 x 1e6 x 8000 / 4 FLOPs in 5 ms."""
+    part = Part("update", Cost(1e11, 1e9, {"all-gather": (1.0, 1e9)}), tokens=8000, passes=3)
+    line = roofline(part, CHIPS["v5e"], devices=4, active_parameters=10**6)
+    assert (round(line.compute, 6), round(line.memory, 6), round(line.network, 6)) == (508e-6, 1.221e-3, 5e-3)
+    assert line.bound == "network"
+    assert line.seconds == line.network
+    assert line.excess == pytest.approx(1e11 / 1.2e10)
+    assert line.mfu == pytest.approx(1.2e10 / (5e-3 * 197e12))
+    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, passes=0), CHIPS["v5e"], devices=4, active_parameters=10**6)
+    assert (move.bound, move.excess, move.mfu) == ("memory", 0.0, 0.0)
+
+
+def test_the_table_fits_a_terminal():
+    """At the size of a 30 B model; what is not counted is named."""
+    kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+    cost = Cost(5.2e14, 9.5e12, {kind: (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"}))
+    parts = tuple(Part(name, cost, 262144, 3) for name in ("prefill", "decode"))
+    program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts)
+    made = module.Plan("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
+    lines = module.table(made).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == "rollouts on data 4 x fsdp 1 x expert 1 x tensor 16"
+    assert any("45.00" in line and "59%" in line for line in lines)  # of 95e9 bytes
+    assert "a_kernel.1" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ("h10:8", r"has no known chip \(did you mean 'h100'\?\)"),
+        ("v5p", "lacks its shape, for example v5p:4x4x4"),
+        ("v5p:2xx2", "lacks its shape"),
+        ("h100:2x4", "must name a number of GPUs"),
+    ],
+)
+def test_topologies_that_are_none(topology, message):
+    with pytest.raises(ValueError, match=message):
+        topology_devices(topology)
+
+
+def test_a_compiler_that_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    assert module.main(["--config", "gspo:smoke", "--topology", "v5e:2x2"]) == 2
+    assert "pip install jaxrl_llm[tpu]" in capsys.readouterr().err
+
+
+@needs_libtpu
+def test_no_dense_form_on_tpus(tmp_path):
+    """An update on 4 chips that share the experts: FLOPs of the experts used, their weights where they are."""
+    parts, printed = planned("v5e:2x2", tmp_path, "--only", "update", **{"mesh.shape": "(1,1,4,1)"})
+    assert max(map(len, printed.splitlines())) <= 80
+    update = parts["update"]
+    assert 0.9 < update["flops_over_model"] < 1.6  # attention, and the experts' activations computed twice
+    assert update["not_counted"] == []
+    assert update["collectives"]["ragged-all-to-all"][0] >= 2 * 4  # layers; x there, y back, and both for the gradient
+    weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
+    assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
+
+
+@needs_cuda
+@pytest.mark.parametrize("mesh", ["(1,4,1,1)", "(1,1,4,1)"])
+def test_no_dense_form_on_gpus(tmp_path, mesh):
+    """The same update on 4 H100s that share parameters or experts; no kernel of unknown FLOPs."""
+    parts, _ = planned("h100:4", tmp_path, "--only", "update", **{"mesh.shape": mesh})
+    update = parts["update"]
+    assert 0.9 < update["flops_over_model"] < 1.6
+    assert update["not_counted"] == []
+    if mesh == "(1,1,4,1)":
+        assert update["collectives"]["all-to-all"][0] >= 2 * 4
+        weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
+        assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
+
+
+@needs_libtpu
+def test_a_topology_that_libtpu_lacks():
+    with pytest.raises(ValueError, match="none that libtpu knows"):
+        topology_devices("v5e:3x5")
+
+
+ON_THIS_MACHINE = """
+import jax
+from jaxrl_llm import configuration
+from jaxrl_llm.plan.programs import compile_run
+from jaxrl_llm.run.settings import validate
+
+fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
+fields += [("rollout.mesh_shape", "(1,1,1,4)")]
+fields += [("model.num_hidden_layers", "1"), ("updates.minibatches", "1")]
+settings = validate(configuration.load(configuration.find("gspo:smoke"), fields))
+for program in compile_run(settings, jax.devices()):
+    parts = (f"{part.name}:{part.tokens}:{part.cost.sent > 0}" for part in program.parts)
+    print(program.name, program.memory > 0, *parts)
+"""
+
+
+@pytest.mark.slow
+def test_every_program_of_a_run():
+    """Compiled for this machine's devices, rollouts on a mesh of their own: 4 x 4 answers, prompts of 4 tokens, answers
+    of 4."""
+    ran = subprocess.run([sys.executable, "-c", ON_THIS_MACHINE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "move True move:0:True",
+        "rollout True prefill:16:True decode:16:True",
+        "score True score:128:True",
+        "update True update:128:True",
+    ]

@@ -1,0 +1,206 @@
+"""A run's DIR: rows, null for what is not finite, cutting back to a checkpoint, progress, and clear refusals."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.records import run_log
+from jaxrl_llm.records.run_log import RunLog, read_json, read_rows
+
+
+def events(workdir):
+    """(tag, step) of every scalar in the event files, read with our own loop over the record format."""
+    from tensorboardX.proto import event_pb2  # here, since it imports PyTorch unless a log has imported it before
+
+    found = []
+    for path in sorted(workdir.glob("events.out.*")):
+        content, start = path.read_bytes(), 0
+        while start < len(content):
+            length = int.from_bytes(content[start : start + 8], "little")
+            event = event_pb2.Event.FromString(content[start + 12 : start + 12 + length])
+            found += [(value.tag.removesuffix("/text_summary"), event.step) for value in event.summary.value]
+            start += length + 16
+    return sorted(found)
+
+
+def events_of(steps):
+    """What `write` logs."""
+    return sorted([("reward/mean", step) for step in steps] + [("samples/train", step) for step in steps])
+
+
+def write(workdir, steps, stream=None):
+    with RunLog(workdir, total_steps=10, stream=stream or io.StringIO()) as log:
+        for step in steps:
+            log.metrics(step, {"reward/mean": step / 10})
+            log.samples(step, [{"prompt": "21=", "answer": "12", "reward": 1.0}])
+
+
+def test_rows_hold_numbers_lists_and_null(tmp_path):
+    with RunLog(tmp_path, total_steps=3, stream=io.StringIO()) as log:
+        log.metrics(1, {"a": np.float32(0.5), "b": float("nan"), "c": np.array([[1.0, np.inf], [2.0, 3.0]]), "n": 7})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "a": 0.5, "b": null, "c": [[1.0, null], [2.0, 3.0]], "n": 7}\n'
+    )
+    assert events(tmp_path) == [("a", 1), ("n", 1)]  # scalars that exist; lists of lists stay in metrics.jsonl
+
+
+def test_tensorboard_has_layers_samples_and_the_configuration(tmp_path):
+    with RunLog(tmp_path, total_steps=3, stream=io.StringIO()) as log:
+        log.write_config({"config": {"seed": 1}})
+        assert not list(tmp_path.glob("events.out.*"))  # nothing to show yet
+        log.metrics(1, {"load_by_layer": [1.0, 2.0, None]})
+        log.samples(1, [{"prompt": "1=", "answer": "1"}, {"prompt": "2=", "greedy": "2", "split": "test"}])
+    logged = [("config", 0), ("load_by_layer/0", 1), ("load_by_layer/1", 1), ("samples/test", 1), ("samples/train", 1)]
+    assert events(tmp_path) == logged
+    (path,) = tmp_path.glob("events.out.*")
+    assert b'"seed": 1' in path.read_bytes()
+    assert b'"prompt": "1="' in path.read_bytes()
+
+
+def test_pytorch_is_not_imported(tmp_path):
+    """tensorboardX would, in every run: here its import fails."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch was imported')")
+    program = (
+        "import pathlib, sys; from tests.records.test_run_log import write; write(pathlib.Path(sys.argv[1]), [0, 1])"
+    )
+    program += "; assert 'torch' not in sys.modules"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert len(events(tmp_path / "run")) == 4
+
+
+def test_a_resumed_run_leaves_no_empty_event_file(tmp_path):
+    write(tmp_path, [0, 1])
+    (first,) = tmp_path.glob("events.out.*")
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(1)
+    assert list(tmp_path.glob("events.out.*")) == [first]
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(-1)  # keeps nothing of it
+        log.metrics(0, {"a": 1.0})
+    assert events(tmp_path) == [("a", 0)]
+    assert len(list(tmp_path.glob("events.out.*"))) == 1
+
+
+def test_config_and_result_are_whole_files(tmp_path):
+    with RunLog(tmp_path, total_steps=3) as log:
+        log.write_config({"config": {"update": {"epochs": 2}}, "config_hash": "ab12"})
+        assert read_json(tmp_path / "result.json") is None
+        log.result({"steps": 3})
+    assert read_json(tmp_path / "config.json") == {"config": {"update": {"epochs": 2}}, "config_hash": "ab12"}
+    assert read_json(tmp_path / "result.json") == {"steps": 3}
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_cut_and_resume_equals_a_straight_run(tmp_path):
+    write(tmp_path / "straight", [0, 1, 2, 3, 4, 5])
+    killed = tmp_path / "killed"
+    write(killed, [0, 1, 2, 3, 4])
+    with open(killed / "metrics.jsonl", "a") as half:
+        half.write('{"step": 5, "rewa')
+    for path in killed.glob("events.out.*"):
+        path.write_bytes(path.read_bytes() + b"\x40\x00\x00")
+    with RunLog(killed, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(2)  # the checkpoint of step 2 was the last one
+    assert [row["step"] for row in read_rows(killed / "metrics.jsonl")] == [0, 1, 2]
+    assert events(killed) == events_of(range(3))
+    write(killed, [3, 4, 5])
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (killed / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    assert events(killed) == events(tmp_path / "straight")
+
+
+def test_cut_then_write_in_one_session(tmp_path):
+    write(tmp_path, [0, 1, 2])
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.result({})
+        log.cut(-1)
+        log.metrics(0, {"reward/mean": 0.25})
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 0, "reward/mean": 0.25}]
+    assert read_rows(tmp_path / "samples.jsonl") == []
+    assert events(tmp_path) == [("reward/mean", 0)]
+    assert read_json(tmp_path / "result.json") is None  # a run that was cut back is not finished
+
+
+def test_readers_leave_out_the_half_written_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1}]
+    assert read_rows(tmp_path / "missing.jsonl") == []
+
+
+def test_an_interrupt_leaves_whole_rows_and_a_closed_log(tmp_path):
+    def interrupted():
+        with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+            log.metrics(1, {"reward/mean": 0.1})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.1}]
+    write(tmp_path, [2])  # the lock was let go
+
+
+def test_a_dir_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"workdir=.*file/run cannot be written .*give another --workdir"):
+        RunLog(tmp_path / "file" / "run", total_steps=1)
+
+
+def test_two_processes_never_write_one_dir(tmp_path):
+    with RunLog(tmp_path, total_steps=1):
+        code = f"from jaxrl_llm.records.run_log import RunLog; RunLog({str(tmp_path)!r}, 1)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 1
+    assert "is being written by another process" in done.stderr
+
+
+def test_other_hosts_are_silent(tmp_path):
+    stream = io.StringIO()
+    with RunLog(tmp_path / "run", total_steps=1, stream=stream, write=False) as log:
+        log.write_config({})
+        log.metrics(0, {"a": 1.0})
+        log.samples(0, [{}])
+        log.cut(0)
+        log.result({})
+    assert not (tmp_path / "run").exists()
+    assert stream.getvalue() == ""
+
+
+def test_plain_knows_arrays_and_refuses_nothing():
+    value = {"a": (np.int64(3), True, None, -0.0), 4: np.array(2.5), "p": run_log}
+    out = run_log.plain(value)
+    assert out["a"] == [3, True, None, 0.0]
+    assert out["4"] == 2.5
+    assert isinstance(out["p"], str)
+    json.dumps(out, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_the_same_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for steps in ([0, 1], [2]):  # the second time is a resume
+        with RunLog(tmp_path, total_steps=3, stream=io.StringIO(), wandb="tests") as log:
+            log.write_config({"config": {"seed": 1}})
+            log.cut(steps[0] - 1)
+            for step in steps:
+                log.metrics(step, {"reward/mean": 0.5, "load": [1.0, 2.0]})
+                log.samples(step, [{"prompt": "1=", "answer": "1"}])
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = (tmp_path / "wandb_id").read_text()
+    assert {path.stem for path in files} == {f"run-{identity}"}
+    content = b"".join(path.read_bytes() for path in files)
+    for word in (b"reward/mean", b"load/1", b"samples", b"seed"):
+        assert word in content
+
+
+def test_weights_and_biases_without_the_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"log.wandb='tests' needs the wandb package: pip install"):
+        RunLog(tmp_path, total_steps=3, wandb="tests")

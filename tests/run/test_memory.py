@@ -1,0 +1,161 @@
+"""The arithmetic of memory against the arrays of a run and what XLA says of its compiled programs."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.memory import Memory, of_device
+from jaxrl_llm.run.settings import validate
+from jaxrl_llm.run.trainer import build
+from jaxrl_llm.training.layout import Groups, lay_out
+from jaxrl_llm.training.state import TrainBatch
+from jaxrl_llm.training.step import Learner
+from tests.reference import tiny_run
+
+# Large enough that what the arithmetic leaves out (scalars, masks, code) is small beside what it counts.
+SIZES = {
+    "model.num_experts": 0,
+    "model.hidden_size": 128,
+    "model.intermediate_size": 384,
+    "model.head_dim": 32,
+    "task.options.digits": 24,
+    "rollout.prompts": 8,
+    "rollout.group_size": 4,
+    "updates.minibatches": 2,
+}
+
+
+def made(tmp_path, **changes):
+    config = tiny_run.make_config(tmp_path)
+    with config.unlocked():
+        config.task.options.digits = 24
+        config.update_from_flattened_dict(SIZES | changes)
+    return build(validate(config))
+
+
+def held(tree):
+    """Bytes on the first device."""
+    shards = [x.addressable_shards[0].data for x in jax.tree.leaves(tree)]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in shards)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh.shape": (1, 2, 1, 2)},
+        {"mesh.shape": (1, 2, 1, 1, 2)},
+        {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1},
+        {"objective.name": "ppo", "critic.kind": "separate"},
+        {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"},
+        {"mesh.shape": (1, 2, 1, 1), "model.num_experts": 4, "replay.mode": "PR2"},
+    ],
+    ids=["fsdp_tensor", "context", "experts_reference", "critic", "value_head", "predictor"],
+)
+def test_what_stays_is_exact(tmp_path, changes):
+    run = made(tmp_path, **changes)
+    stays, state = run.memory().stays, run.blank()
+    assert stays["parameters"] == held(state.params)
+    assert stays["optimizer"] == held(state.opt_state)
+    assert stays.get("critic", 0) == held((state.critic, state.critic_opt_state))
+    assert stays.get("predictor", 0) == held((state.predictor, state.predictor_opt_state))
+    assert stays.get("reference", 0) == (held(state.params) if "objective.kl_coef" in changes else 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="whole"),
+        pytest.param({"rollout.slots": 16, "updates.micro_batch_rows": 4}, id="parts", marks=pytest.mark.slow),
+        pytest.param({"model.num_experts": 4, "updates.micro_batch_rows": 8}, id="experts", marks=pytest.mark.slow),
+        pytest.param(
+            {"updates.layout": "shared", "updates.shuffle": "groups"}, id="shared_prompt", marks=pytest.mark.slow
+        ),
+        pytest.param({"lora.rank": 4, "updates.micro_batch_rows": 8}, id="adapters", marks=pytest.mark.slow),
+    ],
+)
+def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
+    """Within a factor of 1.6: XLA lays arrays of different lives over one another and copies some."""
+    run = made(tmp_path, **changes)
+    s, state = run.settings, jax.eval_shape(run.blank)
+    said = run.memory()
+    prompts, width = s.rollout.prompts, s.task.prompt_length
+    base = run.model.shapes() if s.lora.rank else None
+    lowered = run.source.engine.lower(base or state.params, prompts, width)
+    rollout = lowered.compile().memory_analysis().temp_size_in_bytes
+    inside = sum(said.rollout.values()) - said.rollout["merged"]  # made before the program starts
+    assert rollout / 1.6 < inside < rollout * 1.6
+
+    time = width + s.answer_length
+    groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
+    layout = lay_out(np.arange(s.rows // 2), np.full(s.rows, time), time, s.updates, groups)
+    like = dict.fromkeys(("tokens", "segment_ids"), jnp.int32) | {"loss_mask": bool}
+    like |= dict.fromkeys(("advantages", "sampler_logprobs", "old_logprobs"), jnp.float32)
+    batch = TrainBatch(**{name: jnp.zeros((s.rows, time), dtype) for name, dtype in like.items()})
+    leaves, tree = jax.tree.flatten(batch)
+
+    def step(state, leaves, base):
+        return Learner.update(run.learner, state, jax.tree.unflatten(tree, leaves), layout, base)
+
+    compiled = jax.jit(step, donate_argnums=0).lower(state, leaves, base).compile()
+    update = compiled.memory_analysis().temp_size_in_bytes
+    assert update / 1.6 < sum(said.update.values()) < update * 1.6
+
+
+def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
+    """The weights that are counted are the program's arguments, and it makes no second copy of them."""
+    meshes = {"mesh.shape": (1, 4, 1, 1), "rollout.mesh_shape": (1, 1, 1, 4)}
+    run = made(tmp_path, **meshes, **{"model.hidden_size": 256, "model.intermediate_size": 1024})
+    said, params, s = run.memory().rollout, run.blank().params, run.settings
+    assert held(run.source.engine.prepare(params)) == said["weights"]
+    lowered = run.source.engine.lower(params, s.rollout.prompts, s.task.prompt_length)
+    rest = sum(said.values()) - said["weights"]
+    assert said["weights"] > 1.5 * rest
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < rest * 1.6
+
+
+def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
+    """The arrays of a rollout's policy that are not the base's own."""
+    config = {"lora.rank": 2, "lora.targets": "attention", "warm_start.steps": 0}
+    run, state = made(tmp_path, **config).start(print)
+    policy = jax.tree.leaves_with_path(trainer.exported_params(run, state))
+    own = {path: x.unsafe_buffer_pointer() for path, x in jax.tree.leaves_with_path(run.base)}
+    copied = [x for path, x in policy if x.unsafe_buffer_pointer() != own[path]]
+    assert 0 < held(copied) < held(run.base) / 2
+    said = run.memory()
+    assert said.rollout["merged"] == held(copied)
+    assert said.stays["frozen base"] == held(run.base)
+
+
+def test_a_run_says_its_cache_and_its_largest_temporaries():
+    memory = Memory({"parameters": 10**6}, {"cache": 10**6, "weights": 2 * 10**6}, {"logits": 5 * 10**5}, None)
+    lines = " ".join(memory.lines())
+    assert lines.endswith("rollout 3 MB (cache 1 MB, weights 2 MB), update 500 kB (logits 500 kB)")
+
+
+def test_more_devices_hold_less_and_share_what_this_machine_has(tmp_path):
+    one, four = (made(tmp_path, **{"mesh.shape": shape}) for shape in ((1, 1, 1, 1), (1, 4, 1, 1)))
+    assert four.memory().total < 0.5 * one.memory().total
+    assert of_device(four.model.mesh) == of_device(one.model.mesh) // 4
+
+
+@pytest.mark.parametrize(
+    ("stays", "rollout", "update", "remedy"),
+    [
+        (120, {"cache": 1}, {"gradients": 1}, "mesh.shape, or set model.param_dtype=bfloat16"),
+        (10, {"cache": 95, "logits": 1}, {"gradients": 1}, "lower rollout.slots"),
+        (10, {"cache": 1}, {"activations": 95, "gradients": 1}, "or set model.remat=block"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_a_remedy(stays, rollout, update, remedy):
+    memory = Memory(
+        {"parameters": stays * 10**6}, *({k: n * 10**6 for k, n in x.items()} for x in (rollout, update)), 10**8
+    )
+    with pytest.raises(ValueError, match="MB on each device, which has 100 MB") as refused:
+        memory.check()
+    assert remedy in str(refused.value)
+    Memory(memory.stays, memory.rollout, memory.update, available=2 * 10**8).check()
+    Memory(memory.stays, memory.rollout, memory.update, available=None).check()

@@ -1,0 +1,136 @@
+"""Runs that sample on a mesh of their own are the runs of one mesh, resume bit for bit, and say what they move."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.records.recorded import recorded_config
+from jaxrl_llm.records.run_log import plain, read_rows, write_json
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.settings import config_hash, validate
+from jaxrl_llm.training.experience import Scorer
+from tests.reference import tiny_run
+from tests.reference.metrics_doc import documented
+
+TRAINING = (1, 4, 1, 1)
+MOVED = {"time/parameters_moved_s", "rollout/parameters_moved_bytes"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shared")
+
+
+KINDS = {
+    "experts, R3, tensor": ("gspo", {"replay.mode": "R3", "rollout.mesh_shape": (1, 1, 1, 4)}),
+    "dense, bfloat16, data": (
+        "grpo",
+        {"model.num_experts": 0, "rollout.dtype": "bfloat16", "rollout.mesh_shape": (4, 1, 1, 1)},
+    ),
+    "adapters, data and tensor": (
+        "grpo",
+        {"lora.rank": 2, "objective.kl_coef": 0.01, "rollout.mesh_shape": (2, 1, 1, -1)},
+    ),
+    "DAPO, two draws": (
+        "dapo",
+        {"dynamic_sampling.max_draws": 2, "replay.mode": "R3", "rollout.mesh_shape": (1, 1, 1, 4)},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name != "experts, R3, tensor"))
+        for name, kind in KINDS.items()
+    ],
+)
+def test_a_run_is_that_of_one_mesh_and_resumes_bit_for_bit(folder, tmp_path, monkeypatch, name, changes):
+    """The same answers and, within the rounding of sums over devices, the same updates; nothing of the copy is left
+    when the answers are scored."""
+    copies, alive = [], []
+    prepare, score = Engine.prepare, Scorer.score
+
+    def prepared(engine, params):
+        found = prepare(engine, params)
+        if found is not params:
+            copies.extend(jax.tree.leaves(found))
+        return found
+
+    def scored(*args):
+        alive.append(sum(not x.is_deleted() for x in copies))
+        return score(*args)
+
+    monkeypatch.setattr(Engine, "prepare", prepared)
+    monkeypatch.setattr(Scorer, "score", scored)
+    common = changes | {"mesh.shape": TRAINING, "steps": 2}
+    whole = tiny_run.make_config(folder, name, **common)
+    one, parts = (tiny_run.make_config(folder, name, **common | other) for other in ({}, {"steps": 1}))
+    one.rollout.mesh_shape = ()
+    found, said = tiny_run.train(tmp_path / "own", whole)
+    assert "; of rollouts 4: " in said
+    assert copies
+    assert set(alive) == {0}
+    copies.clear()
+    tiny_run.train(tmp_path / "one", one)
+    assert not copies
+    assert tiny_run.samples(tmp_path / "own") == tiny_run.samples(tmp_path / "one")
+    for row, other in zip(*(tiny_run.metrics(tmp_path / run) for run in ("own", "one")), strict=True):
+        assert row.keys() - other.keys() <= MOVED
+        for key in other.keys() - {"step"}:
+            given, wanted = (np.asarray(x[key], float) for x in (row, other))
+            np.testing.assert_allclose(given, wanted, rtol=2e-3, atol=1e-4, err_msg=f"step {row['step']} {key}")
+    first = read_rows(tmp_path / "own" / "metrics.jsonl")[1]
+    assert 0 < first["time/parameters_moved_s"] < first["time/rollout_s"]
+    assert first["rollout/parameters_moved_bytes"] > 0
+    assert documented() >= MOVED
+
+    tiny_run.train(tmp_path / "parts", parts)
+    assert tiny_run.train(tmp_path / "parts", whole)[0] == found
+    states = [tiny_run.final_state(tmp_path / run, whole)[1] for run in ("parts", "own")]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 1, 1, 2), r"rollout\.mesh_shape=\(1, 1, 1, 2\) takes 2 of the 4 devices .* set one of its sizes to -1"),
+        ((2, 1, 1, 4), "needs 8 devices, 4 are visible; lower rollout.mesh_shape"),
+        ((1, 1, 4), "must be four sizes .* set rollout.mesh_shape"),
+        ((-1, 1, 1, 3), "does not divide the 4 visible devices by 3; change rollout.mesh_shape"),
+        ((4, 1, 1, 1), r"rollout\.mesh_shape=\(4, 1, 1, 1\) spreads answers over 4 devices.* the 6 of a rollout"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_one_line(folder, shape, message):
+    changes = {"rollout.prompts": 3, "rollout.group_size": 2, "updates.minibatches": 1, "mesh.shape": (1, 2, 1, 2)}
+    config = tiny_run.make_config(folder, **changes, **{"rollout.mesh_shape": shape})
+    with pytest.raises(ValueError, match=message):
+        trainer.build(validate(config))
+
+
+def test_the_models_of_a_run(folder):
+    """One model, on two meshes of the same devices; without the field it is one model on one mesh."""
+    changes = {"mesh.shape": TRAINING, "rollout.mesh_shape": (1, 2, 1, -1)}
+    run = trainer.build(validate(tiny_run.make_config(folder, **changes)))
+    assert run.sampler.mesh.devices.shape == (1, 2, 1, 2, 1)
+    assert list(run.sampler.mesh.devices.flat) == list(run.model.mesh.devices.flat)
+    assert run.source.engine.model == run.evaluator.model == run.sampler
+    assert run.source.engine.rows_on == run.learner.model.mesh == sharding.make_mesh(TRAINING)
+    same = trainer.build(validate(tiny_run.make_config(folder)))
+    assert same.sampler == same.model
+
+
+def test_runs_without_the_field_are_what_they_were(folder, tmp_path):
+    """Their hash, and DIRs that were recorded before it existed."""
+    config = tiny_run.make_config(folder)
+    before = config.copy_and_resolve_references()
+    with before.unlocked():
+        del before.rollout.mesh_shape
+    assert config_hash(before) == config_hash(config)
+    other = tiny_run.make_config(folder, **{"rollout.mesh_shape": (1, 1, 1, 1)})
+    assert config_hash(other) != config_hash(config)
+    write_json(tmp_path / "config.json", {"config": plain(before.to_dict()), "config_hash": config_hash(before)})
+    assert validate(recorded_config(tmp_path)).rollout == validate(config).rollout

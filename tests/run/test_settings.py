@@ -1,0 +1,322 @@
+"""Configs: what is refused and with which words, what identifies a run, and every config on record."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import ml_collections
+import pytest
+
+from configs import base
+from jaxrl_llm.config.loading import flat
+from jaxrl_llm.ground.machine import cache_folder
+from jaxrl_llm.records.run_log import plain
+from jaxrl_llm.run.settings import config_hash, validate
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "configs"
+NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.py")} - {"__init__"})
+# `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names a
+# file of a package: tests/experiments/test_real_model.py.
+VARIANTS = {
+    "demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"],
+    "pretrained": ["smoke"],
+    "smollm2_sums_grpo": ["smoke"],
+}
+RUNS = [(name, variant) for name in NAMES for variant in VARIANTS.get(name, ["", "smoke"])]
+
+
+def get(name, variant):
+    return importlib.import_module(f"configs.{name}").get_config(variant)
+
+
+def changed(changes, variant="smoke"):
+    """The base config with fields set through the raw dict, as a file on disk or a sweep might have them."""
+    raw = base.get_config(variant).to_dict()
+    for path, value in changes.items():
+        *blocks, field = path.split(".")
+        at = raw
+        for block in blocks:
+            at = at[block]
+        at[field] = value
+    return ml_collections.ConfigDict(raw)
+
+
+@pytest.mark.parametrize(("name", "variant"), RUNS, ids=lambda x: x or "full")
+def test_every_config_is_valid_and_on_record(name, variant):
+    """A change of a default reaches every config that does not set it: the record makes that visible in review.
+
+    Regenerate it with `python -m tests.run.test_settings`, in the commit that means to change the configs it shows.
+    """
+    config = get(name, variant)
+    settings = validate(config)
+    assert settings.objective_name == config.objective.name
+    hint = f"config {name}:{variant} is not what {golden(name, variant).name} says; see the docstring of this test"
+    path = golden(name, variant)
+    assert (json.loads(path.read_text()) if path.exists() else {}) == record(name, variant), hint
+
+
+def test_no_record_is_left_over_or_empty():
+    assert {path for path in GOLDEN.iterdir()} == {golden(*run) for run in RUNS if record(*run)}
+
+
+def golden(name, variant):
+    return GOLDEN / f"{name}{'_' * bool(variant)}{variant}.json"
+
+
+def record(name, variant):
+    """All fields of the base config; of its smoke variant and of other configs what differs from the base's.
+
+    Fields of the objective that are left to the recipe stay out: docs/objectives.md has the table of them.
+    """
+    size = "smoke" if variant.endswith("smoke") else ""
+    like = {} if (name, variant) == ("base", "") else flat(get("base", size if name != "base" else ""))
+    full = flat(get(name, variant))
+    cache = str(cache_folder())  # where the stand-ins of this machine lie
+    return {
+        key: value.replace(cache, "CACHE") if isinstance(value, str) else plain(value)
+        for key, value in full.items()
+        if (value is not None or like.get(key) is not None) and like.get(key, key) != value
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_variant_is_named(name):
+    with pytest.raises(ValueError, match="'nonsense'"):
+        get(name, "nonsense")
+
+
+BAD = {
+    # unknown and missing keys
+    "optimizer.learning_rat": (
+        1e-3,
+        "config has no field 'optimizer.learning_rat'; did you mean 'optimizer.learning_rate'",
+    ),
+    "objectiv": ({}, "config has no field 'objectiv'; did you mean 'objective'?"),
+    "task.options.digit": (3, "task 'sort' has no option 'digit' .did you mean 'digits'?"),
+    "objective.tau": (1.0, "config.objective: .*'tau'"),
+    "objective.tau_pos": (1.0, "config.objective: grpo has no hyper-parameter 'tau_pos'; it belongs to sapo"),
+    # types
+    "rollout.group_size": (True, "rollout.group_size=True must be a whole number, for example 4"),
+    "updates.minibatches": (1e3, "updates.minibatches=1000.0 must be a whole number, for example 4"),
+    "steps": (1e3, r"steps=1000.0 must be a whole number"),
+    "seed": (-1, r"seed=-1 must be a whole number in 0\.\.4294967295"),
+    "optimizer.learning_rate": ("fast", "optimizer.learning_rate='fast' must be a number, for example 1e-3"),
+    "optimizer.weight_decay": (float("nan"), "optimizer.weight_decay=nan must be finite"),
+    "rewards.overlong_filter": (1, "rewards.overlong_filter=1 must be True or False"),
+    "mesh.shape": (4, r"mesh.shape=4 must be a tuple of whole numbers"),
+    "model.mlp_only_layers": ((True,), r"model.mlp_only_layers=\(True,\) must be a tuple of whole numbers"),
+    # names
+    "task.name": ("sorting", "unknown task 'sorting' .did you mean 'sort'?"),
+    "objective.name": ("grop", "grop.*grpo"),
+    "objective.aggregation": ("mean", "aggregation='mean'"),
+    "objective.kl_estimator": ("k1", "config.objective: .*k1"),
+    "replay.mode": ("R4", "replay.mode='R4' is unknown.*; use one of off, R2, R3"),
+    "replay.what": ("indices", "replay.what='indices' is unknown; use one of experts, logits"),
+    "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of padded, packed, shared"),
+    "critic.kind": ("tail", "critic.kind='tail' is unknown.*; use one of none, head, separate"),
+    "rollout.dtype": ("float16", "rollout.dtype='float16' is unknown.*; use one of float32, bfloat16"),
+    "rollout.router_dtype": ("float16", "rollout.router_dtype='float16' is unknown.*; use one of float32, bfloat16"),
+    "model.dtype": ("float16", "model.dtype='float16' is not one of"),
+    # ranges
+    "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
+    "rollout.temperature": (
+        0.0,
+        "rollout.temperature=0 makes all answers of a group equal.*; set rollout.temperature=1.0$",
+    ),
+    "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
+    "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
+    "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
+    "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
+    "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 is out of range; give rollout.router_noise at least 0"),
+    "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
+    "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
+    "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
+    "critic.warmup_steps": (2, "critic.warmup_steps=2 but there is no critic; set it to 0, or critic.kind to head or"),
+    "rewards.verifier_weight": (0.0, "rewards.verifier_weight=0 leaves nothing to learn from; give a source"),
+    "rewards.overlong_cache": (9, "rewards.overlong_cache=9 must be at most rollout.max_new_tokens=4"),
+    "warm_start.steps": (-1, "warm_start.steps=-1 must be at least 0"),
+    "warm_start.target_pass_rate": (1.0, "warm_start.target_pass_rate=1.0 must be at least 0 and below 1"),
+    "checkpoint.keep": (0, "checkpoint.keep=0 must be at least 1"),
+    "evaluation.every": (0, "evaluation.every=0 must be at least 1"),
+    "log.samples": (-1, "log.samples=-1 must be at least 0"),
+    "objective.clip_low": (-0.1, "config.objective: clip_low=-0.1"),
+    "model.num_experts_per_tok": (5, r"model.num_experts_per_tok=5 must lie in 1\.\.num_experts=4"),
+}
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_bad_field_is_named_with_its_value_and_a_remedy(path):
+    value, message = BAD[path]
+    with pytest.raises(ValueError, match=message):
+        validate(changed({path.strip(): value}))
+
+
+DISAGREE = {
+    "groups are kept by rewards that nothing learns from": (
+        {"dynamic_sampling.max_draws": 2, "rewards.verifier_weight": 0.0, "rewards.length_weight": 1.0},
+        "dynamic_sampling.max_draws=2 keeps groups by the verifier's rewards, which rewards.verifier_weight=0 takes",
+    ),
+    "a shared prompt and answers shuffled": (
+        {"updates.layout": "shared", "model.num_experts": 0},
+        "updates.layout=shared keeps groups whole; set updates.shuffle=groups",
+    ),
+    "a shared prompt and experts": (
+        {"updates.layout": "shared", "updates.shuffle": "groups"},
+        "model.num_experts=4: updates.layout=shared serves a dense policy without a critic; set it to packed",
+    ),
+    "a shared prompt and half a group": (
+        {
+            "updates.layout": "shared",
+            "updates.shuffle": "groups",
+            "updates.micro_batch_rows": 2,
+            "model.num_experts": 0,
+        },
+        "updates.micro_batch_rows=2 must hold whole groups of rollout.group_size=4",
+    ),
+    "minibatches do not divide the rows": (
+        {"updates.minibatches": 3},
+        r"updates.minibatches=3 must divide rollout.prompts x rollout.group_size = 16",
+    ),
+    "groups do not divide": (
+        {"updates.minibatches": 8, "updates.shuffle": "groups"},
+        r"updates.minibatches=8 must divide rollout.prompts=4 with updates.shuffle=groups",
+    ),
+    "micro-batches do not divide": (
+        {"updates.micro_batch_rows": 3},
+        r"updates.micro_batch_rows=3 must divide the 8 rows of a minibatch",
+    ),
+    "a group of one": ({"rollout.group_size": 1}, "rollout.group_size=1 leaves grpo nothing to compare an answer with"),
+    "devices do not divide the rows": ({"mesh.shape": (3, 1, 1, 1)}, r"mesh.shape=\(3, 1, 1, 1\) spreads rows over 3"),
+    "micro-batches of what reads the whole minibatch": (
+        {"objective.name": "sat", "updates.micro_batch_rows": 4},
+        "updates.micro_batch_rows=4 cuts the minibatch that sat reads as a whole; set it to 0",
+    ),
+    "a noisy router and no experts": (
+        {"model.num_experts": 0, "rollout.router_noise": 0.1},
+        "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out",
+    ),
+    "devices do not divide the answers of a rollout": (
+        {"mesh.shape": (1, 1, 1, 1, 3)},
+        r"mesh.shape=\(1, 1, 1, 1, 3\) samples answers on 3 devices, which must divide the 16 of a rollout",
+    ),
+    "a group in one row that is split": (
+        {
+            "mesh.shape": (1, 1, 1, 1, 2),
+            "model.num_experts": 0,
+            "updates.layout": "shared",
+            "updates.shuffle": "groups",
+        },
+        r"splits rows over 2 devices, and updates.layout=shared keeps them whole; set the fifth size to 1",
+    ),
+    "three mesh axes": ({"mesh.shape": (1, 1, 1)}, r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),
+    "PPO without a critic": ({"objective.name": "ppo"}, "objective.name='ppo' needs values; set critic.kind"),
+    "a critic without PPO": ({"critic.kind": "head"}, "critic.kind='head' serves no grpo; set it to none"),
+    "replay of a dense model": (
+        {"model.num_experts": 0, "replay.mode": "R2"},
+        "replay.mode='R2' needs an MoE model",
+    ),
+    "a predictor with nothing to learn from": (
+        {"replay.mode": "PR2", "updates.minibatches": 1},
+        r"replay.mode=PR2 learns .* from the second update .*set replay.mode=R2",
+    ),
+    "logits of predicted experts": (
+        {"replay.mode": "PR2", "replay.what": "logits"},
+        "replay.what='logits' freezes the gates",
+    ),
+    "router shift of a dense model": (
+        {"model.num_experts": 0, "objective.name": "rspo"},
+        "needs model.num_experts > 0",
+    ),
+    "balance of a dense model": ({"model.num_experts": 0, "updates.aux_coef": 0.1}, "updates.aux_coef=0.1 balances"),
+    "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient"),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREE)
+def test_blocks_that_disagree_are_named(case):
+    changes, message = DISAGREE[case]
+    with pytest.raises(ValueError, match=message):
+        validate(changed(changes))
+
+
+def test_a_missing_field_is_named():
+    raw = base.get_config("smoke").to_dict()
+    del raw["optimizer"]["b2"]
+    with pytest.raises(ValueError, match=r"optimizer lacks b2; start from configs/base\.py"):
+        validate(ml_collections.ConfigDict(raw))
+
+
+def test_what_is_allowed_on_request():
+    truncated = {"rollout.top_k": 5, "rollout.allow_truncated": True}
+    assert validate(changed(truncated)).rollout.sampling.top_k == 5
+    top_one = {"model.num_experts_per_tok": 1, "optimizer.router_factor": 0.0}
+    assert validate(changed(top_one)).model.num_experts_per_tok == 1
+    alone = {"rollout.group_size": 1, "objective.baseline": "none", "objective.std": "none", "updates.minibatches": 1}
+    assert not validate(changed(alone)).objective.advantage.compares_groups
+    assert validate(changed({"optimizer.learning_rate": 1})).optimizer.learning_rate == 1.0
+    assert validate(changed({"mesh.shape": [1, 1, 1, 1]})).mesh.shape == (1, 1, 1, 1)
+
+
+def test_a_config_read_back_from_json_is_the_same_run():
+    """config.json knows lists and null, no tuples and no placeholders."""
+    config = base.get_config("smoke")
+    again = ml_collections.ConfigDict(json.loads(json.dumps(plain(config.to_dict()))))
+    read, made = validate(again), validate(config)
+    for field in dataclasses.fields(made):
+        if field.name != "task":  # it holds functions
+            assert getattr(read, field.name) == getattr(made, field.name), field.name
+    assert read.task.options == made.task.options
+    assert config_hash(again) == config_hash(config)
+
+
+def test_the_bound_on_prompts_reaches_the_task(tmp_path):
+    from jaxrl_llm import tasks
+
+    settings = validate(changed({"rollout.max_prompt_length": 3}))  # a prompt of three digits and a sign has four
+    with pytest.raises(ValueError, match="prompt_length=3"):
+        tasks.all_prompts(settings.task, "test", limit=1, data_dir=tmp_path)
+
+
+def test_the_constant_aggregation_gets_the_longest_answer():
+    settings = validate(changed({"objective.aggregation": "constant"}))
+    assert settings.objective.aggregation.max_length == settings.answer_length == 4
+    assert validate(changed({"objective.aggregation": "constant", "objective.max_length": 7})) != settings
+
+
+FREE = ("steps", "log", "evaluation", "checkpoint", "processes")  # may change when a run resumes
+
+
+def test_the_hash_knows_every_other_field():
+    config = base.get_config("smoke")
+    own = config_hash(config)
+    fields = flat(config.to_dict())
+    del fields["model.pretrained"]  # a digest of what lies there: tests/models/test_model_fields.py
+    del fields["rewards.reward_model"]  # likewise
+    for path, value in fields.items():
+        other = changed({path: "another" if not isinstance(value, str) else value + "?"})
+        assert (config_hash(other) == own) == (path.split(".")[0] in FREE), path
+
+
+def test_the_hash_does_not_know_fields_that_are_left_to_the_recipe():
+    """A recipe of one's own adds its fields to every config made after it, which are the runs that they were."""
+    assert config_hash(changed({"objective.power": None})) == config_hash(base.get_config("smoke"))
+    assert config_hash(changed({"objective.power": 0.5})) != config_hash(base.get_config("smoke"))
+
+
+def test_the_hash_knows_what_a_schedule_and_a_warm_start_read():
+    """A decaying rate depends on the number of steps, a warm start up to a pass rate on how that is measured."""
+    for path, value, read in (
+        ("optimizer.schedule", "linear", {"steps": 9}),
+        ("warm_start.target_pass_rate", 0.5, {"evaluation.samples": 9}),
+    ):
+        assert config_hash(changed({path: value} | read)) != config_hash(changed({path: value}))
+
+
+if __name__ == "__main__":
+    for path in GOLDEN.glob("*.json"):
+        path.unlink()
+    for run in RUNS:
+        if record(*run):
+            golden(*run).write_text(json.dumps(record(*run), indent=1, sort_keys=True) + "\n")

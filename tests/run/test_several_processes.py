@@ -1,0 +1,158 @@
+"""Whole runs in two and four real processes: equal to one process, moved between counts, and ended together."""
+
+import json
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.records.run_log import read_rows
+from tests.reference import several, tiny_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+STEPS = 6
+_LOST = 15  # seconds in which a process has noticed that another is gone
+
+
+def command(folder, workdir, count, **changes):
+    """DAPO with dynamic sampling; every count has a warm start of its own, from the same config and mesh."""
+    changes = {
+        "steps": STEPS,
+        "mesh.shape": "(1,-1,1,1)",
+        "task.data_dir": folder / "data",
+        "warm_start.cache_dir": folder / f"cache{count}",
+        "warm_start.steps": 60,
+        "dynamic_sampling.max_draws": 3,
+        "evaluation.every": 3,
+        "checkpoint.every": 2,
+        "checkpoint.keep": 9,
+    } | changes
+    fields = [f"--config.{name}={value}" for name, value in changes.items()]
+    return ["-m", "jaxrl_llm.main", "--config=dapo:smoke", f"--workdir={workdir}", *fields]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("several")
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """The DIR of the run without a break, for any number of processes: one, two or four with as many devices."""
+    done = {}
+
+    def of(count):
+        if count not in done:
+            done[count] = folder / f"whole{count}"
+            job = several.start(folder / f"job{count}", count, command(folder, done[count], count))
+            try:
+                assert job.codes() == [0] * count, job.printed(0) + job.printed(count - 1)
+            finally:
+                job.end()
+            for index in range(1, count):
+                assert "step 1/" not in job.printed(index)  # process 0 is the one that speaks
+        return done[count]
+
+    return of
+
+
+def close(rows, others):
+    """Every metric but the clock's, within rounding."""
+    assert [row["step"] for row in rows] == [other["step"] for other in others]
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        for name in row.keys() - {"time/to_first_update_s"}:
+            given, wanted = (np.asarray(one[name], float) for one in (row, other))
+            np.testing.assert_allclose(given, wanted, rtol=2e-3, atol=1e-4, err_msg=f"step {row['step']} {name}")
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_they_train_as_one(whole, count):
+    """Same mesh of four devices, warm start included. The samples are those of one process."""
+    one, several_ = whole(1), whole(count)
+    rows = tiny_run.metrics(one)
+    assert max(row.get("rollout/groups_generated", 0) for row in rows) > rows[1]["rollout/groups_kept"]
+    close(tiny_run.metrics(several_), rows)
+    assert tiny_run.samples(several_) == tiny_run.samples(one)
+    recorded = json.loads((several_ / "config.json").read_text())
+    assert recorded["devices"] == several.DEVICES
+
+
+def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
+    """Two processes: the parameters, and then the rows, go from one to the other and change no answer."""
+    changes = {"rollout.mesh_shape": "(1,1,1,-1)", "warm_start.cache_dir": folder / "cache2"}
+    expected = whole(2)
+    job = several.start(tmp_path / "job", 2, command(folder, tmp_path / "run", 2, **changes))
+    try:
+        assert job.codes() == [0, 0], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    rows = tiny_run.metrics(tmp_path / "run")
+    moved = [row.pop("rollout/parameters_moved_bytes", 0) for row in rows]
+    assert min(moved[1:]) > 0
+    close(rows, tiny_run.metrics(expected))
+    assert tiny_run.samples(tmp_path / "run") == tiny_run.samples(expected)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_path, count):
+    """The state after step 4, to the end of the run."""
+    shutil.copytree(whole(2), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
+    (tmp_path / "run" / "result.json").unlink()
+    changes = {"warm_start.cache_dir": folder / "cache2"}  # a field of the run that is resumed
+    job = several.start(tmp_path / "job", count, command(folder, tmp_path / "run", count, **changes))
+    try:
+        assert job.codes() == [0] * count, job.printed(0)
+    finally:
+        job.end()
+    assert "resumed from step 4" in job.printed(0)
+    close(tiny_run.metrics(tmp_path / "run"), tiny_run.metrics(whole(2)))
+
+
+@pytest.mark.parametrize(("name", "victim"), [("KILL", 1), ("STOP", 1), ("KILL", 0), ("STOP", 0)])
+def test_one_is_lost_and_the_others_end(whole, folder, tmp_path, name, victim):
+    """Within seconds, with a message; the same commands then end as the run that nothing disturbed, bit for bit."""
+    expected, workdir = whole(2), tmp_path / "run"
+    job = several.start(tmp_path / "job", 2, command(folder, workdir, 2))
+    try:
+        job.wait_for("step 3/")
+        job.members[victim].send_signal(getattr(signal, f"SIG{name}"))
+        began = time.monotonic()
+        (code,) = job.codes(2 * _LOST, of=[1 - victim])
+        assert time.monotonic() - began < _LOST
+    finally:
+        job.end()
+    said = job.printed(1 - victim)
+    assert (code == 1 and "error: process" in said) or (code == -6 and "detected fatal errors" in said), (code, said)
+    again = several.start(tmp_path / "again", 2, command(folder, workdir, 2))
+    try:
+        assert again.codes() == [0, 0], again.printed(0)
+    finally:
+        again.end()
+    assert "resumed from step 2" in again.printed(0)
+    assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)
+    assert tiny_run.samples(workdir) == tiny_run.samples(expected)
+
+
+def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
+    expected, workdir = whole(2), tmp_path / "run"
+    job = several.start(tmp_path / "job", 2, command(folder, workdir, 2))
+    try:
+        job.wait_for("step 1/")
+        job.members[1].send_signal(signal.SIGTERM)
+        assert job.codes() == [143, 143], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    last = read_rows(workdir / "metrics.jsonl")[-1]["step"]
+    assert f"stopped after step {last}; the same command goes on" in job.printed(1)
+    again = several.start(tmp_path / "again", 2, command(folder, workdir, 2))
+    try:
+        assert again.codes() == [0, 0], again.printed(0)
+    finally:
+        again.end()
+    assert f"resumed from step {last}" in again.printed(0)
+    assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)

@@ -1,0 +1,300 @@
+"""Whole runs: they learn, resume bit for bit, stop on request, refuse what is not theirs, and compile once a phase."""
+
+import dataclasses
+import functools
+import logging
+import os
+import re
+import shutil
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models import routing
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.screen import PHASES
+from jaxrl_llm.run import trainer
+from jaxrl_llm.training import collect
+from tests.reference import tiny_run
+from tests.reference.metrics_doc import documented
+
+STEPS = 4
+# Checkpoints after steps 2 and 4, evaluation after 4, heavy diagnostics after 2 and 4.
+CADENCE = {"steps": STEPS, "checkpoint.every": 2, "evaluation.every": STEPS, "log.diagnostics_every": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data and warm starts of all runs."""
+    return tmp_path_factory.mktemp("shared")
+
+
+class Compilations(logging.Handler):
+    """Counts what XLA compiles, by the name of the function."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def emit(self, record):
+        text = record.getMessage()
+        if text.startswith("Finished XLA compilation of jit("):
+            self.names.append(text.split("jit(")[1].split(")")[0])
+
+    def count(self, name):
+        return self.names.count(name)
+
+
+@pytest.fixture(scope="module")
+def straight(folder, tmp_path_factory):
+    """A run from the first step to the last: (config, DIR, last evaluation, what was compiled for it)."""
+    workdir, config = tmp_path_factory.mktemp("straight"), tiny_run.make_config(folder, **CADENCE)
+    compiled, logger = Compilations(), logging.getLogger("jax._src.dispatch")
+    logger.addHandler(compiled)
+    logger.propagate = False
+    jax.clear_caches()  # of programs that another file compiled
+    with jax.log_compiles():
+        found, said = tiny_run.train(workdir, config)
+    logger.removeHandler(compiled)
+    logger.propagate = True
+    assert f"step {STEPS}/{STEPS}" in said
+    return config, workdir, found, compiled
+
+
+def assert_same_run(workdir, straight, extra=()):
+    """Final state and every row, but for the clock; `extra` metrics may have been measured besides."""
+    config, expected, *_ = straight
+    (step, state), (last, wanted) = tiny_run.final_state(workdir, config), tiny_run.final_state(expected, config)
+    assert step == last == STEPS
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(a, b)
+    rows = tiny_run.metrics(workdir)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    for row, other in zip(rows, tiny_run.metrics(expected), strict=True):
+        assert {name: value for name, value in row.items() if not name.startswith(extra)} | {
+            name: value for name, value in other.items() if name.startswith(extra)
+        } == other
+
+
+def test_every_logged_key_is_documented(straight):
+    rows = tiny_run.read_rows(straight[1] / "metrics.jsonl")
+    assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
+
+
+def test_each_phase_compiles_once(straight):
+    """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
+    compiled = straight[3]
+    others = {"init_fn", "_prepare"}  # of fresh parameters, and of rollouts on a mesh of their own
+    assert set(PHASES) - others <= set(compiled.names)  # a function that was renamed would go unnamed
+    assert "_prepare" not in compiled.names
+    assert compiled.count("update") == 2  # of the warm start and of the run
+    assert compiled.count("score") == 2
+    assert compiled.count("_generate") == 2
+
+
+def test_the_logs_are_whole(straight):
+    config, workdir, found, _ = straight
+    rows = tiny_run.metrics(workdir)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert found.items() <= rows[-1].items()
+    assert {"eval/greedy", "eval/pass_at_1", "eval/pass_at_k"} <= rows[0].keys()
+    assert "reward/mean" not in rows[0]
+    for row in rows[1:]:
+        assert row["check/current_old_mean"] < 1e-4
+        assert row["check/old_sampler_mean"] < 1e-4
+        assert row["routing/flips_sampler_old"] < 0.01
+        assert row["update/skipped"] == row["update/not_finite"] == 0
+        assert len(row["routing/flips_old_current_by_update"]) == config.updates.minibatches
+    assert [row["step"] for row in rows if "routing/share_of_variance" in row] == [2, 4]
+    written = tiny_run.samples(workdir)
+    assert {row["step"] for row in written if row.get("split") != "test"} == {1, 2, 3, 4}
+    assert {row["step"] for row in written if row.get("split") == "test"} == {0, 4}
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeypatch):
+    """It dies after step 4 was trained and row 3 was written; the last checkpoint is of step 2."""
+    evaluate = trainer._evaluate
+
+    def dies(run, state, reference):
+        if state.updates == STEPS * straight[0].updates.minibatches:
+            raise Killed
+        return evaluate(run, state, reference)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_evaluate", dies)
+        with pytest.raises(Killed):
+            tiny_run.train(tmp_path, straight[0])
+    assert [row["step"] for row in tiny_run.metrics(tmp_path)] == [0, 1, 2, 3]
+    found, said = tiny_run.train(tmp_path, straight[0])
+    assert "resumed from step 2" in said
+    assert found == straight[2]
+    assert_same_run(tmp_path, straight)
+    assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
+    """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
+    begin, calls = collect.begin, []
+
+    def interrupted(*args, **options):
+        calls.append(None)
+        if len(calls) == 3:
+            os.kill(os.getpid(), number)
+        return begin(*args, **options)
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(collect, "begin", interrupted)
+        with pytest.raises(trainer.Stopped, match="stopped after step 3") as stop:
+            tiny_run.train(tmp_path, straight[0])
+    assert stop.value.signal == number
+    assert signal.getsignal(number) is before
+    assert Checkpoints(tmp_path).latest == 3
+    assert tiny_run.metrics(tmp_path)[-1]["step"] == 3
+    assert "resumed from step 3" in tiny_run.train(tmp_path, straight[0])[1]
+    assert_same_run(tmp_path, straight, extra=("eval/",))
+
+
+def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
+    """A run that replays the rollout: training gives records to the router, no evaluation does."""
+    select, evaluate, replays, phase = routing.select_experts, trainer._evaluate, {"training": [], "evaluation": []}, []
+
+    def seen(logits, num_chosen, normalise, replay=None, change=None):
+        replays[phase[-1] if phase else "training"].append(replay is not None)
+        return select(logits, num_chosen, normalise, replay, change)
+
+    def evaluated(*args):
+        phase.append("evaluation")
+        found = evaluate(*args)
+        phase.pop()
+        return found
+
+    monkeypatch.setattr(routing, "select_experts", seen)
+    monkeypatch.setattr(trainer, "_evaluate", evaluated)
+    # A model of its own: a program that another test has traced would not pass here again.
+    changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}
+    tiny_run.train(tmp_path, tiny_run.make_config(folder, **changes))
+    assert any(replays["training"])
+    assert replays["evaluation"]
+    assert not any(replays["evaluation"])
+
+
+def copy_of(straight, tmp_path):
+    shutil.copytree(straight[1], tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_complete_run_stays_as_it_is(straight, tmp_path):
+    workdir = copy_of(straight, tmp_path)
+    before = tiny_run.metrics(workdir), tiny_run.samples(workdir)
+    assert tiny_run.train(workdir, straight[0])[0] == straight[2]
+    assert (tiny_run.metrics(workdir), tiny_run.samples(workdir)) == before
+
+
+def test_a_longer_run_goes_on_from_the_checkpoint(straight, tmp_path):
+    """The number of steps is no part of what a run is."""
+    workdir = copy_of(straight, tmp_path)
+    longer = straight[0].copy_and_resolve_references()
+    longer.steps = STEPS + 1
+    tiny_run.train(workdir, longer)
+    assert [row["step"] for row in tiny_run.metrics(workdir)] == list(range(STEPS + 2))
+
+
+def test_a_checkpoint_of_another_config_is_refused(straight, tmp_path):
+    other = straight[0].copy_and_resolve_references()
+    other.seed = 1
+    with pytest.raises(ValueError, match="holds the checkpoint of another config; use another --workdir"):
+        tiny_run.train(copy_of(straight, tmp_path), other)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(straight, tmp_path):
+    workdir = copy_of(straight, tmp_path)
+    for path in (workdir / "checkpoints" / str(STEPS) / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    found, said = tiny_run.train(workdir, straight[0])
+    assert re.search(rf"checkpoints/{STEPS} is damaged .*; going on from step 2\nresumed from step 2", said)
+    assert found == straight[2]
+    assert_same_run(workdir, straight)
+    assert steps_of(workdir) == [2, STEPS]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_path, monkeypatch):
+    """The row is written, for who looks for the reason; the checkpoint of the step is not."""
+    finish, calls = collect.Rollout.finish, []
+
+    def poisoned(rollout, judged):
+        found = finish(rollout, judged)
+        calls.append(None)
+        if len(calls) < 4:
+            return found
+        rewards = jnp.full_like(found.trajectory.rewards, jnp.nan).at[::2].set(1.0)
+        return dataclasses.replace(found, trajectory=found.trajectory.replace(rewards=rewards))
+
+    monkeypatch.setattr(collect.Rollout, "finish", poisoned)
+    with pytest.raises(FloatingPointError, match=r"step 4, update 1 of \d: .*not finite"):
+        tiny_run.train(tmp_path, straight[0])
+    assert Checkpoints(tmp_path).latest == 2
+
+
+def test_training_raises_the_reward(folder, tmp_path):
+    """From a short warm start on sorting three digits, in the shapes of the runs above."""
+    config = tiny_run.make_config(folder, steps=100, **{"checkpoint.every": 100, "log.diagnostics_every": 0})
+    tiny_run.train(tmp_path, config)
+    rewards = [row["reward/mean"] for row in tiny_run.metrics(tmp_path)[1:]]
+    assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.15, np.round(rewards, 2)
+
+
+@pytest.mark.slow
+def test_four_devices_train_as_one(straight, folder, tmp_path):
+    """Loss, gradients and routing of the first step, from the same parameters; then rounding may part the samples."""
+    for shape in ((4, 1, 1, 1), (1, 1, 2, 2)):
+        config = straight[0].copy_and_resolve_references()
+        config.mesh.shape = shape
+        config.steps = 1
+        workdir = tmp_path / str(shape)
+        tiny_run.train(workdir, config, start=tiny_run.start_of(straight[0]))
+        one, four = tiny_run.metrics(straight[1])[1], tiny_run.metrics(workdir)[1]
+        for name in one.keys() & four.keys():
+            if four[name] is None and one[name] is None:  # of no token
+                continue
+            np.testing.assert_allclose(four[name], one[name], rtol=2e-3, atol=1e-4, err_msg=f"{shape} {name}")
+
+
+KINDS = {
+    "separate critic": ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
+    "R3 packed": ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
+    "R3 logits": ("grpo", {"replay.mode": "R3", "replay.what": "logits", "updates.minibatches": 4}),
+    "R2 logits": (
+        "grpo",
+        {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01},
+    ),
+    "PR2": ("grpo", {"replay.mode": "PR2", "replay.predictor_learning_rate": 0.05, "updates.epochs": 2}),
+    "one update, bfloat16 rollout": (
+        "grpo",
+        {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"},
+    ),
+    "DAPO": ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("separate critic", "R3 packed", "PR2")))
+        for name, kind in KINDS.items()
+    ],
+)
+def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
+    """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
+    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, folder, name, **changes))
+    assert [row["step"] for row in tiny_run.metrics(tmp_path / "parts")] == [0, 1, 2, 3]
