@@ -21,7 +21,7 @@ from jaxrl_llm.run import trainer
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import Groups, Layout, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, predicting, state_shardings, with_value_head
+from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
 from jaxrl_llm.training.step import Learner
 
 __all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
@@ -115,14 +115,13 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
-    sampled = predicting(state.params, state.predictor)
-    move = source.engine.lower_prepare(sampled) if wanted("move") else None
+    move = source.engine.lower_prepare(state.params) if wanted("move") else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: source.engine.lower(sampled, s.rollout.prompts, width),
+            lambda: source.engine.lower(state.params, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
     trajectory = _abstract_trajectory(source, s, state, mesh)
@@ -140,17 +139,15 @@ def _abstract_state(run: trainer.Run) -> TrainState:
     """Shapes and shardings of the training state."""
     learner, model, kind = run.learner, run.model, run.settings.critic.kind
 
-    predictor: dict[str, Any] = {"predictor_optimizer": learner.predictor_optimizer}
-
     def make(params: Any) -> TrainState:
         valued = with_value_head(params, model.config.hidden_size)
         if kind == "separate":
-            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer, **predictor)
+            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer)
         headed = kind == "head" or learner.objective.learns_rewards
-        return make_state(model, valued if headed else params, learner.optimizer, **predictor)
+        return make_state(model, valued if headed else params, learner.optimizer)
 
     shapes = jax.eval_shape(make, model.shapes())
-    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer, **predictor))
+    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
 
 
 def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> TrainBatch:

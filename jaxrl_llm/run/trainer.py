@@ -22,7 +22,7 @@ from jaxrl_llm.run.memory import Memory, needed
 from jaxrl_llm.run.opening import closing, opening
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import Settings
-from jaxrl_llm.training.optimizer import make_optimizer, make_predictor_optimizer, make_schedule
+from jaxrl_llm.training.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.training.pending import Pending
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.routing_diagnostics import diagnose
@@ -100,23 +100,12 @@ class Run:
 
     def _state(self, params: Any, axes: Any = None) -> TrainState:
         s, learner = self.settings, self.learner
-        others: dict[str, Any] = {"axes": axes, "predictor_optimizer": learner.predictor_optimizer}
         if s.critic.kind == "none" and not s.objective.learns_rewards:
-            return make_state(self.model, params, learner.optimizer, **others)
+            return make_state(self.model, params, learner.optimizer, axes=axes)
         valued = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
         if s.critic.kind != "separate":
-            return make_state(self.model, valued, learner.optimizer, **others)
-        return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer, **others)
-
-    def adopted(self, state: TrainState) -> TrainState:
-        """The state of another run as this one keeps it: with a predictor at 0 if the run has one and the state has
-        none, without one if the run has none."""
-        if self.learner.predictor_optimizer is None:
-            return state.replace(predictor=None, predictor_opt_state=None)
-        if state.predictor is not None:
-            return state
-        fresh = make_state(self.model, {}, self.learner.optimizer, predictor_optimizer=self.learner.predictor_optimizer)
-        return state.replace(predictor=fresh.predictor, predictor_opt_state=fresh.predictor_opt_state)
+            return make_state(self.model, valued, learner.optimizer, axes=axes)
+        return make_state(self.model, params, learner.optimizer, valued, learner.critic_optimizer, axes)
 
     def memory(self) -> Memory:
         """What training needs of each device."""
@@ -167,9 +156,6 @@ def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
         packed=s.updates.layout != "padded",
         shared_prompt=s.updates.layout == "shared",
         combine=Attached(s.lora.scale) if s.lora.rank else join,
-        predictor_optimizer=(
-            make_predictor_optimizer(s.optimizer, s.replay.predictor_learning_rate) if s.replay.predicts else None
-        ),
     )
     run = Run(s, model, sampler, learner, source_of(s, learner, sampler))
     if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them

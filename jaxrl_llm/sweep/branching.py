@@ -32,7 +32,7 @@ from jaxrl_llm.sweep.forks import Plan, plan
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Drawn
-from jaxrl_llm.training.state import TrainState, predicting
+from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Trajectory", "main"]
 
@@ -105,7 +105,7 @@ class Trajectory:
 
     def _branch(self, run: Run, state: TrainState, first: int, sampled: dict[Any, _Sampled]) -> list[dict[str, Any]]:
         """One row a rollout of a branch; one whose numbers are not finite ends it, without an evaluation."""
-        rows, state = [], _copy(run.adopted(state))
+        rows, state = [], _copy(state)
         for i in range(1, self.plan.branching.rollouts + 1):
             try:
                 state, values = self._rollout(run, state, first + i, sampled if i == 1 else {})
@@ -121,9 +121,9 @@ class Trajectory:
         """A rollout with its updates and what they measured; `sampled` keeps it for those who sample alike."""
         source = run.source
         assert isinstance(source, Rollouts), "checked by the plan"
-        how = (source.engine, source.sampling, source.rewards, state.predictor is None)
+        how = (source.engine, source.sampling, source.rewards)
         if how not in sampled:
-            asked = source.sample(self.stream, step, predicting(exported_params(run, state), state.predictor))
+            asked = source.sample(self.stream, step, exported_params(run, state))
             sampled[how] = _Sampled(asked.finish(), self.stream.get_state())
         rollout = sampled[how].rollout
         self.stream.set_state(sampled[how].stream)
@@ -140,7 +140,7 @@ class Trajectory:
     def _check_structures(self, state: TrainState) -> None:
         for arm, run in self.arms.items():
             own = jax.eval_shape(run.blank)
-            if jax.tree.structure(own) != jax.tree.structure(run.adopted(state)):
+            if jax.tree.structure(own) != jax.tree.structure(state):
                 raise ValueError(
                     f"arm {arm!r} keeps another state than the trajectory (its optimizer has other parts); give both "
                     "the same optimizer.clip_norm and optimizer.schedule"

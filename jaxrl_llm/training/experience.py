@@ -20,7 +20,7 @@ from jaxrl_llm.training.gaps import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.routing_records import count_unrecorded
 from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe
-from jaxrl_llm.training.state import TrainBatch, TrainState, predicting
+from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
 __all__ = ["Experience", "PolicyScores", "Scorer"]
@@ -84,7 +84,7 @@ class Scorer:
 
         if not self.first_forward:
             into = self._old_scores(t, values="value_head" in state.params)
-            old = scored(predicting(state.params, state.predictor), into, in_scoring(self.replay, t.routing))
+            old = scored(state.params, into, in_scoring(self.replay, t.routing))
         if self.learner.critic_optimizer is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
             old = old.replace(state_values=scored(state.critic, into).state_values)
@@ -119,7 +119,7 @@ class Scorer:
 
     def lower(self, state: TrainState, t: Trajectory, layout: Layout, frozen: Any = None) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
-        params = predicting(self.learner.policy(state.params, frozen), state.predictor)
+        params = self.learner.policy(state.params, frozen)
         into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
         mesh = self.learner.model.mesh
         if mesh is not None:
@@ -136,7 +136,7 @@ class Scorer:
         return self.learner.blank_scores(
             t.tokens,
             values=values,
-            record="inputs" if self.replay.predicts else "logits" if logits else "experts",
+            record="logits" if logits else "experts",
             by_router=self.replay.mode == "R3" and not logits,
         )
 
@@ -186,8 +186,6 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     assert batch.old_logprobs is not None
     records = batch.routing
     own_choice = records.scored if by_router is None else by_router
-    if own_choice is not None and own_choice.inputs is not None:  # a predictor chose, in the sampler as in scoring
-        own_choice = Routing(own_choice.experts)
     metrics = sampler_against_old(batch, batch.old_logprobs, own_choice)
     if batch.ref_logprobs is not None:
         of_answer = jnp.sum(batch.old_logprobs - batch.ref_logprobs, axis=1, where=batch.loss_mask)

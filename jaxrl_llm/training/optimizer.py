@@ -9,7 +9,7 @@ import optax
 
 from jaxrl_llm.ground.ranges import at_least, fraction, one_of, positive
 
-__all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_predictor_optimizer", "make_schedule"]
+__all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_schedule"]
 
 _SCHEDULES = ("constant", "linear", "cosine")
 
@@ -66,12 +66,6 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     Equal arguments return the same object, so that compiled steps are shared.
     """
     return _make(config, 0 if config.schedule == "constant" else total_steps)
-
-
-@functools.lru_cache(maxsize=64)
-def make_predictor_optimizer(config: OptimizerConfig, learning_rate: float) -> optax.GradientTransformation:
-    """Adam at a constant rate for the predictor of the routers, with the policy's b1, b2 and eps."""
-    return optax.adam(learning_rate, config.b1, config.b2, config.eps)
 
 
 @functools.lru_cache(maxsize=64)

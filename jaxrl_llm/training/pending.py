@@ -43,10 +43,8 @@ class Pending:
         name = "routing/flips_old_current_by_layer"
         if name in values:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
-            # The first update has the same parameters as the scoring pass, so that any difference is rounding, but for
-            # what a predictor chose.
-            own_choice = each[0].get("routing/flips_unpredicted")
-            values["routing/flips_numeric"] = each[0]["routing/flips_old_current"] if own_choice is None else own_choice
+            # The first update has the same parameters as the scoring pass, so that any difference is rounding.
+            values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
         return {**values, **self.host}
 
     def check(self) -> None:

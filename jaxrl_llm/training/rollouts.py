@@ -19,7 +19,7 @@ from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
 from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
-from jaxrl_llm.training.state import TrainState, predicting
+from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Rollouts"]
 
@@ -78,7 +78,7 @@ class Rollouts:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
         # The parameters are not kept: of adapters they are a copy.
-        asked = self.sample(stream, step, predicting(exported(), state.predictor))
+        asked = self.sample(stream, step, exported())
         sampled = time.monotonic()
         epochs = self.layouts(asked.trajectory, step)
         scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)

@@ -21,7 +21,7 @@ class RoutingRecords(flax.struct.PyTreeNode):
     """All routing that belongs to a rollout, [l b t k]; None where there is none.
 
     sampled: recorded by the rollout engine.
-    scored: recorded when the old policy scored the rollout, with its router's logits (and inputs, for a predictor)
+    scored: recorded when the old policy scored the rollout, with its router's logits
       where something needs them.
     replayed: what the training forward replays; `routing_replay.prescribe` decides.
     """
@@ -31,16 +31,12 @@ class RoutingRecords(flax.struct.PyTreeNode):
     replayed: Routing | None = None
 
 
-def blank(config: ModelConfig, rows: int, time: int, logits: bool, inputs: bool = False) -> Routing:
+def blank(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
     """An empty record in the shape of a rollout."""
     dtype = routing_dtype(config.num_experts)
     shape = (config.num_moe_layers, rows, time)
     experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(
-        experts,
-        jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None,
-        jnp.zeros((*shape, config.hidden_size), config.compute_dtype) if inputs else None,
-    )
+    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def by_router(routing: Routing) -> Routing:

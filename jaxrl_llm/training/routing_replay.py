@@ -3,15 +3,14 @@
 off  nothing is replayed.
 R2   the routing of pi_old, recorded when the trainer scores the rollout, is replayed in training.
 R3   the routing of the rollout engine is replayed in scoring and in training.
-PR2  as R2, but of experts that a predictor chose in the rollout and in scoring: training/predictor.py has equations.
 
 Replay acts in every MoE layer, on prompt and answer. The reference model, a separate critic and evaluation never
-replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.11370; PR2 in arXiv 2606.00395.
+replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.11370.
 """
 
 import dataclasses
 
-from jaxrl_llm.ground.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.routing_records import RoutingRecords
 
@@ -20,23 +19,12 @@ __all__ = ["ReplayConfig", "in_scoring", "prescribe"]
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    mode: str  # off | R2 | R3 | PR2
+    mode: str  # off | R2 | R3
     what: str  # experts (indices; gates follow the current router) | logits (indices and gates frozen)
-    predictor_learning_rate: float = 0.0  # of PR2
 
     def __post_init__(self) -> None:
-        one_of("replay.mode", self.mode, ("off", "R2", "R3", "PR2"))
+        one_of("replay.mode", self.mode, ("off", "R2", "R3"))
         one_of("replay.what", self.what, ("experts", "logits"))
-        at_least_zero("replay.predictor_learning_rate", self.predictor_learning_rate)
-        if self.predicts and self.what == "logits":
-            raise ValueError(
-                "replay.what='logits' freezes the gates of the recorded router, and replay.mode=PR2 replays experts "
-                "that another one chose; set replay.what=experts"
-            )
-
-    @property
-    def predicts(self) -> bool:
-        return self.mode == "PR2"
 
     @property
     def records_logits(self) -> bool:
@@ -59,7 +47,7 @@ def prescribe(config: ReplayConfig, sampled: Routing | None, scored: Routing | N
       ValueError: the routing that is to be replayed was not recorded, or not its logits.
     """
     replayed = None
-    if config.mode in ("R2", "PR2"):
+    if config.mode == "R2":
         replayed = _replayed(config, scored, "scoring pass")
     elif config.mode == "R3":
         replayed = _replayed(config, sampled, "rollout")

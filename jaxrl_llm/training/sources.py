@@ -75,7 +75,7 @@ def learn(
     """The state after one update a minibatch, in every epoch, and the metrics of each update, still on the devices."""
     updates = []
     for layout in (layout for epoch in drawn.epochs for layout in epoch):
-        state, metrics = learner.update(state, drawn.batch, layout, frozen, first=not updates)
+        state, metrics = learner.update(state, drawn.batch, layout, frozen)
         updates.append(metrics)
     return state, updates
 

@@ -12,7 +12,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models.routing import PREDICTOR
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.training.routing_records import RoutingRecords
 
@@ -23,7 +22,6 @@ __all__ = [
     "join",
     "make_state",
     "parameter_axes",
-    "predicting",
     "split",
     "state_shardings",
     "with_value_head",
@@ -32,7 +30,6 @@ __all__ = [
 
 class TrainState(flax.struct.PyTreeNode):
     """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
-    predictor: float32 [l d e], of the routers (training/predictor.py), or None.
 
     updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. All fields are
     untyped, because trees of this structure also hold host arrays, abstract shapes and shardings.
@@ -43,8 +40,6 @@ class TrainState(flax.struct.PyTreeNode):
     critic: Any
     critic_opt_state: Any
     updates: Any
-    predictor: Any = None
-    predictor_opt_state: Any = None
 
 
 class TrainBatch(flax.struct.PyTreeNode):
@@ -72,11 +67,6 @@ def with_value_head(params: Any, hidden_size: int) -> Any:
     """Parameters with a linear value head that starts at 0."""
     head = {"kernel": jnp.zeros(hidden_size, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
     return dict(params) | {"value_head": head}
-
-
-def predicting(params: Any, predictor: Any) -> Any:
-    """Parameters with which a forward chooses the predicted experts; without a predictor the parameters as they are."""
-    return params if predictor is None else {**params, PREDICTOR: predictor}
 
 
 def split(params: Any, trains: Callable[[tuple[str, ...]], bool]) -> tuple[Any, Any]:
@@ -111,7 +101,6 @@ def state_shardings(
     optimizer: optax.GradientTransformation,
     critic_optimizer: optax.GradientTransformation | None = None,
     axes: Any = None,
-    predictor_optimizer: optax.GradientTransformation | None = None,
 ) -> TrainState:
     """The sharding of every array of a state on the model's mesh, from the logical axes of the parameters.
 
@@ -134,17 +123,12 @@ def state_shardings(
     critic = None
     if state.critic is not None:
         critic = sharding.shardings(parameter_axes(model, state.critic, axes), state.critic, mesh)
-    predictor = None
-    if state.predictor is not None:
-        predictor = sharding.shardings(("layers", "embed", "router"), state.predictor, mesh)
     return TrainState(
         params=params,
         opt_state=of_moments(optimizer, state.opt_state, params),
         critic=critic,
         critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, critic),
         updates=whole,
-        predictor=predictor,
-        predictor_opt_state=of_moments(predictor_optimizer, state.predictor_opt_state, predictor),
     )
 
 
@@ -155,14 +139,12 @@ def make_state(
     critic: Any = None,
     critic_optimizer: optax.GradientTransformation | None = None,
     axes: Any = None,
-    predictor_optimizer: optax.GradientTransformation | None = None,
 ) -> TrainState:
     """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array.
 
     Args:
       params: those that are trained: the policy's, a part of them (`split`), or adapters.
       axes: as for `state_shardings`.
-      predictor_optimizer: of a predictor of the routers, which starts at 0; None: there is none.
     """
 
     def moments(optimizer: Any, params: Any, where: Any) -> Any:
@@ -172,9 +154,7 @@ def make_state(
         return None if optimizer is None else jax.eval_shape(optimizer.init, params)
 
     where = TrainState(None, None, None, None, None)
-    updates, predictor, config = jnp.zeros((), jnp.int32), None, model.config
-    if predictor_optimizer is not None:
-        predictor = jnp.zeros((config.num_moe_layers, config.hidden_size, config.num_experts), jnp.float32)
+    updates = jnp.zeros((), jnp.int32)
     if model.mesh is not None:
         like = TrainState(
             params=params,
@@ -182,20 +162,16 @@ def make_state(
             critic=critic,
             critic_opt_state=shapes(critic_optimizer, critic),
             updates=updates,
-            predictor=predictor,
-            predictor_opt_state=shapes(predictor_optimizer, predictor),
         )
-        where = state_shardings(model, like, optimizer, critic_optimizer, axes, predictor_optimizer)
-        places = (where.params, where.critic, where.updates, where.predictor)
-        params, critic, updates, predictor = jax.device_put((params, critic, updates, predictor), places)
+        where = state_shardings(model, like, optimizer, critic_optimizer, axes)
+        places = (where.params, where.critic, where.updates)
+        params, critic, updates = jax.device_put((params, critic, updates), places)
     return TrainState(
         params=params,
         opt_state=moments(optimizer, params, where.opt_state),
         critic=critic,
         critic_opt_state=moments(critic_optimizer, critic, where.critic_opt_state),
         updates=updates,
-        predictor=predictor,
-        predictor_opt_state=moments(predictor_optimizer, predictor, where.predictor_opt_state),
     )
 
 

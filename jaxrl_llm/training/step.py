@@ -26,7 +26,6 @@ from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids, widened
 from jaxrl_llm.training.micro_batches import accumulate, cut, fill
-from jaxrl_llm.training.predictor import prediction_gaps, prediction_kl
 from jaxrl_llm.training.routing_records import blank, by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, TrainState, check_shapes, join
 
@@ -54,7 +53,6 @@ class Learner:
     several answers, `shared_prompt` that these continue the prompt before them. `temperature` is the rollout's.
     `combine` makes whole parameters, of the policy and of a separate critic, from those that are trained and those that
     are frozen: a union of two parts, or weights and their adapters. `policy_frozen` lets the critic learn alone.
-    `predictor_optimizer` is set for a predictor of the routers (training/predictor.py).
     """
 
     model: Model
@@ -67,7 +65,6 @@ class Learner:
     shared_prompt: bool = False
     combine: Callable[[Any, Any], Any] = join
     policy_frozen: bool = False
-    predictor_optimizer: optax.GradientTransformation | None = None
 
     @property
     def critic_only(self) -> "Learner":
@@ -129,8 +126,8 @@ class Learner:
         """Empty arrays for the scores of a rollout, sharded by rows.
 
         Args:
-          record: what to record of the routing: none, experts, logits (of the router, too) or inputs (of the router,
-            beside both); nothing for a dense model.
+          record: what to record of the routing: none, experts, or logits (of the router, too); nothing for a dense
+            model.
           by_router: with a record, also the experts chosen by the router.
         """
         config = self.model.config
@@ -139,7 +136,7 @@ class Learner:
         scores = Scored(
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
-            recorded=blank(config, rows, time, record in ("logits", "inputs"), record == "inputs") if routed else None,
+            recorded=blank(config, rows, time, record == "logits") if routed else None,
             by_router=blank(config, rows, time, False) if routed and by_router else None,
         )
         return sharding.constrain_rollout(scores, self.model.mesh)
@@ -151,7 +148,6 @@ class Learner:
         batch: TrainBatch,
         layout: Layout,
         frozen: Any = None,
-        first: Bool[Array, ""] | bool = False,
     ) -> tuple[TrainState, dict[str, M.Metric]]:
         """One optimizer step on one minibatch.
 
@@ -160,7 +156,6 @@ class Learner:
 
         Args:
           frozen: parameters that `combine` takes beside state.params, where these are not the whole policy.
-          first: whether this is the rollout's first minibatch, from which a predictor does not learn.
 
         Raises:
           AssertionError: an array of the batch is not [b t] or a record not [l b t x], which would broadcast.
@@ -172,8 +167,6 @@ class Learner:
         masks = cut(batch.loss_mask, layout, self.model.mesh)(slice(None))
         counts = self._counts(masks, layout, rows, time)
         occupied = jnp.max(jnp.stack([*counts.values()])) > 0
-        if self.predictor_optimizer is not None:
-            counts["predictor"] = jnp.sum(layout.segment_ids != 0, dtype=jnp.float32)
 
         def one(i: Array | int) -> Any:
             # In the rollout every answer is segment 1.
@@ -181,16 +174,16 @@ class Learner:
             sequences = (sequence_ids(jnp.asarray(layout.index[i]), time), rows)
 
             def loss(trained: Any) -> Any:
-                params, critic, predictor = trained
+                params, critic = trained
                 critic = None if critic is None else self.policy(critic, frozen)
-                return self._loss((self.policy(params, frozen), critic, predictor), micro, sequences, counts)
+                return self._loss((self.policy(params, frozen), critic), micro, sequences, counts)
 
-            return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic, state.predictor))
+            return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic))
 
         totals, metrics, gradients = accumulate(one, layout)
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
-        losses = [total / jnp.maximum(counts[name], 1) for name, total in totals.items() if name != "predictor"]
-        return self._apply(state, gradients, sum(losses, jnp.zeros(())), occupied, jnp.asarray(first), metrics)
+        losses = [total / jnp.maximum(counts[name], 1) for name, total in totals.items()]
+        return self._apply(state, gradients, sum(losses, jnp.zeros(())), occupied, metrics)
 
     def _split_evenly(self, layout: Layout) -> Layout:
         """Rows whose length the devices divide where they share a row; otherwise as they are."""
@@ -212,10 +205,10 @@ class Learner:
     def _loss(self, trained: Any, micro: TrainBatch, sequences: Any, counts: dict[str, Array]) -> Any:
         """(loss, ({term: total}, metrics)) of one micro-batch; loss = sum of total / count of the minibatch.
 
-        trained: the parameters of the policy, of a separate critic and of a predictor.
+        trained: the parameters of the policy and of a separate critic.
         sequences: the id of every token's answer, and how many answers there are.
         """
-        params, critic, predictor = trained
+        params, critic = trained
         out = scoring.score(
             self.model,
             params,
@@ -230,14 +223,6 @@ class Learner:
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
             totals["aux"] = self.aux_coef * self._load_balance(out.routing, micro, *sequences)
-        if predictor is not None:
-            old, current, where = micro.routing.scored, out.routing, micro.segment_ids != 0
-            assert old is not None
-            assert current is not None
-            assert current.logits is not None
-            kl = prediction_kl(predictor, old, current.logits)
-            totals["predictor"] = jnp.sum(kl, where=where[None], dtype=jnp.float32)
-            metrics |= prediction_gaps(old, current.logits, micro.segment_ids)
         if micro.old_logprobs is None and micro.sampler_logprobs is not None:  # this forward is pi_old
             metrics |= sampler_against_old(micro, out.logprobs, out.routing)
         elif micro.old_logprobs is not None:
@@ -292,10 +277,9 @@ class Learner:
         gradients: Any,
         loss: Array,
         occupied: Array,
-        first: Array,
         metrics: dict[str, M.Metric],
     ) -> tuple[TrainState, dict[str, M.Metric]]:
-        policy_gradient, critic_gradient, predictor_gradient = gradients
+        policy_gradient, critic_gradient = gradients
         if self.policy_frozen:
             policy_gradient = _with_head(policy_gradient, jax.tree.map(jnp.zeros_like, policy_gradient))
         norm = optax.tree.norm(policy_gradient)
@@ -307,12 +291,6 @@ class Learner:
         if self.critic_optimizer is not None:
             changes, opt_state = self.critic_optimizer.update(critic_gradient, state.critic_opt_state, state.critic)
             new = new.replace(critic=optax.apply_updates(state.critic, changes), critic_opt_state=opt_state)
-        if self.predictor_optimizer is not None and not self.policy_frozen:
-            held = (state.predictor, state.predictor_opt_state)
-            changes, opt_state = self.predictor_optimizer.update(predictor_gradient, held[1], held[0])
-            moved = (optax.apply_updates(state.predictor, changes), opt_state)
-            predictor, opt_state = jax.tree.map(lambda n, o: jnp.where(first, o, n), moved, held)
-            new = new.replace(predictor=predictor, predictor_opt_state=opt_state)
         new = new.replace(updates=state.updates + 1)
         state = jax.tree.map(lambda n, o: jnp.where(finite & occupied, n, o), new, state)
         one = jnp.ones((), jnp.float32)

@@ -277,7 +277,6 @@ KINDS = {
         "grpo",
         {"replay.mode": "R2", "replay.what": "logits", "updates.epochs": 2, "objective.kl_coef": 0.01},
     ),
-    "PR2": ("grpo", {"replay.mode": "PR2", "replay.predictor_learning_rate": 0.05, "updates.epochs": 2}),
     "one update, bfloat16 rollout": (
         "grpo",
         {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"},
@@ -290,7 +289,7 @@ KINDS = {
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("separate critic", "R3 packed", "PR2")))
+        pytest.param(*kind, id=name, marks=[pytest.mark.long] * (name not in ("separate critic", "R3 packed")))
         for name, kind in KINDS.items()
     ],
 )
