@@ -9,15 +9,17 @@ import numpy as np
 
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.machine import Stopped, interruptible
+from jaxrl_llm.ground.metrics import Metric
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run.assembly import Run, base_digest, check_base
 from jaxrl_llm.run.opening import closing, opening
+from jaxrl_llm.training.experience import diagnose
 from jaxrl_llm.training.optimizer import make_schedule
 from jaxrl_llm.training.pending import Pending
-from jaxrl_llm.training.routing_diagnostics import diagnose
 from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.step import Learner
 
 __all__ = ["Stopped", "evaluate", "take_step", "train", "update"]
 
@@ -91,37 +93,36 @@ def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[Trai
     """
     s, start = run.settings, time.monotonic()
     drawn = run.source.next(stream, step, state)
-    state, pending = update(run, state, drawn, step)
+    every, n = s.log.diagnostics_every, s.updates.updates_per_rollout
+    diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
+    old = state.policy.copy() if diagnosed else None
+    learner = dataclasses.replace(run.learner, policy_frozen=step <= s.critic.warmup_steps)
+    state, updates = update(learner, state, drawn)
+    scored = drawn.metrics
+    if old is not None:
+        scored = scored | diagnose(run.learner, state.policy, old, drawn.batch, drawn.epochs[0])
     jax.block_until_ready(state.updates)
-    n = s.updates.updates_per_rollout
-    pending.host |= {
+    host = drawn.host | {
         # of the last update
         "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),
         "time/update_s": time.monotonic() - start - drawn.host.get("time/rollout_s", 0.0),
     }
-    return state, pending
-
-
-def update(run: Run, state: TrainState, drawn: Drawn, step: int) -> tuple[TrainState, Pending]:
-    """The state after one update a minibatch in every epoch, and what is measured on the way."""
-    s, every = run.settings, run.settings.log.diagnostics_every
-    diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
-    old = state.policy.copy() if diagnosed else None
-    learner = dataclasses.replace(run.learner, policy_frozen=step <= s.critic.warmup_steps)
-    updates = []
-    for layout in (layout for epoch in drawn.epochs for layout in epoch):
-        state, metrics = learner.update(state, drawn.batch, layout)
-        updates.append(metrics)
-    scored = drawn.metrics
-    if old is not None:
-        scored = scored | diagnose(run.learner, state.policy, old, drawn.batch, drawn.epochs[0])
     bounds = {
         "dtype": s.model.dtype,
         "sampler_dtype": s.sampler_precision,
         "truncated": s.rollout.allow_truncated,
         "answers": s.rows,
     }
-    return state, Pending(step, dict(drawn.host), scored, updates, drawn.samples, bounds)
+    return state, Pending(step, host, scored, updates, drawn.samples, bounds)
+
+
+def update(learner: Learner, state: TrainState, drawn: Drawn) -> tuple[TrainState, list[dict[str, Metric]]]:
+    """The state after one update a minibatch in every epoch, and the metrics of each update, still on the devices."""
+    updates = []
+    for layout in (layout for epoch in drawn.epochs for layout in epoch):
+        state, metrics = learner.update(state, drawn.batch, layout)
+        updates.append(metrics)
+    return state, updates
 
 
 def evaluate(run: Run, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:

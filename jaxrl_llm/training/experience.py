@@ -16,14 +16,14 @@ from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.training.gaps import expert_load, sampler_against_old
+from jaxrl_llm.training.gaps import decompose, expert_load, flipped_before, flips, ratio_by_flip, sampler_against_old
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import ReplayConfig, count_unrecorded, in_scoring, prescribe
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
-__all__ = ["Experience", "PolicyScores", "Scorer"]
+__all__ = ["Experience", "PolicyScores", "Scorer", "diagnose"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,3 +193,46 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     if records.sampled is not None and records.scored is not None:
         metrics |= expert_load(records.scored, num_experts)
     return metrics
+
+
+def diagnose(
+    learner: Learner,
+    policy: Policy,
+    old: Policy,
+    batch: TrainBatch,
+    layouts: Sequence[Layout],
+) -> dict[str, M.Metric]:
+    """The decomposition over a whole rollout, by three forwards.
+
+    They are the current policy with its own experts e, the current policy with e_old, and the old policy with e.
+
+    Args:
+      layouts: the minibatches of one epoch, at whose shapes training scored and updated.
+    """
+    scored = batch.routing.scored
+    assert scored is not None, "a dense model has no routing to diagnose"
+
+    def score(policy: Policy, replayed: Routing | None) -> Scored:
+        into = learner.blank_scores(batch.tokens, record="experts")
+        for layout in layouts:
+            into = learner.score(policy, batch.tokens, replayed, layout, into=into)
+        return into
+
+    current = score(policy, None)
+    held = score(policy, Routing(scored.experts))
+    swapped = score(old, current.recorded)
+    return _describe(batch, current, held.logprobs, swapped.logprobs)
+
+
+@jax.jit
+def _describe(batch: TrainBatch, current: Scored, held: PerToken, swapped: PerToken) -> dict[str, M.Metric]:
+    old, mask = batch.routing.scored, batch.loss_mask
+    assert old is not None
+    assert batch.old_logprobs is not None
+    assert current.recorded is not None
+    assert current.logprobs is not None
+    return (
+        decompose(current.logprobs, held, swapped, batch.old_logprobs, mask)
+        | flips("routing/flips_fresh", old, current.recorded, batch.segment_ids)
+        | ratio_by_flip(current.logprobs - batch.old_logprobs, flipped_before(old, current.recorded), mask)
+    )

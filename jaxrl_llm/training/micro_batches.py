@@ -10,7 +10,7 @@ so the numbers are the same.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Int
+from jaxrl_llm.ground.array_typing import Array, Int, Shaped
 from jaxrl_llm.models.routing import no_record
-from jaxrl_llm.training.layout import Layout, padded
+from jaxrl_llm.training.layout import Layout
 
-__all__ = ["MicroBatches", "bring", "bring_back", "put", "take"]
+__all__ = ["MicroBatches", "bring", "bring_back", "padded", "put", "take"]
 
 
 class MicroBatches:
@@ -47,6 +47,10 @@ class MicroBatches:
             return take(self._arrays, self.layout, micro)
         there = [x[micro] if x.ndim == 3 else x[:, micro] for x in self._brought]
         return jax.tree.unflatten(jax.tree.structure(self._arrays), there)
+
+    def all_of(self, x: Shaped[Array, "b t"]) -> Shaped[Array, "m r t"]:
+        """Another array of the rollout, as all micro-batches take it."""
+        return MicroBatches(x, self.layout, self._mesh)[:]
 
     def fill(self, into: Any, of: Callable[[Array], Any]) -> Any:
         """Arrays of the rollout with of(i) in the places of every micro-batch i in use, as `put`."""
@@ -86,6 +90,13 @@ class MicroBatches:
             return add(carry[0], totals), M.combine(carry[1], metrics), add(carry[2], gradients)
 
         return lax.fori_loop(0, self.layout.used, body, (zeros(totals), M.identity(metrics), zeros(gradients)))
+
+
+def padded(layout: Layout, multiple: int) -> Layout:
+    """Rows with as much padding as makes their length a multiple of this."""
+    room = ((0, 0), (0, 0), (0, -layout.index.shape[2] % multiple))
+    index = jnp.pad(layout.index, room, constant_values=-1)
+    return layout.replace(index=index, segment_ids=jnp.pad(layout.segment_ids, room))
 
 
 def _spread(tree: Any, layout: Layout, mesh: Mesh | None) -> bool:
@@ -136,39 +147,63 @@ def bring(tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
       Arrays [m r t] and [l m r t x]; padding is 0, False or "no record". b is spread over the devices, and so are r and
       t together.
     """
+    ring, of_rows, of_places = _specs(mesh)
 
     def run(index: Array, parts: Any) -> Any:
         def pick(source: Array, parts: Any, picked: Any) -> Any:
             return jax.tree.map(lambda part, old: _picked(part, index, source, old), parts, picked)
 
-        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), mesh)
+        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), ring)
 
-    specs = (_laid_out(mesh, 2), jax.tree.map(lambda x: _rows(mesh, x.ndim), tree))
-    out = jax.tree.map(lambda x: _laid_out(mesh, x.ndim), tree)
+    specs, out = (of_places(2), jax.tree.map(of_rows, tree)), jax.tree.map(of_places, tree)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(jnp.asarray(index), tree)
 
 
 def bring_back(into: Any, tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
     """Arrays [b t] and [l b t x] with those of `tree`, [m r t] and [l m r t x], written at `index`; -1 is nowhere."""
+    ring, of_rows, of_places = _specs(mesh)
 
     def run(index: Array, into: Any, parts: Any) -> Any:
-        own = lax.axis_index(_axes(mesh))
+        own = lax.axis_index(ring.axes)
 
         def write(source: Array, moving: tuple[Array, Any], into: Any) -> Any:
             index, parts = moving
             return jax.tree.map(lambda old, part: _written(old, part, index, own), into, parts)
 
-        return _around(write, (index, parts), into, mesh)
+        return _around(write, (index, parts), into, ring)
 
-    rows = jax.tree.map(lambda x: _rows(mesh, x.ndim), into)
-    specs = (_laid_out(mesh, 2), rows, jax.tree.map(lambda x: _laid_out(mesh, x.ndim), into))
+    rows = jax.tree.map(of_rows, into)
+    specs = (of_places(2), rows, jax.tree.map(of_places, into))
     run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(jnp.asarray(index), into, tree)
 
 
-def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, mesh: Mesh) -> Any:
+class _Ring(NamedTuple):
+    """axes: of the mesh over which rows are spread, `count` devices in all. unroll: the turns are no loop."""
+
+    axes: tuple[str, ...]
+    count: int
+    unroll: bool
+
+
+def _specs(mesh: Mesh) -> tuple[_Ring, Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
+    """(the ring, spec of an array of a rollout, spec of one that is laid out).
+
+    The specs are functions of the array, or of its rank: [b t] or [l b t x], and [m r t] or [l m r t x].
+    """
+    rows, places = sharding.rows(mesh).spec, sharding.micro_batch(mesh).spec
+    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
+    ring = _Ring(tuple(rows[0]), sharding.row_shards(mesh), unroll=sharding.platform(mesh) == "cpu")
+
+    def after(free: int, spec: Any) -> Any:
+        return lambda x: PartitionSpec(*[None] * (free + (getattr(x, "ndim", x) == 4)), *spec)
+
+    return ring, after(0, rows), after(1, places)
+
+
+def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, ring: _Ring) -> Any:
     """step(source, part, carry) for the part of every device, this one's own first."""
-    axes, count = _axes(mesh), sharding.row_shards(mesh)
+    axes, count, unroll = ring
     own = lax.axis_index(axes)
     to_the_one_before = [(i, (i - 1) % count) for i in range(count)]
 
@@ -177,8 +212,6 @@ def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, mes
         moving = jax.tree.map(lambda x: lax.ppermute(x, axes, to_the_one_before), moving)
         return moving, step((own + n) % count, moving, carry)
 
-    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
-    unroll = sharding.platform(mesh) == "cpu"
     return lax.fori_loop(1, count, turn, (moving, step(own, moving, carry)), unroll=unroll)[1]
 
 
@@ -214,17 +247,3 @@ def _blank(x: Array, shape: tuple[int, ...]) -> Array:
 def _size(x: Array) -> int:
     """Places of an array [b t] or [l b t x]."""
     return x.shape[0] * x.shape[1] if x.ndim == 2 else x.shape[1] * x.shape[2]
-
-
-def _axes(mesh: Mesh) -> tuple[str, ...]:
-    return tuple(sharding.rows(mesh).spec[0])
-
-
-def _rows(mesh: Mesh, rank: int) -> PartitionSpec:
-    """Of an array of a rollout, [b t] or [l b t x]."""
-    return PartitionSpec(*([None] * (rank == 4)), _axes(mesh))
-
-
-def _laid_out(mesh: Mesh, rank: int) -> PartitionSpec:
-    """Of one of this rank that is laid out, [m r t] or [l m r t x]."""
-    return PartitionSpec(*([None] * (1 + (rank == 4))), *sharding.micro_batch(mesh).spec)

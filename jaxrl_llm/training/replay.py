@@ -19,14 +19,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.ranges import one_of
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.routing import Routing, is_recorded, no_record
 from jaxrl_llm.models.scoring import following
 
 __all__ = [
     "ReplayConfig",
     "RoutingRecords",
-    "blank_record",
     "by_router",
     "count_unrecorded",
     "in_scoring",
@@ -98,14 +96,6 @@ def _replayed(config: ReplayConfig, recorded: Routing | None, source: str) -> Ro
             "replay.what='logits' and only experts were recorded; record logits or set replay.what=experts"
         )
     return recorded
-
-
-def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
-    """An empty record in the shape of a rollout."""
-    dtype = routing_dtype(config.num_experts)
-    shape = (config.num_moe_layers, rows, time)
-    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def by_router(routing: Routing) -> Routing:

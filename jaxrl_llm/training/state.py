@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -97,14 +96,6 @@ class TrainBatch(flax.struct.PyTreeNode):
     returns: PerToken | None = None
     margins: PerToken | None = None
     routing: RoutingRecords = RoutingRecords()
-
-    def check_shapes(self) -> None:
-        """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
-        chex.assert_equal_shape([x for name, x in vars(self).items() if name != "routing" and x is not None])
-        records = jax.tree.leaves(self.routing)
-        chex.assert_rank(records, 4)
-        for record in records:
-            chex.assert_equal(record.shape[1:3], self.tokens.shape)
 
 
 def parameter_axes(model: Model, params: Any, axes: Any = None) -> Any:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -17,19 +18,20 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import scoring
+from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention.flash import time_multiple
 from jaxrl_llm.models.experts.moe import load_balance_loss
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models.routing import Routing, routing_dtype
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import MicroBatches
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import blank_record, by_router, router_logprobs
+from jaxrl_llm.training.replay import by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
-__all__ = ["Learner", "Scored"]
+__all__ = ["Learner", "Scored", "blank_record", "check_shapes"]
 
 
 class Scored(flax.struct.PyTreeNode):
@@ -156,12 +158,12 @@ class Learner:
     def _update(
         self, state: TrainState, base: Any, batch: TrainBatch, layout: Layout
     ) -> tuple[TrainState, dict[str, M.Metric]]:
-        batch.check_shapes()
+        check_shapes(batch)
         rows, time = batch.tokens.shape
         micro_batches = self._cut(batch, layout)
         layout = micro_batches.layout
         ids = sequence_ids(jnp.asarray(layout.index), time)
-        counts = self._counts(MicroBatches(batch.loss_mask, layout, self.model.mesh)[:], ids, rows)
+        counts = self._counts(micro_batches.all_of(batch.loss_mask), ids, rows)
         occupied = jnp.max(jnp.stack([*counts.values()])) > 0
 
         def one(i: Array | int) -> Any:
@@ -281,3 +283,20 @@ def _of_critic(trained: Trained, others: Trained) -> Trained:
     """The critic of the first, separate or a value head on the policy, and all else of the second."""
     policy = {name: x if name == "value_head" else others.policy[name] for name, x in trained.policy.items()}
     return trained.replace(policy=policy)
+
+
+def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
+    """An empty record in the shape of a rollout."""
+    dtype = routing_dtype(config.num_experts)
+    shape = (config.num_moe_layers, rows, time)
+    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
+
+
+def check_shapes(batch: TrainBatch) -> None:
+    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
+    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
+    records = jax.tree.leaves(batch.routing)
+    chex.assert_rank(records, 4)
+    for record in records:
+        chex.assert_equal(record.shape[1:3], batch.tokens.shape)

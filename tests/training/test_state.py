@@ -13,7 +13,7 @@ from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state, parameter_axes, state_shardings
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.step import Learner, check_shapes
 from tests.reference import tiny_training as tiny
 
 MODEL = tiny.make_model()
@@ -96,12 +96,12 @@ def put_past_the_constructor(batch, **fields):
 
 
 def test_what_would_broadcast_is_refused():
-    BATCH.check_shapes()
+    check_shapes(BATCH)
     column = BATCH.advantages[:, :1]
     record = RoutingRecords(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
     for wrong in ({"advantages": column}, {"routing": record}):
         with pytest.raises(AssertionError):
-            put_past_the_constructor(BATCH, **wrong).check_shapes()
+            check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
     with pytest.raises(AssertionError, match="shape"):
         Learner.update.__wrapped__(LEARNER, state, put_past_the_constructor(BATCH, advantages=column), LAYOUT)

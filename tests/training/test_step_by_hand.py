@@ -12,9 +12,9 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.replay import RoutingRecords, blank_record
+from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.step import Learner, blank_record
 from tests.reference import step_by_hand as hand
 from tests.reference import tiny_training as tiny
 
