@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
-from jaxrl_llm.tasks.verifiers.named import numeric
+from jaxrl_llm.tasks.tokenizers import CharTokenizer
+from jaxrl_llm.tasks.verifiers import numeric
 
 __all__ = ["addition", "subtraction"]
 

@@ -1,4 +1,4 @@
-"""What a task is, and the registry of task names."""
+"""What a task is, what stands around its prompts, and the registry of task names."""
 
 import dataclasses
 import inspect
@@ -10,10 +10,22 @@ from typing import Any, TypedDict
 import numpy as np
 
 from jaxrl_llm.ground.ranges import positive, suggestion, within
-from jaxrl_llm.tasks.prompting import Prompting
-from jaxrl_llm.tasks.tokenizers.tokenizer import Tokenizer
+from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
 
-__all__ = ["Draw", "Example", "Row", "Source", "Task", "Verify", "make", "names", "register"]
+__all__ = [
+    "Draw",
+    "Example",
+    "Prompting",
+    "Row",
+    "Source",
+    "Task",
+    "TooLong",
+    "Verify",
+    "bounded",
+    "make",
+    "names",
+    "register",
+]
 
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
@@ -27,6 +39,55 @@ class Example(TypedDict):
     prompt: str
     answer: str  # a right answer: the target of supervised training, `gold` for a verifier
     row: Row  # the other fields of the data, plain JSON
+
+
+_PLACE = "{prompt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompting:
+    """The text around every prompt.
+
+    Args:
+        template: text with `{prompt}` once, e.g. worked examples before it; other braces are literal.
+        chat: wrap that in the model's chat template, up to where the model's answer begins.
+        system: the system message of the chat; empty: none, or what the chat template writes by default.
+        chat_options: other variables of the chat template, such as {"enable_thinking": False}.
+
+    Raises:
+        ValueError: `{prompt}` is not there once, or a field of the chat is set without a chat.
+    """
+
+    template: str = _PLACE
+    chat: bool = False
+    system: str = ""
+    chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.template.count(_PLACE) != 1:
+            raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, in place of the prompt")
+        for field in ("system", "chat_options"):
+            if getattr(self, field) and not self.chat:
+                raise ValueError(
+                    f"task.{field}={getattr(self, field)!r} is part of a chat; set task.chat=True or clear it"
+                )
+
+    def text(self, tokenizer: Tokenizer, prompt: str) -> str:
+        """The text that the model continues with its answer.
+
+        Raises:
+            ValueError: chat=True with a tokenizer that has no chat template.
+        """
+        question = self.template.replace(_PLACE, prompt)
+        if not self.chat:
+            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + question
+        if not isinstance(tokenizer, TextTokenizer):
+            raise ValueError(
+                "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
+                "checkpoint that has one, or task.chat=False"
+            )
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        return tokenizer.chat([*messages, {"role": "user", "content": question}], **self.chat_options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +170,45 @@ class Task:
     def ids_of_answer(self, answer: str) -> list[int]:
         """A supervised answer with the id that ends it."""
         return [*self.tokenizer.encode(answer), self.tokenizer.end_ids[0]]
+
+    def bounded_ids(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """The ids of a prompt and of its answer.
+
+        Raises:
+            TooLong: one of them is over its bound.
+        """
+        return (
+            bounded("prompt", prompt, self.ids_of_prompt(prompt), self.prompt_length),
+            bounded("answer", answer, self.ids_of_answer(answer), self.answer_length),
+        )
+
+
+class TooLong(ValueError):
+    """A prompt or an answer has more tokens than its bound."""
+
+
+def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
+    """`ids` as they are.
+
+    Args:
+        kind: prompt, answer, chosen or rejected.
+        text: what the ids stand for.
+        most: how many there may be.
+
+    Raises:
+        TooLong: there are more.
+    """
+    if len(ids) > most:
+        bound, remedy, end = (
+            ("prompt_length", "rollout.max_prompt_length; 0 is the task's own bound", "")
+            if kind == "prompt"
+            else ("answer_length", "rollout.max_new_tokens for pairs, else the task's options", " with EOS")
+        )
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise TooLong(
+            f"the {kind} {shown!r} has {len(ids)} tokens{end}, over {bound}={most}; raise {bound} (in a run: {remedy})"
+        )
+    return ids
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import suggestion
 from jaxrl_llm.tasks.base import Draw, Task, register
-from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.tokenizers import ByteTokenizer
 
 __all__ = ["ReasoningGymVerifier", "reasoning_gym"]
 

@@ -5,12 +5,14 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Draw, Example, Task
+from jaxrl_llm.ground.machine import cache_folder
+from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong
 
-__all__ = ["Split", "data_name", "generate", "is_test"]
+__all__ = ["Split", "data_name", "default_data_dir", "generate", "is_test"]
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
@@ -64,6 +66,11 @@ def generate(task: Task) -> dict[str, Split]:
 def is_test(prompt: str) -> bool:
     """Whether a prompt belongs to the test split, by a hash of its text."""
     return _digest(prompt) % _TEST_SHARE == 0
+
+
+def default_data_dir() -> Path:
+    """$XDG_CACHE_HOME/jaxrl_llm/data, or the same below ~/.cache."""
+    return cache_folder() / "data"
 
 
 def data_name(task: Task) -> str:
@@ -132,16 +139,10 @@ def _drawn(task: Task) -> dict[str, Split]:
 
 def _check(task: Task, prompt: str, answer: str, row: object) -> None:
     """A drawn example fits its bounds, and its answer is right by the task's own rule."""
-    for kind, text, ids in (
-        ("prompt", prompt, task.ids_of_prompt(prompt)),
-        ("answer", answer, task.ids_of_answer(answer)),
-    ):
-        if len(ids) > getattr(task, f"{kind}_length"):
-            field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
-            raise ValueError(
-                f"task {task.name!r} drew the {kind} {text!r} of {len(ids)} tokens, but {kind}_length="
-                f"{getattr(task, f'{kind}_length')}; raise {kind}_length{field}"
-            )
+    try:
+        task.bounded_ids(prompt, answer)
+    except TooLong as error:
+        raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
     reward = task.verify(prompt, answer, answer, row)  # pyright: ignore[reportArgumentType]
     if not reward >= task.solved:
         raise ValueError(

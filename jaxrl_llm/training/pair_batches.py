@@ -12,9 +12,15 @@ from jaxtyping import Float
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.objectives.pair_objective import PairObjective
-from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig
-from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.preference.pair_stream import PairBatch, PairEncoder, all_pairs, pair_stream
+from jaxrl_llm.tasks.preference import (
+    Pair,
+    PairBatch,
+    PairEncoder,
+    PairSplits,
+    PreferenceConfig,
+    all_pairs,
+    pair_stream,
+)
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.pair_scoring import computed_once, judge, score_rows
 from jaxrl_llm.training.sources import Drawn

@@ -10,7 +10,7 @@ from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, pairs
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.tokenizers import TextTokenizer
 
 __all__ = ["PairSplits", "PreferenceConfig", "file_identity"]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.ranges import one_of, suggestion
+from jaxrl_llm.tasks.base import TooLong
 from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, TooLong
+from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.tasks.splits import is_test
 
 __all__ = ["PairFile", "read_pairs"]

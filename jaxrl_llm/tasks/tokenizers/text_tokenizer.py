@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_llm.tasks.tokenizers import chat_template
-from jaxrl_llm.tasks.tokenizers.tokenizer import UNKNOWN, before_end
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
 __all__ = ["TextTokenizer", "load_tokenizer"]
 
@@ -32,6 +32,7 @@ class TextTokenizer:
     end_ids: tuple[int, ...]
     template: str = dataclasses.field(default="", repr=False)
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    pad_id: ClassVar[int] = 0  # may be an ordinary token too: see `Tokenizer`
     vocab_size: int = dataclasses.field(init=False)
     fingerprint: str = dataclasses.field(init=False)
 
@@ -44,10 +45,6 @@ class TextTokenizer:
             )
         whole = json.dumps([self.backend.to_str(), self.end_ids, self.template])
         object.__setattr__(self, "fingerprint", hashlib.sha256(whole.encode()).hexdigest()[:16])
-
-    @property
-    def pad_id(self) -> int:
-        return 0  # an ordinary token elsewhere: see `Tokenizer`
 
     @functools.cached_property
     def start(self) -> str:

@@ -63,8 +63,16 @@ def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
     return kept
 
 
+class _Plain:
+    """Id 0 is padding, id 1 ends an answer, and the symbols follow."""
+
+    eos_id: ClassVar[int] = 1
+    end_ids: ClassVar[tuple[int, ...]] = (1,)
+    pad_id: ClassVar[int] = 0
+
+
 @dataclasses.dataclass(frozen=True)
-class CharTokenizer:
+class CharTokenizer(_Plain):
     """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...; id 0 is padding and id 1 ends an answer.
 
     Args:
@@ -75,7 +83,6 @@ class CharTokenizer:
     """
 
     vocabulary: str
-    eos_id: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         twice = sorted({c for c in self.vocabulary if self.vocabulary.count(c) > 1})
@@ -86,16 +93,7 @@ class CharTokenizer:
             )
 
     @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def pad_id(self) -> int:
-        return 0
-
-    @property
     def vocab_size(self) -> int:
-        """Number of ids: the characters, padding and EOS."""
         return len(self.vocabulary) + 2
 
     @property
@@ -133,27 +131,14 @@ class CharTokenizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(_Plain):
     """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
 
     The tokenizer of a text task when the model has none: it encodes any text and needs no training.
     """
 
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def pad_id(self) -> int:
-        return 0
-
-    @property
-    def vocab_size(self) -> int:
-        return 258
-
-    @property
-    def fingerprint(self) -> str:
-        return "bytes"
+    vocab_size: ClassVar[int] = 258
+    fingerprint: ClassVar[str] = "bytes"
 
     def encode(self, text: str) -> list[int]:
         return [byte + 2 for byte in text.encode()]
@@ -165,5 +150,5 @@ class ByteTokenizer:
             ValueError: an id is negative.
         """
         kept = before_end(ids, self.end_ids)
-        # 0xFF is no byte of UTF-8, so that an unknown id is replaced as broken bytes are.
+        # 0xFF is no byte of UTF-8, so an unknown id is replaced like a broken byte.
         return bytes(i - 2 if 2 <= i < self.vocab_size else 0xFF for i in kept).decode(errors="replace")
