@@ -25,7 +25,7 @@ _Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 
 def stored(
-    row: type[_Row],
+    row: Callable[..., _Row],
     dataset: str,
     version: str,
     name: str,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.preference.pair_rules import CORRUPTIONS, PairRules, make_pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, all_pairs, pair_stream, pairs
+from jaxrl_llm.tasks.preference import CORRUPTIONS, PairEncoder, PairRules, all_pairs, make_pairs, pair_stream, pairs
 
 SIZE = 96
 SIZES = {"train_size": SIZE, "test_size": 8}

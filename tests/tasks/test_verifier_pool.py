@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.verifiers import verifier_pool
-from jaxrl_llm.tasks.verifiers.named import MathVerifier
-from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict, judge, submit
+from jaxrl_llm.tasks import verifiers
+from jaxrl_llm.tasks.verifiers import TIMEOUT, MathVerifier, Verdict, judge, submit
 from tests.tasks import verifiers_for_tests as V
 
 TASK = dataclasses.replace(tasks.make("sort"), isolated=True, time_limit=1.0)
@@ -26,8 +25,8 @@ def ask(verify, answers, **changes):
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays():
     yield
-    verifier_pool.close()
-    assert [child for child in psutil.Process().children() if "verifier_worker" in " ".join(child.cmdline())] == []
+    verifiers.close()
+    assert [child for child in psutil.Process().children() if "import work" in " ".join(child.cmdline())] == []
 
 
 def test_rewards_come_in_the_order_of_the_answers():
@@ -98,7 +97,7 @@ def test_workers_end_with_their_program(tmp_path):
     script = (
         "import dataclasses\n"
         "from jaxrl_llm import tasks\n"
-        "from jaxrl_llm.tasks.verifiers.verifier_pool import submit\n"
+        "from jaxrl_llm.tasks.verifiers import submit\n"
         "from tests.tasks import verifiers_for_tests as V\n"
         "task = dataclasses.replace(tasks.make('sort'), verify=V.troubled, isolated=True, time_limit=1.0)\n"
         "submit(task, [('', 'print', '', {})]).result()\n"
@@ -109,4 +108,4 @@ def test_workers_end_with_their_program(tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "a verifier may print\n"
     left = [p for p in set(psutil.pids()) - before if psutil.pid_exists(p)]
-    assert not [p for p in left if "verifier_worker" in " ".join(psutil.Process(p).cmdline())]
+    assert not [p for p in left if "import work" in " ".join(psutil.Process(p).cmdline())]

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 __all__ = ["UNKNOWN", "ByteTokenizer", "CharTokenizer", "Tokenizer", "before_end"]
 
@@ -66,9 +66,9 @@ def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
 class _Plain:
     """Id 0 is padding, id 1 ends an answer, and the symbols follow."""
 
-    eos_id: ClassVar[int] = 1
-    end_ids: ClassVar[tuple[int, ...]] = (1,)
-    pad_id: ClassVar[int] = 0
+    eos_id = 1
+    end_ids = (1,)
+    pad_id = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +137,8 @@ class ByteTokenizer(_Plain):
     The tokenizer of a text task when the model has none: it encodes any text and needs no training.
     """
 
-    vocab_size: ClassVar[int] = 258
-    fingerprint: ClassVar[str] = "bytes"
+    vocab_size = 258
+    fingerprint = "bytes"
 
     def encode(self, text: str) -> list[int]:
         return [byte + 2 for byte in text.encode()]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxrl_llm.tasks.tokenizers import chat_template
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
@@ -32,7 +32,7 @@ class TextTokenizer:
     end_ids: tuple[int, ...]
     template: str = dataclasses.field(default="", repr=False)
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    pad_id: ClassVar[int] = 0  # may be an ordinary token too: see `Tokenizer`
+    pad_id = 0  # may be an ordinary token too: see `Tokenizer`
     vocab_size: int = dataclasses.field(init=False)
     fingerprint: str = dataclasses.field(init=False)
 

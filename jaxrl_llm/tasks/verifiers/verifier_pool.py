@@ -152,6 +152,7 @@ def _in_workers(name: str, pickled: bytes, time_limit: float, questions: list[Qu
     waiting = deque(range(len(questions)))
     verdicts: list[Verdict] = [Verdict(0.0)] * len(questions)
     workers = _take((time_limit, pickled))
+    most = min(len(usable_cores()), _MOST_WORKERS)
 
     def next_question(worker: _Worker) -> None:
         if waiting:
@@ -171,7 +172,8 @@ def _in_workers(name: str, pickled: bytes, time_limit: float, questions: list[Qu
         for worker in [worker for worker in workers if worker.loaded]:
             next_question(worker)
         while waiting or any(worker.question is not None for worker in workers):
-            while len(workers) < min(len(usable_cores()), _MOST_WORKERS, len(waiting) + sum(w.question is not None for w in workers)):
+            unanswered = len(waiting) + sum(worker.question is not None for worker in workers)
+            while len(workers) < min(most, unanswered):
                 workers.append(_Worker(time_limit, pickled))
             soonest = min(worker.deadline for worker in workers)
             patience = None if soonest == math.inf else max(0.0, soonest - time.monotonic())
@@ -208,7 +210,8 @@ def _take(verifier: tuple[float, bytes]) -> list[_Worker]:
         for worker in _idle:
             if worker not in fitting:
                 worker.end()
-        _idle.cle
+        _idle.clear()
+    return fitting
 
 
 def work(descriptor: int, time_limit: float) -> None:
