@@ -112,20 +112,21 @@ class Task:
         prompt_length: most tokens of a prompt, with what `prompting` puts around it.
         answer_length: most tokens of an answer, the end included.
         tokenizer: text to ids.
-        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text. A verify that
-            raises, or returns no finite number, is counted and its answer gets 0.
+        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text; if verify
+            raises or returns no finite number, that is counted and the answer gets 0.
         sample: draws (prompt, right answer) or (prompt, right answer, row) from a numpy Generator. A task has either
             this or `source`.
         source: a data set with splits of its own.
-        options: what `make` was called with, defaults filled in; becomes part of the name of the data on disk.
-        train_size: examples of the train split; with a `source` at most, 0 = all.
-        test_size: examples of the test split; likewise. No drawn prompt is in both splits.
+        options: what `make` was called with, defaults filled in; part of the name of the data on disk.
+        train_size, test_size: examples of each split; with a `source` at most so many, 0 = all. No drawn prompt is in
+            both splits.
         prompting: the text around a prompt.
         drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are;
-        otherwise they raise. solved: an answer with at least this reward is right: that is what exact match and pass@k
-        count. verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
-        isolated: verify runs in a worker process, which is killed after `time_limit`; it must be a function of a
-            module, not one inside another function. For anything that may hang or runs code it does not control.
+            otherwise they raise.
+        solved: an answer with at least this reward is right, as exact match and pass@k count it.
+        verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
+        isolated: verify runs in a worker process, which is killed after `time_limit`. For anything that may hang or
+            runs code that it does not control; it must be a function of a module, not one inside another function.
         time_limit: seconds of one isolated verification.
 
     Raises:
@@ -171,44 +172,28 @@ class Task:
         """A supervised answer with the id that ends it."""
         return [*self.tokenizer.encode(answer), self.tokenizer.end_ids[0]]
 
-    def bounded_ids(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """The ids of a prompt and of its answer.
-
-        Raises:
-            TooLong: one of them is over its bound.
-        """
-        return (
-            bounded("prompt", prompt, self.ids_of_prompt(prompt), self.prompt_length),
-            bounded("answer", answer, self.ids_of_answer(answer), self.answer_length),
-        )
-
 
 class TooLong(ValueError):
     """A prompt or an answer has more tokens than its bound."""
 
 
 def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
-    """`ids` as they are.
-
-    Args:
-        kind: prompt, answer, chosen or rejected.
-        text: what the ids stand for.
-        most: how many there may be.
+    """`ids` of a text: of a prompt, or of an answer (kind answer, chosen or rejected) with its end.
 
     Raises:
-        TooLong: there are more.
+        TooLong: there are more than `most`.
     """
-    if len(ids) > most:
-        bound, remedy, end = (
-            ("prompt_length", "rollout.max_prompt_length; 0 is the task's own bound", "")
-            if kind == "prompt"
-            else ("answer_length", "rollout.max_new_tokens for pairs, else the task's options", " with EOS")
+    if len(ids) <= most:
+        return ids
+    if kind == "prompt":
+        over, remedy = "tokens, over prompt_length", "in a run: rollout.max_prompt_length; 0 is the task's own bound"
+    else:
+        over, remedy = (
+            "tokens with EOS, over answer_length",
+            "in a run: rollout.max_new_tokens for pairs, else a task option",
         )
-        shown = text if len(text) <= 60 else text[:57] + "..."
-        raise TooLong(
-            f"the {kind} {shown!r} has {len(ids)} tokens{end}, over {bound}={most}; raise {bound} (in a run: {remedy})"
-        )
-    return ids
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    raise TooLong(f"the {kind} {shown!r} has {len(ids)} {over}={most}; raise {over.split()[-1]} ({remedy})")
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}
@@ -274,8 +259,8 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
 def _posed(task: Task, tokenizer: Tokenizer | None, prompting: Prompting | None) -> Task:
     """The task with another tokenizer or with text around its prompts.
 
-    A drawn prompt's bound counts its characters, each at most one token of a byte-level tokenizer, and grows by the
-    text around it. A data set's bound is on the whole text, since longer prompts are dropped.
+    The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows by
+    the text around the prompt. A data set's bound is on the whole text, since longer prompts are dropped.
     """
     if tokenizer is None and prompting is None:
         return task

@@ -73,7 +73,8 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         name: str,
         data_dir: Path,
     ):
-        self.name, self.VERSION = dataset, tfds.core.Version(version)  # where TFDS looks for them
+        self.name = dataset  # pyright: ignore[reportAttributeAccessIssue] (TFDS's own adhoc builder does so)
+        self.VERSION = tfds.core.Version(version)
         self._kinds, self._splits = kinds, splits
         config = tfds.core.BuilderConfig(name=name)
         super().__init__(config=config, data_dir=data_dir, file_format="array_record")

@@ -180,21 +180,24 @@ def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Prompt
 
 def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
     draws, rows = zip(*numbered, strict=True)
-    ids = [task.bounded_ids(row["prompt"], row["answer"]) for row in rows]
+    prompts = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
     return SupervisedBatch(
         uid=np.array([row["uid"] for row in rows], np.int64),
         draw=np.array(draws, np.int64),
-        **answered_rows(ids, task.prompt_length + task.answer_length, task.tokenizer.pad_id),
+        **answered_rows(prompts, answers, task.prompt_length + task.answer_length, task.tokenizer.pad_id),
     )
 
 
-def answered_rows(ids: Sequence[tuple[list[int], list[int]]], length: int, pad_id: int) -> dict[str, Any]:
-    """tokens, loss_mask and segment_ids of `SupervisedBatch`, from the ids of every prompt and its answer."""
+def answered_rows(
+    prompts: Sequence[list[int]], answers: Sequence[list[int]], length: int, pad_id: int
+) -> dict[str, Any]:
+    """tokens, loss_mask and segment_ids of `SupervisedBatch`, from the ids of every prompt and of its answer."""
     position = np.arange(length)[None, :]
-    start = np.array([len(prompt) for prompt, _ in ids])[:, None]
-    end = start + np.array([len(answer) for _, answer in ids])[:, None]
+    start = np.array([len(prompt) for prompt in prompts])[:, None]
+    end = start + np.array([len(answer) for answer in answers])[:, None]
     return {
-        "tokens": _left_aligned([prompt + answer for prompt, answer in ids], length, pad_id),
+        "tokens": _left_aligned([p + a for p, a in zip(prompts, answers, strict=True)], length, pad_id),
         "loss_mask": (position >= start) & (position < end),
         "segment_ids": (position < end).astype(np.int32),
     }

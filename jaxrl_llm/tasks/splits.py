@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong
+from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong, bounded
 
 __all__ = ["Split", "data_name", "default_data_dir", "generate", "is_test"]
 
@@ -30,14 +30,15 @@ class Split:
     dropped: int = 0
     shortest: int = 2**31 - 1  # tokens of the shortest prompt that was dropped
 
-    def add(self, task: Task, draw: Draw) -> None:
-        """Keep the draw, unless its prompt is too long."""
+    def add(self, task: Task, draw: Draw) -> bool:
+        """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
         prompt, answer, row = draw if len(draw) == 3 else (*draw, {})
         length = len(task.ids_of_prompt(prompt))
         if length > task.prompt_length:
             self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
-        else:
-            self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
+            return False
+        self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
+        return True
 
 
 def generate(task: Task) -> dict[str, Split]:
@@ -120,18 +121,13 @@ def _drawn(task: Task) -> dict[str, Split]:
         draw = task.sample(rng)
         prompt, answer = draw[0], draw[1]
         name = "test" if is_test(prompt) else "train"
-        split = splits[name]
-        if prompt in seen or len(split.examples) == wanted[name]:
-            useless += 1
-            if useless == _PATIENCE:
-                raise _exhausted(task, splits)
-            continue
-        seen.add(prompt)
-        if not task.drop_long:
-            _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
-        before = split.dropped
-        split.add(task, draw)
-        useless = useless + 1 if split.dropped > before else 0
+        kept = False
+        if prompt not in seen and len(splits[name].examples) < wanted[name]:
+            seen.add(prompt)
+            if not task.drop_long:
+                _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
+            kept = splits[name].add(task, draw)
+        useless = 0 if kept else useless + 1
         if useless == _PATIENCE:
             raise _exhausted(task, splits)
     return splits
@@ -140,7 +136,8 @@ def _drawn(task: Task) -> dict[str, Split]:
 def _check(task: Task, prompt: str, answer: str, row: object) -> None:
     """A drawn example fits its bounds, and its answer is right by the task's own rule."""
     try:
-        task.bounded_ids(prompt, answer)
+        bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
+        bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
     reward = task.verify(prompt, answer, answer, row)  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.tasks.verifiers import MathVerifier, exact, number, numeric, verifier
+from jaxrl_llm.tasks.verifiers import exact, number, numeric, verifier
+from jaxrl_llm.tasks.verifiers.named_verifiers import MathVerifier
 
 # answer, gold, right by `numeric`, right by `math` (None: not asked, where reading it either way is defensible)
 FORMS = [

@@ -11,15 +11,20 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks import verifiers
-from jaxrl_llm.tasks.verifiers import TIMEOUT, MathVerifier, Verdict, judge, submit
+from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
+from jaxrl_llm.tasks.verifiers.named_verifiers import MathVerifier
 from tests.tasks import verifiers_for_tests as V
 
 TASK = dataclasses.replace(tasks.make("sort"), isolated=True, time_limit=1.0)
 
 
+def judged(task, questions):
+    return submit(task, questions).result()
+
+
 def ask(verify, answers, **changes):
     task = dataclasses.replace(TASK, verify=verify, **changes)
-    return judge(task, [("prompt", answer, "gold", {}) for answer in answers])
+    return judged(task, [("prompt", answer, "gold", {}) for answer in answers])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +39,7 @@ def test_rewards_come_in_the_order_of_the_answers():
     assert ask(V.length, answers) == [Verdict(float(n)) for n in range(50)]
     assert ask(V.length, []) == []
     with_row = [("", "abc", "", {"minus": n}) for n in range(3)]
-    verdicts = judge(dataclasses.replace(TASK, verify=V.length), with_row)
+    verdicts = judged(dataclasses.replace(TASK, verify=V.length), with_row)
     assert [verdict.reward for verdict in verdicts] == [3.0, -7.0, -17.0]  # any number is a reward
 
 
@@ -86,10 +91,12 @@ def test_a_verifier_that_cannot_be_used_is_an_error_at_once():
 
 def test_a_quick_rule_runs_here_and_may_raise():
     here = [("", answer, "", {}) for answer in ("", "raise", "nan")]
-    verdicts = judge(dataclasses.replace(TASK, verify=V.troubled, isolated=False), here)
+    verdicts = judged(dataclasses.replace(TASK, verify=V.troubled, isolated=False), here)
     assert [v.reward for v in verdicts] == [2.5, 0.0, 0.0]
     assert [bool(v.error) for v in verdicts] == [False, True, True]
-    assert judge(dataclasses.replace(TASK, verify=V.process, isolated=False), here[:1]) == [Verdict(float(os.getpid()))]
+    assert judged(dataclasses.replace(TASK, verify=V.process, isolated=False), here[:1]) == [
+        Verdict(float(os.getpid()))
+    ]
 
 
 def test_workers_end_with_their_program(tmp_path):

@@ -79,12 +79,9 @@ class PairEncoder:
 
     def rows(self, given: Sequence[Pair]) -> dict[str, Any]:
         """tokens, loss_mask and segment_ids of `PairBatch`."""
-        ids = [
-            (self.ids("prompt", pair["prompt"]), self.ids(side, pair[side]))
-            for pair in given
-            for side in ("chosen", "rejected")
-        ]
-        return answered_rows(ids, self.prompt_length + self.answer_length, self.tokenizer.pad_id)
+        prompts = [ids for pair in given for ids in [self.ids("prompt", pair["prompt"])] * 2]
+        answers = [self.ids(side, pair[side]) for pair in given for side in ("chosen", "rejected")]
+        return answered_rows(prompts, answers, self.prompt_length + self.answer_length, self.tokenizer.pad_id)
 
     def __call__(self, numbered: Sequence[tuple[int, Pair]]) -> PairBatch:
         """The batch of pairs that are numbered by their place in a stream."""

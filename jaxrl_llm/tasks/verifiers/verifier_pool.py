@@ -28,7 +28,7 @@ from typing import Any
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.tasks.base import Row, Task
 
-__all__ = ["TIMEOUT", "Question", "Verdict", "close", "judge", "submit", "work"]
+__all__ = ["TIMEOUT", "Verdict", "close", "submit", "work"]
 
 TIMEOUT = "timeout"
 _LOADING = 120.0  # seconds in which a worker must have imported what its verifier needs
@@ -47,20 +47,11 @@ class Verdict:
     error: str = ""
 
 
-def judge(task: Task, questions: Sequence[Question]) -> list[Verdict]:
-    """The verdict on every answer, in order.
-
-    Raises:
-        ValueError: an isolated verify cannot be sent to or loaded in a worker.
-    """
-    return submit(task, questions).result()
-
-
 def submit(task: Task, questions: Sequence[Question]) -> "concurrent.futures.Future[list[Verdict]]":
-    """The same, without waiting where the task is isolated; a quick rule has run when this returns.
+    """The verdict on every answer, in order. A quick rule has run when this returns; an isolated one runs meanwhile.
 
     Raises:
-        ValueError: an isolated verify cannot be sent to a worker.
+        ValueError: an isolated verify cannot be sent to a worker; from the result, it cannot be loaded there.
     """
     if task.isolated:
         try:
