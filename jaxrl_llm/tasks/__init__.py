@@ -1,7 +1,7 @@
 """Prompts and what answers to them are worth, on the host. In: a task's name and options, a tokenizer. Out: streams of
 prompts, given answers and pairs, and a verifier. A new task is one small file: docs/tasks.md."""
 
-from jaxrl_llm.tasks import arithmetic, countdown, gsm8k, jsonl, modular, reasoning, sort
+from jaxrl_llm.tasks import arithmetic, countdown, gsm8k, jsonl, modular, reasoning, sort  # noqa: F401 (they register)
 from jaxrl_llm.tasks.base import Example, Prompting, Row, Source, Task, Verify, make, names, register
 from jaxrl_llm.tasks.data import (
     PromptBatch,
@@ -43,22 +43,15 @@ __all__ = [
     "Tokenizer",
     "Verify",
     "all_prompts",
-    "arithmetic",
     "batches",
-    "countdown",
     "data_name",
     "default_data_dir",
     "examples",
-    "gsm8k",
-    "jsonl",
     "load_tokenizer",
     "make",
-    "modular",
     "names",
     "prompts",
-    "reasoning",
     "register",
-    "sort",
     "supervised",
     "tokenizer_files",
     "write_tokenizer",

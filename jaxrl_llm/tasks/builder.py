@@ -52,9 +52,7 @@ def stored(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(folder.parent / "lock"):
                 if not folder.exists():
-                    splits = make()
-                    with _quiet():
-                        _Builder(kinds, splits, dataset, version, name, data_dir).download_and_prepare()
+                    _write(_Builder(dataset, version, name, data_dir, kinds, make()))
     except OSError as error:
         raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
     sources: Any = tfds.builder_from_directory(folder).as_data_source()
@@ -65,13 +63,7 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Rows in their order."""
 
     def __init__(
-        self,
-        kinds: Mapping[str, Any],
-        splits: Mapping[str, Iterable[Mapping[str, Any]]],
-        dataset: str,
-        version: str,
-        name: str,
-        data_dir: Path,
+        self, dataset: str, version: str, name: str, data_dir: Path, kinds: Mapping[str, Any], splits: Mapping[str, Any]
     ):
         self.name = dataset  # pyright: ignore[reportAttributeAccessIssue] (TFDS's own adhoc builder does so)
         self.VERSION = tfds.core.Version(version)
@@ -81,10 +73,9 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _info(self) -> tfds.core.DatasetInfo:
         numbers = {int: np.int64, float: np.float32}
-        features = {field: numbers.get(kind, tfds.features.Text()) for field, kind in self._kinds.items()}
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
-        )
+        fields = {field: numbers.get(kind, tfds.features.Text()) for field, kind in self._kinds.items()}
+        features = tfds.features.FeaturesDict(fields)
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing is downloaded here
@@ -114,13 +105,12 @@ class _Rows(Sequence[Any]):
 _READ: Mapping[Any, Callable[[Any], Any]] = {int: int, float: float, str: bytes.decode}
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the six lines that TFDS prints and logs about a data set that it writes."""
+def _write(builder: _Builder) -> None:
+    """Write a data set without the six lines that TFDS prints and logs about it."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
+            builder.download_and_prepare()
     finally:
         logging.set_verbosity(verbosity)

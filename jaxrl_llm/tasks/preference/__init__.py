@@ -3,8 +3,8 @@ pairs for the objectives that read them."""
 
 from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig, file_identity
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_rules import CORRUPTIONS, Pair, PairRules, make_pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairBatch, PairEncoder, all_pairs, pair_stream, pairs
+from jaxrl_llm.tasks.preference.pair_rules import CORRUPTIONS, Pair, PairRules, make_pairs, pairs
+from jaxrl_llm.tasks.preference.pair_stream import PairBatch, PairEncoder, all_pairs, pair_stream
 
 __all__ = [
     "CORRUPTIONS",

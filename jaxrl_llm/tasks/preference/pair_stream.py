@@ -1,28 +1,21 @@
-"""Streams of preference pairs, fed by Grain: of a task's own pairs on disk, or of any other source of pairs.
+"""Batches and streams of preference pairs from any source of them, fed by Grain.
 
 Rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i, each after its prompt.
 """
 
 import dataclasses
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from jaxrl_llm.ground.ranges import one_of
-from jaxrl_llm.tasks.base import Example, Prompting, Task, bounded
-from jaxrl_llm.tasks.data import SupervisedBatch, answered_rows, batches, examples, numbered
-from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, make_pairs
-from jaxrl_llm.tasks.splits import data_name
+from jaxrl_llm.tasks.base import Prompting, Task, bounded
+from jaxrl_llm.tasks.data import SupervisedBatch, answered_rows, batches, numbered
+from jaxrl_llm.tasks.preference.pair_rules import Pair
 from jaxrl_llm.tasks.tokenizers import Tokenizer
 
-__all__ = ["PairBatch", "PairEncoder", "all_pairs", "pair_stream", "pairs"]
-
-_FINGERPRINTED = 64  # pairs that enter the name of the data
+__all__ = ["PairBatch", "PairEncoder", "all_pairs", "pair_stream"]
 
 Ids = Integer[np.ndarray, "p"]
 Rows = Integer[np.ndarray, "n t"]
@@ -84,7 +77,7 @@ class PairEncoder:
         return answered_rows(prompts, answers, self.prompt_length + self.answer_length, self.tokenizer.pad_id)
 
     def __call__(self, numbered: Sequence[tuple[int, Pair]]) -> PairBatch:
-        """The batch of pairs that are numbered by their place in a stream."""
+        """The batch of pairs, each given after its place in the stream."""
         given = [pair for _, pair in numbered]
         return PairBatch(
             uid=np.array([pair["uid"] for pair in given], np.int64),
@@ -101,39 +94,6 @@ class PairEncoder:
         batch = self(numbered)
         rows = {name: batch[name][::2] for name in ("tokens", "loss_mask", "segment_ids")}
         return SupervisedBatch(uid=batch["uid"], draw=batch["draw"], **rows)
-
-
-def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str | Path | None = None) -> Sequence[Pair]:
-    """Random access to the pairs of a task, one for each of its examples; written first if they are not on disk.
-
-    Args:
-        split: "train" or "test"; no prompt is in both, as in the task itself.
-        data_dir: where the data is, or is written; default `default_data_dir()`.
-
-    Raises:
-        ValueError: an unknown split, rules that make no pair of an example, or data that cannot be written.
-    """
-    one_of("split", split, ("train", "test"))
-    from jaxrl_llm.tasks.builder import stored
-
-    given = {name: examples(task, name, data_dir) for name in ("train", "test")}
-
-    def make() -> Mapping[str, Sequence[Pair]]:
-        return {name: list(make_pairs(task, rules, list(source), name)) for name, source in given.items()}
-
-    return stored(Pair, "jaxrl_llm_pairs", "1.0.0", _name(task, rules, given["test"]), data_dir, make)[split]
-
-
-def _name(task: Task, rules: PairRules, examples: Sequence[Example]) -> str:
-    """The name of the folder of the pairs: the rules in words, and a digest of the task's data and the first pairs.
-
-    Pairs that other code made are thus never read.
-    """
-    few = [row for _, row in numbered(examples, _FINGERPRINTED)]
-    content = repr((data_name(task), task.answer_length, rules, list(make_pairs(task, rules, few, "test"))))
-    words = "-".join(f"{key}_{value}" for key, value in dataclasses.asdict(rules).items())
-    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
-    return f"{task.name}-{re.sub(r'[^a-z0-9_.-]', 'x', words)}-{digest}"
 
 
 def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batch_size: int) -> Any:
