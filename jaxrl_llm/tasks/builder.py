@@ -39,7 +39,7 @@ def stored(
         dataset, version: TFDS's name and version of this kind of data set; another `row` needs another version.
         name: of this data set among those of its kind.
         data_dir: default `default_data_dir()`.
-        make: the rows of every split; called where they are written.
+        make: gives the rows of every split; called only if they are to be written.
 
     Raises:
         ValueError: what `make` raises; or data_dir cannot be written.

@@ -35,7 +35,7 @@ Rows = Integer[np.ndarray, "n t"]
 
 
 class PromptBatch(TypedDict):
-    """n prompts, left-aligned in rows of task.prompt_length."""
+    """n prompts, left-aligned in rows of task.prompt_length tokens."""
 
     uid: Ids  # int64, the example's index in its split
     draw: Ids  # int64, running count over the stream: example i of epoch e has draw >= e * size of the split
@@ -70,7 +70,6 @@ class _Stream(Protocol[_Batch]):
 
     def get_state(self) -> dict[str, Any]:
         """What `set_state` needs to continue with the next batch; plain JSON."""
-        ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
@@ -154,7 +153,7 @@ def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batc
 
 
 def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]]:
-    """The first `limit` rows (None: all), each after its place.
+    """(place, row) of the first `limit` rows; None: of all.
 
     Raises:
         ValueError: a limit below 1.

@@ -25,15 +25,12 @@ def gsm8k(
     answer_length: int = 512,
     time_limit: float = 5.0,
 ) -> Task:
-    """The data set's own splits; the right answer is the number behind `####`, the worked one is in `row["solution"]`.
+    """The data set's own splits; the right answer is the number after `####`, its derivation is `row["solution"]`.
 
     Args:
         folder: holds train.jsonl and test.jsonl as published, {"question", "answer"} a line; empty: the user's cache
             folder, where they are downloaded once.
-        verifier: numeric, exact, math, "package.module:function" or "file.py:function".
-        prompt_length: most tokens of a prompt; questions beyond it are dropped and counted.
-        answer_length: most tokens of an answer, the end included.
-        time_limit: seconds that math or your own function may take for an answer.
+        verifier, prompt_length, answer_length, time_limit: as for `jsonl`.
     """
 
     def files() -> dict[str, Path]:

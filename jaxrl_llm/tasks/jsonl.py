@@ -106,7 +106,7 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
 
 
 def digest(*files: Path) -> str:
-    """Changes with the content of the files.
+    """A digest of the content of the files.
 
     Raises:
         ValueError: a file cannot be read.

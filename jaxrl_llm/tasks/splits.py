@@ -44,8 +44,8 @@ class Split:
 def generate(task: Task) -> dict[str, Split]:
     """The train and the test split, the same on every machine.
 
-    Of drawn prompts, a hash decides the split, so that a prompt of the test split is in no train split of the same
-    task, at any size, and no prompt appears twice. The splits of a data set are kept.
+    A hash of a drawn prompt decides its split, so a prompt of the test split is in no train split of the same task, at
+    any size. No prompt is drawn twice. A data set keeps its own splits.
 
     Raises:
         ValueError: the task has too few different prompts or none that is short enough, or it draws an example that
@@ -77,9 +77,8 @@ def default_data_dir() -> Path:
 def data_name(task: Task) -> str:
     """The name of the folder of the task's data: options and sizes in words, and a digest of the content.
 
-    The digest changes with the task's code, with numpy's generators, with the file that a data set is read from, with
-    the tokenizer and the text around prompts, and with the bound where long prompts are dropped: stale data is never
-    read.
+    The digest follows what the task draws or the file that a data set is read from, the tokenizer, the text around
+    prompts, and the bound if longer prompts are dropped. So stale data is never read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())
@@ -134,7 +133,7 @@ def _drawn(task: Task) -> dict[str, Split]:
 
 
 def _check(task: Task, prompt: str, answer: str, row: object) -> None:
-    """A drawn example fits its bounds, and its answer is right by the task's own rule."""
+    """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
     try:
         bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
         bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)

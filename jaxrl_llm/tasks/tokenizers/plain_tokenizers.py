@@ -21,30 +21,24 @@ class Tokenizer(Protocol):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Every id that ends an answer; the first is the one that a supervised answer ends with."""
-        ...
 
     @property
     def pad_id(self) -> int:
         """What an array holds where there is no token."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """The largest id plus 1. A model may have more rows in its embedding, never fewer."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Tokenizers with equal fingerprints give equal ids to every text."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, nothing added before or after it."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first end id; an id that the tokenizer does not know becomes `UNKNOWN`."""
-        ...
 
 
 def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
@@ -73,7 +67,7 @@ class _Plain:
 
 @dataclasses.dataclass(frozen=True)
 class CharTokenizer(_Plain):
-    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...; id 0 is padding and id 1 ends an answer.
+    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...
 
     Args:
         vocabulary: the characters of the task, each once.
@@ -118,9 +112,8 @@ class CharTokenizer(_Plain):
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first EOS.
 
-        An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD rather than
-        nothing: a model that samples one inside an answer must not count as right. The caller therefore cuts off
-        padding after the text.
+        An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD, so that an answer
+        in which a model samples one is not right. Padding after the text is therefore the caller's to cut off.
 
         Raises:
             ValueError: an id is negative.
@@ -132,9 +125,9 @@ class CharTokenizer(_Plain):
 
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer(_Plain):
-    """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
+    """Maps the bytes of UTF-8 to the ids 2 to 257.
 
-    The tokenizer of a text task when the model has none: it encodes any text and needs no training.
+    The tokenizer of a text task if the model has none: it encodes any text and needs no training.
     """
 
     vocab_size = 258
@@ -144,7 +137,7 @@ class ByteTokenizer(_Plain):
         return [byte + 2 for byte in text.encode()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text before the first end; an id without a byte becomes U+FFFD, and so does broken UTF-8.
+        """The text before the first EOS; an id without a byte becomes U+FFFD, and so does broken UTF-8.
 
         Raises:
             ValueError: an id is negative.

@@ -92,8 +92,8 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
     """The tokenizer of a checkpoint.
 
     Args:
-        path: a folder in the Hugging Face layout (tokenizer.json, and where they are there tokenizer_config.json,
-          chat_template.jinja, generation_config.json, config.json), or a GGUF file.
+        path: a GGUF file, or a folder in the Hugging Face layout: tokenizer.json, and if they exist
+            tokenizer_config.json, chat_template.jinja, generation_config.json, config.json.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or no tokenizer in it.

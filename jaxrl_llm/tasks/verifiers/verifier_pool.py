@@ -48,7 +48,7 @@ class Verdict:
 
 
 def submit(task: Task, questions: Sequence[Question]) -> "concurrent.futures.Future[list[Verdict]]":
-    """The verdict on every answer, in order. A quick rule has run when this returns; an isolated one runs meanwhile.
+    """The verdict on every answer, in order. A quick rule has run when this returns; an isolated one is still running.
 
     Raises:
         ValueError: an isolated verify cannot be sent to a worker; from the result, it cannot be loaded there.
@@ -86,11 +86,11 @@ def _described(error: Exception) -> str:
 
 
 class _Worker:
-    """One process; it runs one verifier with one limit."""
+    """A process that runs one verifier with one time limit."""
 
     def __init__(self, time_limit: float, pickled: bytes):
         self.connection, theirs = multiprocessing.Pipe()
-        # Whatever this process can import, the worker can: the user's own modules among it.
+        # The worker can import whatever this process can, the user's own modules too.
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OPENBLAS_NUM_THREADS": "1",
