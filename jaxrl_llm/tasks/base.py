@@ -185,15 +185,15 @@ def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
     """
     if len(ids) <= most:
         return ids
-    if kind == "prompt":
-        over, remedy = "tokens, over prompt_length", "in a run: rollout.max_prompt_length; 0 is the task's own bound"
-    else:
-        over, remedy = (
-            "tokens with EOS, over answer_length",
-            "in a run: rollout.max_new_tokens for pairs, else a task option",
-        )
+    bound, end, remedy = (
+        ("prompt_length", "", "rollout.max_prompt_length; 0 is the task's own bound")
+        if kind == "prompt"
+        else ("answer_length", " with EOS", "rollout.max_new_tokens for pairs, else an option of the task")
+    )
     shown = text if len(text) <= 60 else text[:57] + "..."
-    raise TooLong(f"the {kind} {shown!r} has {len(ids)} {over}={most}; raise {over.split()[-1]} ({remedy})")
+    raise TooLong(
+        f"the {kind} {shown!r} has {len(ids)} tokens{end}, over {bound}={most}; raise {bound} (in a run: {remedy})"
+    )
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}

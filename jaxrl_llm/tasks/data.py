@@ -70,6 +70,7 @@ class _Stream(Protocol[_Batch]):
 
     def get_state(self) -> dict[str, Any]:
         """What `set_state` needs to continue with the next batch; plain JSON."""
+        ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 

@@ -101,6 +101,13 @@ def test_the_same_on_every_machine_and_at_every_size(data_dir):
     assert not {pair["prompt"] for pair in held_out} & {pair["prompt"] for pair in got}
 
 
+def test_the_folder_of_the_pairs_is_the_one_on_the_disks_of_users(tmp_path):
+    task = dataclasses.replace(tasks.make("sort", train_size=24, test_size=8), answer_length=13)
+    pairs(task, PairRules(), data_dir=tmp_path)
+    name = "sort-corruption_any-equal_share_0.0-label_noise_0.0-seed_0-7204b72a"
+    assert (tmp_path / "jaxrl_llm_pairs" / name / "1.0.0" / "dataset_info.json").exists()
+
+
 def test_data_of_other_rules_is_never_read(data_dir):
     folders = {
         made(ROOMY["sort"], rules, data_dir)[0]["rejected"]

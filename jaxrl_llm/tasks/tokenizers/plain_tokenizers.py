@@ -21,24 +21,30 @@ class Tokenizer(Protocol):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Every id that ends an answer; the first is the one that a supervised answer ends with."""
+        ...
 
     @property
     def pad_id(self) -> int:
         """What an array holds where there is no token."""
+        ...
 
     @property
     def vocab_size(self) -> int:
         """The largest id plus 1. A model may have more rows in its embedding, never fewer."""
+        ...
 
     @property
     def fingerprint(self) -> str:
         """Tokenizers with equal fingerprints give equal ids to every text."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, nothing added before or after it."""
+        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first end id; an id that the tokenizer does not know becomes `UNKNOWN`."""
+        ...
 
 
 def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
