@@ -1,6 +1,7 @@
 """Countdown: reach a target with the given numbers: '3,7,12:43=' -> '12*3+7', or '7+3*12', or any other way."""
 
 import re
+from collections import deque
 
 import numpy as np
 
@@ -86,8 +87,9 @@ def evaluate(text: str, numbers: list[str]) -> int | None:
         return None
     if sorted(t for t in tokens if t not in "+-*()") != sorted(numbers):
         return None
+    rest = deque(tokens)
     try:
-        value, rest = _sum(tokens, 0)
+        value = _sum(rest, 0)
     except _Malformed:
         return None
     return None if rest else value
@@ -97,27 +99,30 @@ class _Malformed(Exception):
     pass
 
 
-def _sum(tokens: list[str], depth: int) -> tuple[int, list[str]]:
-    value, tokens = _product(tokens, depth)
+def _sum(tokens: deque[str], depth: int) -> int:
+    """Takes a sum from the front of the tokens; gives its value."""
+    value = _product(tokens, depth)
     while tokens and tokens[0] in "+-":
-        right, rest = _product(tokens[1:], depth)
-        value, tokens = (value + right if tokens[0] == "+" else value - right), rest
-    return value, tokens
+        sign = tokens.popleft()
+        right = _product(tokens, depth)
+        value = value + right if sign == "+" else value - right
+    return value
 
 
-def _product(tokens: list[str], depth: int) -> tuple[int, list[str]]:
-    value, tokens = _atom(tokens, depth)
+def _product(tokens: deque[str], depth: int) -> int:
+    value = _atom(tokens, depth)
     while tokens and tokens[0] == "*":
-        right, tokens = _atom(tokens[1:], depth)
-        value *= right
-    return value, tokens
+        tokens.popleft()
+        value *= _atom(tokens, depth)
+    return value
 
 
-def _atom(tokens: list[str], depth: int) -> tuple[int, list[str]]:
-    if tokens and tokens[0] == "(" and depth < _DEEPEST:
-        value, rest = _sum(tokens[1:], depth + 1)
-        if rest and rest[0] == ")":
-            return value, rest[1:]
-    elif tokens and tokens[0].isdigit():
-        return int(tokens[0]), tokens[1:]
+def _atom(tokens: deque[str], depth: int) -> int:
+    first = tokens.popleft() if tokens else ""
+    if first.isdigit():
+        return int(first)
+    if first == "(" and depth < _DEEPEST:
+        value = _sum(tokens, depth + 1)
+        if tokens and tokens.popleft() == ")":
+            return value
     raise _Malformed

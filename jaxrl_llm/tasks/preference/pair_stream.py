@@ -105,7 +105,7 @@ def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batc
         batch_size: pairs a batch, which gets twice as many rows.
 
     Raises:
-        ValueError: no pair, a batch size below 1, or a seed out of range; on the way, an answer that is too long.
+        ValueError: no pair, a batch size below 1, or a seed out of range; from the stream, a text that is too long.
     """
     return batches(_not_empty(source), encoder, seed, batch_size)
 

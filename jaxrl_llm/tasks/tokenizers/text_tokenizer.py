@@ -71,21 +71,15 @@ class TextTokenizer:
                 runs.append([])
         return UNKNOWN.join(self.backend.decode(run, skip_special_tokens=False) for run in runs)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
-        """The text of a chat by this model's template; see `render`.
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a chat by this model's template; options as for `render`.
 
         Raises:
             ValueError: there is no template, or it refuses the messages.
         """
         if not self.template:
             raise ValueError("the tokenizer has no chat template; set task.chat=False or add chat_template.jinja")
-        return render(
-            self.template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=self.special_tokens,
-            **options,
-        )
+        return render(self.template, messages, special_tokens=self.special_tokens, **options)
 
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
