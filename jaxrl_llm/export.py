@@ -19,7 +19,6 @@ from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.models import Published, read_published, save_pretrained
 from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
-from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files
 
 __all__ = ["export", "main"]
 
@@ -70,7 +69,7 @@ def _has_tokenizer(published: Published, path: str, tokenizer: tasks.Tokenizer) 
 def _with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:
     """The tokenizer's files instead of any others; generation settings other than ids are kept."""
     files = {name: x for name, x in published.files.items() if not name.startswith(_OF_THE_TOKENIZER)}
-    written = tokenizer_files(tokenizer)
+    written = tasks.tokenizer_files(tokenizer)
     settings = json.loads(files.get("generation_config.json", b"{}")) | json.loads(written["generation_config.json"])
     written["generation_config.json"] = json.dumps(settings, indent=2).encode() + b"\n"
     ids = {name: settings[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in settings}

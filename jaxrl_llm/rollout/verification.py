@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from jaxrl_llm.ground import processes
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task
-from jaxrl_llm.tasks.verifiers import verifier_pool
-from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict
+from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
 
 __all__ = ["Answered", "Verified", "begin", "verify"]
 
@@ -72,7 +71,7 @@ def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: 
             prompt, gold, row = fields[i // group_size]
             asked.append(place)
             questions.append((prompt, text, gold, row))
-    return Answered(mask.sum(1), truncated, texts, asked, verifier_pool.submit(task, questions))
+    return Answered(mask.sum(1), truncated, texts, asked, submit(task, questions))
 
 
 def verify(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Verified:

@@ -11,7 +11,7 @@ from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.routing import EXACT, Router
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.tasks.preference.pair_config import PreferenceConfig
+from jaxrl_llm.tasks.preference import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig

@@ -22,7 +22,7 @@ from jaxrl_llm.records.recorded import checkpoint_identity
 from jaxrl_llm.run import blocks as b
 from jaxrl_llm.run.agreement import check_agreement
 from jaxrl_llm.run.blocks import Settings
-from jaxrl_llm.tasks.preference.pair_config import PreferenceConfig, file_identity
+from jaxrl_llm.tasks.preference import PreferenceConfig, file_identity
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig

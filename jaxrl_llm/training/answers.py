@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.tasks.data import batches
-from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.preference import PairEncoder, PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.sources import Drawn, start_policy
@@ -56,7 +54,7 @@ class Answers:
     def stream(self) -> tasks.SupervisedStream:
         if self._pairs is None:
             return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
-        return batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
+        return tasks.batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
 
     def read_data(self) -> str:
         next(self.stream())

@@ -16,9 +16,15 @@ from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Array
 from jaxrl_llm.objectives.calibration import calibrate
 from jaxrl_llm.objectives.pair_objective import PairObjective
-from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig
-from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.preference.pair_stream import PairBatch, PairEncoder, all_pairs, pair_stream
+from jaxrl_llm.tasks.preference import (
+    Pair,
+    PairBatch,
+    PairEncoder,
+    PairSplits,
+    PreferenceConfig,
+    all_pairs,
+    pair_stream,
+)
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of, lay_out
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.sources import Drawn

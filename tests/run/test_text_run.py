@@ -10,7 +10,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.tasks.verifiers import verifier_pool
+from jaxrl_llm.tasks import verifiers
 from jaxrl_llm.training.collect import begin
 from tests.reference import tiny_run
 
@@ -62,7 +62,7 @@ def config(tmp_path_factory):
             "answer_length": 4,
         }
     yield config
-    verifier_pool.close()
+    verifiers.close()
 
 
 @pytest.mark.slow

@@ -8,19 +8,16 @@ from pathlib import Path
 from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, pairs
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
+from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.tokenizers import TextTokenizer
 
 __all__ = ["PairSplits", "PreferenceConfig", "file_identity"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PairSplits:
-    """train and test: pairs, no prompt in both, and the encoder that writes them.
-
-    source: one line on where they come from and what was left out.
-    """
+    """Pairs without a common prompt, their encoder, and one line on where they come from and what was left out."""
 
     train: Sequence[Pair]
     test: Sequence[Pair]
@@ -33,9 +30,9 @@ class PreferenceConfig:
     """The pairs of a run.
 
     Args:
-        file: JSONL of pairs (see `read_pairs`); empty: pairs made of the task by `PairRules`.
-        bad_lines: raise | skip, of that file.
-        corruption, equal_share, label_noise, seed: of the rules. Held-out pairs have no label noise.
+        file: JSONL of pairs (see `read_pairs`); empty: pairs are made of the task by `PairRules`.
+        bad_lines: raise | skip: what to do with bad lines of that file.
+        corruption, equal_share, label_noise, seed: see `PairRules`. Held-out pairs have no label noise.
 
     Raises:
         ValueError: a field is out of range, or a rule is set beside a file, which it does not reach.
@@ -50,11 +47,11 @@ class PreferenceConfig:
 
     def __post_init__(self) -> None:
         one_of("preference.bad_lines", self.bad_lines, ("raise", "skip"))
-        rules, own = self.rules(), PairRules()
-        for field in dataclasses.fields(own):
-            if self.file and getattr(rules, field.name) != getattr(own, field.name):
+        rules = dataclasses.asdict(self.rules())
+        for name, default in dataclasses.asdict(PairRules()).items():
+            if self.file and rules[name] != default:
                 raise ValueError(
-                    f"preference.{field.name}={getattr(rules, field.name)!r} makes pairs of a task, and "
+                    f"preference.{name}={rules[name]!r} makes pairs of a task, and "
                     f"preference.file={self.file!r} brings its own; clear one of them"
                 )
 
@@ -87,6 +84,6 @@ class PreferenceConfig:
 
 
 def file_identity(path: str) -> str:
-    """A digest of what the file holds; its path where there is none."""
+    """A digest of the file's content, or the path itself if there is no such file."""
     file = Path(path).expanduser()
     return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() if file.is_file() else path
