@@ -1,6 +1,6 @@
 """Learning curves: metrics against rollouts, one panel a metric and one line an arm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
         ends = []
         for place, arm in enumerate(study.arms):
             runs, look = study.select(arm, condition), line(study.arms, arm)
-            dodge = (place - (len(study.arms) - 1) / 2) / max(len(study.arms), 1)
+            dodge = (place - (len(study.arms) - 1) / 2) / len(study.arms)
             drawn = [_draw(ax, runs, curve, key, look, dodge) for key in curve.keys]
             ends += [(end, arm, look["color"]) for end in drawn if end is not None][:1]
         _scale(ax, curve)
@@ -82,8 +82,8 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
         spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
-        low, high = _least(values)[at], _most(values)[at]
-        ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
+        places, seeds = steps[at] + 0.5 * spacing * dodge, np.ma.masked_invalid(values[:, at])
+        ax.vlines(places, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.55, linewidth=1.1)
     few = len(steps) <= 12
     drawn = middle if few else smooth(middle)
     if not few:
@@ -122,27 +122,22 @@ def aligned(runs: Sequence[Run], key: str, axes: int = 1) -> tuple[np.ndarray, n
     Runs without the key are left out, and so are runs whose lists have another length than the first run's.
 
     Args:
-        axes: the axes of a run's series: 1 for a number a step, 2 for a list a step.
+        axes: the axes of a run's series: 1 for a number a step, 2 for a list, 3 for a list of lists.
     """
     series = [run.series(key) for run in runs]
     series = [(steps, values) for steps, values in series if values.ndim == axes and len(values)]
-    series = [(steps, values) for steps, values in series if values.shape[1:] == series[0][1].shape[1:]]
-    steps = np.unique(np.concatenate([steps for steps, _ in series])) if series else np.zeros(0)
-    values = np.full((len(series), len(steps), *(series[0][1].shape[1:] if series else ())), np.nan)
+    shape = series[0][1].shape[1:] if series else ()
+    series = [(steps, values) for steps, values in series if values.shape[1:] == shape]
+    steps = np.unique(np.concatenate([np.zeros(0), *(steps for steps, _ in series)]))
+    values = np.full((len(series), len(steps), *shape), np.nan)
     for row, (own, value) in zip(values, series, strict=True):
         row[np.searchsorted(steps, own)] = value
     return steps, values
 
 
-def _quiet(reduce: Callable[..., np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    def over_first_axis(values: np.ndarray) -> np.ndarray:
-        empty = ~np.any(np.isfinite(values), 0)
-        return np.where(empty, np.nan, reduce(np.where(empty, 0, values), axis=0))
-
-    return over_first_axis
-
-
-mean, _least, _most = _quiet(np.nanmean), _quiet(np.nanmin), _quiet(np.nanmax)
+def mean(values: np.ndarray) -> np.ndarray:
+    """The mean over the first axis of what is finite, NaN where nothing is."""
+    return np.ma.filled(np.ma.masked_invalid(values).mean(0), np.nan)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

@@ -31,12 +31,10 @@ def flip_map(study: Study, condition: str) -> Figure:
     """Experts that differ from the old policy's, by layer and update within a rollout; mean over rollouts and seeds."""
     maps = {}
     for arm in study.arms:
-        logged = [run.series(FLIPS)[1] for run in study.select(arm, condition)]
-        runs = [mean(values) for values in logged if values.ndim == 3]
-        runs = [one for one in runs if one.shape == runs[0].shape]
-        if runs:
-            values = 100 * mean(np.stack(runs))
-            maps[arm] = range(1, len(values) + 1), values
+        _, values = aligned(study.select(arm, condition), FLIPS, axes=3)
+        if len(values):
+            percent = 100 * mean(np.stack([mean(run) for run in values]))
+            maps[arm] = range(1, len(percent) + 1), percent
     return _maps(maps, along="update within the rollout", label="% of experts changed", low=0.0)
 
 

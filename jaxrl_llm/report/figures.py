@@ -26,30 +26,15 @@ __all__ = ["PLOTS", "Plot"]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page.
-
-    Attributes:
-        stem: the name of its file.
-        heading, caption: the text above and below it.
-        draw: draws it for a condition of a study.
-        left_out: the parts that would be empty, each with its reason.
-        parts: how many parts it has; it is drawn if fewer are left out.
-        key: the figure concerns only runs that log this metric; "": all runs.
-    """
+    """A figure of the page, with its file's stem, the texts around it, and what it shows of a condition of a study."""
 
     stem: str
     heading: str
     caption: str
     draw: Callable[[Study, str], Figure]
-    left_out: Callable[[Study, str], Sequence[str]]
-    parts: int = 1
-    key: str = ""
-
-    def concerns(self, study: Study, condition: str) -> bool:
-        return not self.key or study.has(self.key, condition)
-
-    def drawable(self, study: Study, condition: str) -> bool:
-        return len(self.left_out(study, condition)) < self.parts
+    left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
+    parts: int = 1  # it is drawn if fewer are left out
+    key: str = ""  # it concerns only runs that log this metric; "": all runs
 
 
 def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:

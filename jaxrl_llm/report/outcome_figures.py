@@ -88,14 +88,14 @@ def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
     figure, (ax,) = panels([outcome.name], columns=1, height=3.4)
     ends = []
     for place, arm in enumerate(study.arms):
-        ink, look, means = colour(study.arms, arm), line(study.arms, arm), []
+        look, means = line(study.arms, arm), []
         for x, condition in enumerate(study.conditions):
             values = np.array([outcome.measure(run) for run in study.select(arm, condition)], np.float64)
             at = x + 0.03 * (place - (len(study.arms) - 1) / 2)
-            ax.plot(np.full(len(values), at), values, "o", color=ink, alpha=0.45, markersize=4)
+            ax.plot(np.full(len(values), at), values, "o", color=look["color"], alpha=0.45, markersize=4)
             means.append((at, float(mean(values)) if len(values) else float("nan")))
         ax.plot([x for x, _ in means], [y for _, y in means], **look)
-        ends += [(y, arm, ink) for _, y in means if np.isfinite(y)][-1:]
+        ends += [(y, arm, look["color"]) for _, y in means if np.isfinite(y)][-1:]
     name_places(ax, study.conditions)
     label_ends(ax, ends)
     return figure
@@ -111,13 +111,14 @@ def differences_by_condition(study: Study) -> Figure:
     for ax, name in zip(axes, outcomes, strict=False):
         ends = []
         for place, arm in enumerate(others):
-            look, ink = line(study.arms, arm), colour(study.arms, arm)
+            look = line(study.arms, arm)
             found = [(x, c) for x, row in enumerate(compared) for c in row if (c.arm, c.outcome.name) == (arm, name)]
             at = [x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found]
             differences = [c.difference for _, c in found]
             ax.plot(at, [d.mean for d in differences], **look)
-            ax.vlines(at, [d.low for d in differences], [d.high for d in differences], color=ink, linewidth=1.6)
-            ends += [(d.mean, arm, ink) for d in differences[-1:]]
+            low, high = [d.low for d in differences], [d.high for d in differences]
+            ax.vlines(at, low, high, color=look["color"], linewidth=1.6)
+            ends += [(d.mean, arm, look["color"]) for d in differences[-1:]]
         ax.axhline(0, color=INK, linewidth=0.8)
         name_places(ax, study.conditions)
         label_ends(ax, ends)

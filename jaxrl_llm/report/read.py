@@ -172,21 +172,13 @@ class Branch(Run):
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are read together.
-
-    Attributes:
-        question: the title of the report; "" if none was asked.
-        runs: in the order of the plan.
-        baseline: the arm that the others are compared with.
-        branching: the numbers of a sweep whose runs are branches; empty for runs from the start.
-        unfinished: the trajectories of such a sweep that have not ended, each with its status.
-    """
+    """Runs that are read together, and the arm that the others are compared with."""
 
     question: str
     runs: Sequence[Run]
     baseline: str
-    branching: Mapping[str, int] = field(default_factory=dict)
-    unfinished: Sequence[str] = ()
+    branching: Mapping[str, int] = field(default_factory=dict)  # of a sweep of branches; empty for runs from the start
+    unfinished: Sequence[str] = ()  # the trajectories of such a sweep that have not ended, each with its status
 
     @property
     def arms(self) -> list[str]:

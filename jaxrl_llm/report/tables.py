@@ -3,12 +3,13 @@
 Every table is a header and its rows; without rows there is nothing to show.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import objectives
+from jaxrl_llm.config import loading
 from jaxrl_llm.report.comparisons import OUTCOMES, Comparison, compare, probability
 from jaxrl_llm.report.read import CLIPPED, Run, Study
 from jaxrl_llm.report.statistics import PairedDifference
@@ -131,7 +132,7 @@ def config_table(study: Study) -> Table:
     for cell in cells:
         recorded = [run.record["config"] for run in study.select(*cell) if run.record.get("config")]
         if recorded:
-            flat[cell] = dict(_flatten(resolved(recorded[0])))
+            flat[cell] = {field: str(value) for field, value in loading.flat(resolved(recorded[0])).items()}
     fields = sorted({field for one in flat.values() for field in one})
     varying = [f for f in fields if f.split(".")[-1] != "seed" and len({one.get(f) for one in flat.values()}) > 1]
     rows = [[", ".join(filter(None, cell)), *(one.get(field, "") for field in varying)] for cell, one in flat.items()]
@@ -151,14 +152,6 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {}
     known = {key: value for key, value in defaults.items() if value is not None}
     return {**config, "objective": {**known, **given}} if raw else dict(config)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)
 
 
 def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], str]:

@@ -26,6 +26,15 @@ from jaxrl_llm.report.tables import (
 __all__ = ["write_report"]
 
 _SAMPLES = 4  # a run: held-out prompts that are shown, and failures
+_BATCHES = (
+    "The same differences apart for each commit that the arm's runs were made at, with the seeds. The last column is "
+    "the p of Welch's t test that the commits have one mean: where it is small, the result did not replicate."
+)
+_ROUTING = (
+    "What the changed selection of experts explains of the variance of the log-ratio, on whole rollouts after their "
+    "last update, scored without replay. Weighted by variance, since single shares are heavy-tailed; the last columns "
+    "are the shares of tokens whose ratio the routing alone moves beyond the usual clip, and doubles or halves."
+)
 
 
 def write_report(folder: str | Path, width: int | None = None) -> str:
@@ -100,30 +109,20 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
         )
         page.table(header, rows)
         printed += ["", text_table(header, rows, width)]
-    header, rows = batch_table(study, condition)
-    if rows:
-        page.text(
-            "The same differences apart for each commit that the arm's runs were made at, with the seeds. The last "
-            "column is the p of Welch's t test that the commits have one mean: where it is small, the result did "
-            "not replicate."
-        )
-        page.table(header, rows)
-    header, rows = routing_table(study, condition)
-    if rows:
-        page.text(
-            "What the changed selection of experts explains of the variance of the log-ratio, on whole rollouts after "
-            "their last update, scored without replay. Weighted by variance, since single shares are heavy-tailed; "
-            "the last columns are the shares of tokens whose ratio the routing alone moves beyond the usual clip, and "
-            "doubles or halves."
-        )
-        page.table(header, rows)
+    for text, (header, rows) in (
+        (_BATCHES, batch_table(study, condition)),
+        (_ROUTING, routing_table(study, condition)),
+    ):
+        if rows:
+            page.text(text)
+            page.table(header, rows)
     absent = []
     suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
-    # A branch has no curves.
-    plots = PLOTS[:1] if study.branching else [plot for plot in PLOTS if plot.concerns(study, condition)]
-    for plot in plots:
-        absent += plot.left_out(study, condition)
-        if plot.drawable(study, condition):
+    concerned = [plot for plot in PLOTS if not plot.key or study.has(plot.key, condition)]
+    for plot in PLOTS[:1] if study.branching else concerned:  # a branch has no curves
+        left_out = plot.left_out(study, condition)
+        absent += left_out
+        if len(left_out) < plot.parts:
             page.heading(plot.heading, level=3)
             page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
     if absent:
