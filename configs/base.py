@@ -115,9 +115,8 @@ def get_config(variant: str = "") -> ConfigDict:
         config.objective[field] = placeholder(declared.kind)
 
     config.replay = ConfigDict()  # routing replay, MoE only
-    config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout) | PR2 (predicted)
+    config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)
     config.replay.what = "experts"  # experts | logits
-    config.replay.predictor_learning_rate = 2e-3  # of PR2's predictor of the routers; 0: it stays at 0, that is R2
 
     config.updates = ConfigDict()  # N = minibatches x epochs optimizer steps per rollout
     config.updates.minibatches = 4

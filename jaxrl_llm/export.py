@@ -17,8 +17,8 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config import start_up
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.models import Published, read_published, save_pretrained
-from jaxrl_llm.run import policy as policies
-from jaxrl_llm.run.policy import Policy
+from jaxrl_llm.run import loaded
+from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files
 
 __all__ = ["export", "main"]
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity(logging.ERROR)
     try:
         start_up.start_jax()
-        policy = policies.from_workdir(given.workdir, given.step)
+        policy = loaded.from_workdir(given.workdir, given.step)
         export(policy, given.to)
     except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def export(policy: Policy, folder: Path) -> None:
+def export(policy: LoadedPolicy, folder: Path) -> None:
     """Write a policy with its configuration and its tokenizer.
 
     Raises:

@@ -20,10 +20,8 @@ tight    the same with clips of GRPO so tight that they cut as many tokens as GS
 precise  GRPO, R2, GSPO, SAPO, SAT and the tightest clip at the two highest rates, with as many new trajectories as an
          interval of 0.01 takes: up to 152, four core hours (precise@4e-4 is the part at one rate)
 confirm  GRPO and R2 once more at 2e-4, 60 new trajectories: is the harm that `precise` estimates there again?
-predict  branches of three rollouts with and without a predictor of the routing (PR2), three rates, 5 trajectories
-         (predict@4e-4 has 15 of the highest)
 control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
-         4: does R3, TIS or PR2 repair what the noise does? (control@4 is the part at N = 4)
+         4: does R3 or TIS repair what the noise does? (control@4 is the part at N = 4)
 strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
          trajectories of the strongest)
 dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
@@ -31,6 +29,8 @@ curves   six learning rates, equal for all, in place of a tuned one: the highest
          and 32, 5 seeds (curves@8 is the part at N = 8)
 horizon  countdown, 300 rollouts at N = 8, 10 seeds: room below the ceiling; DAPO against GRPO with as many groups
 branch_smoke  two arms in branches of a tiny model, about a minute
+
+The results have arms GRPO+PR2 and a sweep `predict`: a predictor of the routing, which commit ae394b4 still has.
 """
 
 import json
@@ -69,13 +69,6 @@ RATES = {
 
 # Sorting twenty digits needs a longer warm start for an equally good policy.
 LONGER = {"warm_start.steps": 1200, "warm_start.target_pass_rate": 0.7}
-
-PREDICTED = {  # the rate of the predictor that docs/routing_replay.md measured to harm least
-    "arm": "GRPO+PR2",
-    "objective.name": "grpo",
-    "replay.mode": "PR2",
-    "replay.predictor_learning_rate": 1e-4,
-}
 
 
 def arms(*names: str) -> list[dict[str, Any]]:
@@ -170,13 +163,6 @@ def confirm() -> Sweep:
     return compared(arms("GRPO", "GRPO+R2"), *parts, minutes=1, branching=Branching(first=1, every=3))
 
 
-def predict(*own: float) -> Sweep:
-    """Of three rollouts, since a predictor chooses from the second on."""
-    parts = (rates(*(own or (2.5e-5, 1e-4, 4e-4))), [BRANCHED], seeds(0, 15 if own else 5))
-    branching = Branching(first=1, every=6, rollouts=3)
-    return compared(chain(arms("GRPO", "GRPO+R2"), [PREDICTED]), *parts, minutes=3, branching=branching)
-
-
 # Standard deviations of the sampler's router noise, by the share of experts that differ at the start, as noise.py
 # measures it.
 NOISE = {"no noise": 0.0, "1 % flips": 0.014, "3 % flips": 0.054, "10 % flips": 0.21}
@@ -208,12 +194,10 @@ def noisy(numbers: Iterable[int], noises: Mapping[str, float], count: int) -> Sw
         for n in numbers
         for name, scale in noises.items()
     ]
-    # A predictor learns from the second update of a rollout on: at N = 1 it would be R2.
-    several = [condition for condition in conditions if condition["updates.minibatches"] > 1]
     every = product(chain(arms("GRPO", "GRPO+R2", "GRPO+R3"), corrected), conditions)
     parts = ([BRANCHED | {"steps": 16}], seeds(0, count))
     branching = Branching(first=0, every=4, rollouts=4)
-    return compared(chain(every, product([PREDICTED], several)), *parts, minutes=2, branching=branching)
+    return compared(every, *parts, minutes=2, branching=branching)
 
 
 # A single expert's gate is its probability: normalised it would be 1, and the router would have no gradient.
@@ -320,7 +304,6 @@ VARIANTS: dict[str, Callable[..., Sweep]] = {
     "tight": tight,
     "precise": precise,
     "confirm": confirm,
-    "predict": predict,
     "control": control,
     "strong": strong,
     "dose": dose,
@@ -331,7 +314,7 @@ VARIANTS: dict[str, Callable[..., Sweep]] = {
 # What a part of a variant names, as in full@8,32.
 PARTS: dict[str, Callable[[str], float]] = {
     **dict.fromkeys(("full", "tune", "control", "curves"), int),  # N
-    **dict.fromkeys(("branch", "tight", "precise", "predict"), float),  # the learning rate
+    **dict.fromkeys(("branch", "tight", "precise"), float),  # the learning rate
     "strong": float,  # the noise
 }
 
@@ -341,7 +324,7 @@ def get_sweep(variant: str = "quick") -> Sweep:
     if name not in VARIANTS:
         raise ValueError(f"unknown variant {name!r}; it has {', '.join(VARIANTS)}")
     if part and name not in PARTS:
-        by_rate = "branch, tight, precise and predict"
+        by_rate = "branch, tight and precise"
         raise ValueError(
             f"{variant}: full, tune, control and curves have parts by N, {by_rate} by rate, strong by noise"
         )

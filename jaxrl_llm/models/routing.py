@@ -11,19 +11,13 @@ from jaxrl_llm.ground.ranges import at_least_zero, one_of
 
 __all__ = [
     "EXACT",
-    "PREDICTOR",
     "Router",
     "Routing",
     "is_recorded",
     "no_record",
-    "predicted_change",
     "routing_dtype",
     "select_experts",
 ]
-
-# The name of a predictor, float32 [l d e], in the parameters that a forward is given: in every MoE layer x W_p is added
-# to the router's logits for the choice of experts. Without it the router chooses by itself.
-PREDICTOR = "router_predictor"
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -32,12 +26,10 @@ class Routing(flax.struct.PyTreeNode):
     experts: indices used when the token at t was FED; the dtype's maximum means "no record: the router chooses".
     logits:  the router's logits when returned by a forward; when given to a forward they are replayed in
       place of the current ones, so that indices and gate weights are both frozen.
-    inputs:  the router's inputs, beside its logits, when returned by a forward that has a predictor.
     """
 
     experts: Integer[Array, "*batch k"]
     logits: Float[Array, "*batch e"] | None = None
-    inputs: Float[Array, "*batch d"] | None = None
 
     def __getitem__(self, index: object) -> "Routing":
         return jax.tree.map(lambda x: x[index], self)
@@ -102,30 +94,23 @@ def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
     return experts[..., 0] != no_record(experts)
 
 
-def predicted_change(x: Float[Array, "*n d"], predictor: Float[Array, "d e"]) -> Float[Array, "*n e"]:
-    """x W_p: what a predictor adds to the router's logits, float32."""
-    return jnp.matmul(x.astype(jnp.float32), predictor, precision=jax.lax.Precision.HIGHEST)
-
-
 def select_experts(
     fresh_logits: Float[Array, "*n e"],
     num_chosen: int,
     normalise: bool,
     replay: Routing | None = None,
-    change: Float[Array, "*n e"] | None = None,
 ) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
     """Experts and gates of every token; one code path for routing and for replaying.
 
-    e = top_k(s + change) or the recorded experts;   g_i = exp(s_i) / sum_{j in e} exp(s_j)   (normalise)
-                                                     g_i = softmax(s)_i                       (otherwise)
+    e = top_k(s) or the recorded experts;   g_i = exp(s_i) / sum_{j in e} exp(s_j)   (normalise)
+                                            g_i = softmax(s)_i                       (otherwise)
 
     s are the current logits, or the recorded ones where `replay.logits` is given. The gates are gathered from the
     logits, never from probabilities zeroed outside the top k, so the router keeps its gradient under index replay.
-    `change`, of a predictor, moves the choice alone (None: 0).
     Source: Routing Replay as in R3 (arXiv 2510.11370), gate weights from the current router.
     """
     scores = fresh_logits
-    experts = jax.lax.top_k(fresh_logits if change is None else fresh_logits + change, num_chosen)[1]
+    experts = jax.lax.top_k(fresh_logits, num_chosen)[1]
     if replay is not None:
         recorded = is_recorded(replay.experts)[..., None]
         experts = jnp.where(recorded, replay.experts.astype(jnp.int32), experts)

@@ -24,7 +24,7 @@ from jaxrl_llm.models.attention.grouped_query import Attention, RMSNorm
 from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, by_layer
 from jaxrl_llm.models.attention.rope import rotation
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
-from jaxrl_llm.models.routing import EXACT, PREDICTOR, Router, Routing, no_record, routing_dtype
+from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 __all__ = ["Model", "ModelOutput", "positions_of"]
 
@@ -63,7 +63,6 @@ class Block(nnx.Module):
         seen: _Seen,
         cache: Any,
         replay: Routing | None,
-        predictor: Array | None,
         mesh: jax.sharding.Mesh | None,
         router: Router,
     ) -> tuple[Array, Any, Any]:
@@ -73,8 +72,8 @@ class Block(nnx.Module):
         if isinstance(self.mlp, SwiGLU):
             return sharding.constrain(x + self.mlp(self.mlp_norm(x)), place, mesh), kv, None
         inputs = self.mlp_norm(x)
-        y, experts, logits = self.mlp(inputs, replay, mesh, seen.axes, router, predictor)
-        route = Routing(experts, logits, None if predictor is None else inputs)
+        y, experts, logits = self.mlp(inputs, replay, mesh, seen.axes, router)
+        route = Routing(experts, logits)
         return sharding.constrain(x + y, place, mesh), kv, route
 
 
@@ -203,14 +202,14 @@ class Model:
         """One forward.
 
         Args:
-          params: of `init`, or of `unstack`, perhaps with a predictor (models/routing.py).
+          params: of `init`, or of `unstack`.
           tokens: [b t].
           segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
           positions: [b t]; default from segment_ids. With a cache they give the t columns written.
           routing: experts (and perhaps logits) to replay, one row per MoE layer; for tokens without a record the router
           chooses. cache: keys and values so far; the returned one holds these tokens too.
           prefill: return a cache of these tokens; there is none yet.
-          router_logits: also return the current router's logits, and its inputs where there is a predictor.
+          router_logits: also return the current router's logits.
           shared_prompt: segment 1 of a row is a prompt, and each other segment is an answer, which sees the prompt and
           continues its positions. Without a cache, and with plain attention.
 
@@ -274,12 +273,12 @@ class Model:
             yield kind, range(start, done[kind])
 
     def _block(self, kind: Kind, seen: _Seen) -> Any:
-        """A block as a function (x, (parameters, cache, replay, predictor)) -> (x, (keys and values, routing))."""
+        """A block as a function (x, (parameters, cache, replay)) -> (x, (keys and values, routing))."""
         graphdef = _definition(self.config, kind)[0]
 
         def block(x: Array, inputs: Any) -> tuple[Array, Any]:
-            params, cache, replay, predictor = inputs
-            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, predictor, self.mesh, self.router)
+            params, cache, replay = inputs
+            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
             return x, (kv, route)
 
         return block
@@ -291,18 +290,19 @@ class Model:
             block = self._block(kind, seen)
 
             def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
-                layer, replay, predictor = inputs
-                x, (_, route) = block(x, (layer, None, replay, predictor))
+                layer, replay = inputs
+                x, (_, route) = block(x, (layer, None, replay))
                 return x, route
 
             here = slice(places.start, places.stop)
             stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
-            replay, predictor = _of_layers(here, kind, routing, params)
             # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers. With
             # remat that is little, and without the loop XLA would keep what it was told to compute again.
             rolled = self.config.remat != "none" or sharding.platform(self.mesh) != "cpu" or len(places) > _UNROLLED
             body = self._rematerialised(without_cache, prevent_cse=len(places) == 1)  # one turn is no loop to XLA
-            x, route = jax.lax.scan(body, x, (stack, replay, predictor), unroll=1 if rolled else len(places))
+            x, route = jax.lax.scan(
+                body, x, (stack, _of_layers(here, kind, routing)), unroll=1 if rolled else len(places)
+            )
             routes += [] if route is None else [route]
         return x, routes
 
@@ -322,7 +322,7 @@ class Model:
                 stack = params[kind]
                 layer = stack[place] if isinstance(stack, tuple) else jax.tree.map(lambda a, i=place: a[i], stack)
                 cache = None if cached is None else cached[len(caches)]
-                x, (kv, route) = blocks[kind](x, (layer, cache, *_of_layers(place, kind, routing, params)))
+                x, (kv, route) = blocks[kind](x, (layer, cache, _of_layers(place, kind, routing)))
                 caches.append(kv)
                 routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
         return x, caches, routes
@@ -334,11 +334,9 @@ class Model:
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
-def _of_layers(place: int | slice, kind: Kind, routing: Routing | None, params: Params) -> tuple[Any, Any]:
-    """What is replayed and what is predicted in these layers; None where there is nothing."""
-    if kind != "moe":
-        return None, None
-    return jax.tree.map(lambda x: x[place], (routing, params.get(PREDICTOR)))
+def _of_layers(place: int | slice, kind: Kind, routing: Routing | None) -> Routing | None:
+    """The part of `routing` that is replayed in these layers; None in dense layers and without a replay."""
+    return routing[place] if kind == "moe" and routing is not None else None
 
 
 def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) -> None:

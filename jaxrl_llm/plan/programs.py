@@ -17,12 +17,11 @@ from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import Groups, Layout, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, predicting, state_shardings, with_value_head
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.state import TrainBatch, TrainState, state_shardings
 
 __all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
 
@@ -67,7 +66,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     (prefill) and one token of every slot (decode); score and update are those of one minibatch. Objectives on given
     data have the update alone.
     """
-    run = trainer.build(s, devices)
+    run = build(s, devices)
     source = run.source
     mesh: Any = run.model.mesh
     state = _abstract_state(run)
@@ -105,7 +104,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     def update(batch: TrainBatch) -> Program:
         return program(
             "update",
-            lambda: Learner.update.lower(run.learner, state, batch, layout),
+            lambda: run.learner.lower_update(state, batch, layout),
             lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
         )
 
@@ -115,14 +114,13 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
-    sampled = predicting(state.params, state.predictor)
-    move = source.engine.lower_prepare(sampled) if wanted("move") else None
+    move = source.engine.lower_prepare(state.trained.policy) if wanted("move") else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: source.engine.lower(sampled, s.rollout.prompts, width),
+            lambda: source.engine.lower(state.trained.policy, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
     trajectory = _abstract_trajectory(source, s, state, mesh)
@@ -136,24 +134,13 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         yield update(_abstract_batch(source, state, trajectory, layout, mesh))
 
 
-def _abstract_state(run: trainer.Run) -> TrainState:
+def _abstract_state(run: Run) -> TrainState:
     """Shapes and shardings of the training state."""
-    learner, model, kind = run.learner, run.model, run.settings.critic.kind
-
-    predictor: dict[str, Any] = {"predictor_optimizer": learner.predictor_optimizer}
-
-    def make(params: Any) -> TrainState:
-        valued = with_value_head(params, model.config.hidden_size)
-        if kind == "separate":
-            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer, **predictor)
-        headed = kind == "head" or learner.objective.learns_rewards
-        return make_state(model, valued if headed else params, learner.optimizer, **predictor)
-
-    shapes = jax.eval_shape(make, model.shapes())
-    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer, **predictor))
+    shapes = jax.eval_shape(run.state, run.model.shapes())
+    return _placed(shapes, state_shardings(run.model, shapes))
 
 
-def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> TrainBatch:
+def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:
     """Pairs or given answers, by rows as they come from the host."""
     kinds: dict[str, Any] = {
         "tokens": jnp.int32,
@@ -169,7 +156,7 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
 
 def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:
     """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
-    out = source.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
+    out = source.engine.lower(state.trained.policy, s.rollout.prompts, s.task.prompt_length).out_info
     out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
     return _by_rows(out, mesh)
 
@@ -179,7 +166,7 @@ def _abstract_batch(
 ) -> TrainBatch:
     """The scored batch of a rollout, sharded by rows."""
     needs = source.scorer.learner.objective.needs
-    reference = state.params if "ref_logprobs" in needs else None
+    reference = state.policy if "ref_logprobs" in needs else None
     shapes = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
     return _by_rows(shapes, mesh)
 

@@ -97,8 +97,6 @@ _ROUTING = {  # titles of what `_other_routing` shows
     "routing/flips_sampler_old": "experts changed, sampler to old",
     "routing/flips_numeric": "experts changed at equal parameters",
     "routing/flips_fresh": "experts changed, without replay",
-    "routing/flips_unpredicted": "experts changed, without the predictor",
-    "routing/unpredicted_kl": "KL of the current router from the old one",
 }
 
 

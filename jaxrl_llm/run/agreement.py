@@ -147,11 +147,6 @@ def _check_routing(s: Settings) -> None:
             raise ValueError("rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out")
         if s.updates.aux_coef:
             raise ValueError(f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0")
-    elif s.replay.predicts and s.updates.updates_per_rollout == 1:
-        raise ValueError(
-            "replay.mode=PR2 learns where the router goes from the second update of a rollout on; with one update "
-            "(updates.minibatches x updates.epochs = 1) it is R2, so set replay.mode=R2"
-        )
     elif (
         s.model.num_experts_per_tok == 1
         and s.model.norm_topk_prob

@@ -15,8 +15,8 @@ from jaxrl_llm.tasks.preference.pair_config import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.reward_sources import RewardConfig
-from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
 __all__ = [

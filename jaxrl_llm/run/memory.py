@@ -101,10 +101,8 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
     """
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
-    where = state_shardings(
-        learner.model, state, learner.optimizer, learner.critic_optimizer, axes, learner.predictor_optimizer
-    )
-    trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
+    saved, where = state.saved(), state_shardings(learner.model, state, axes).saved()
+    trained, moments = _local(saved.params, where.params), _local(saved.opt_state, where.opt_state)
     parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
     if s.lora.rank:
         base: Any = learner.model.shapes()
@@ -113,10 +111,7 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         merged = sharding.local_bytes([x for path, x in leaves.items() if s.lora.holds(path)])
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
-        stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
-    if state.predictor is not None:
-        predictor = _local(state.predictor, where.predictor)
-        stays["predictor"] = predictor + _local(state.predictor_opt_state, where.predictor_opt_state)
+        stays["critic"] = _local(saved.critic, where.critic) + _local(saved.critic_opt_state, where.critic_opt_state)
     # Of pairs the log-probs of the reference are kept; with adapters, the base itself is the reference.
     kept = s.objective.reads != "pairs" and not s.lora.rank
     if "ref_logprobs" in s.objective.needs and kept:
@@ -183,16 +178,13 @@ def _of_update(s: Settings, parameters: int, shards: int, context: int, tensor: 
     rows = -(-micro // answers // (shards // context))
     chunk = min(rows * length, -(-_CHUNK // shards))
     record = config.num_moe_layers * config.num_experts_per_tok
-    scored = record  # of a token; what is replayed is another such record
-    if s.replay.predicts:  # logits and inputs of the routers
-        scored += config.num_moe_layers * (4 * config.num_experts + config.compute_dtype.itemsize * config.hidden_size)
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
         "activations": _activations(config, rows, length, context, tensor, platform),
         "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
-        "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * (scored + record),
+        "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * 2 * record,  # scored and replayed
     }
 
 

@@ -18,9 +18,9 @@ from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.gaps import expert_load, sampler_against_old
 from jaxrl_llm.training.layout import Layout
-from jaxrl_llm.training.routing_records import count_unrecorded
-from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe
-from jaxrl_llm.training.state import TrainBatch, TrainState, predicting
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import ReplayConfig, count_unrecorded, in_scoring, prescribe
+from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
 __all__ = ["Experience", "PolicyScores", "Scorer"]
@@ -57,35 +57,34 @@ class Scorer:
     first_forward: bool = False
 
     def __call__(
-        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
+        self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
     ) -> Experience:
         """`score` and `experience` at once, of a rollout with rewards."""
-        return self.experience(trajectory, self.score(state, reference, trajectory, layouts, frozen))
+        return self.experience(trajectory, self.score(state, reference, trajectory, layouts))
 
     def score(
-        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
+        self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
     ) -> PolicyScores:
         """Score every minibatch of a rollout at the shape it will be trained in; rewards are not read.
 
         Args:
-          reference: parameters of pi_ref, or None if the objective needs none; combined with `frozen` as the policy's.
+          reference: pi_ref, or None if the objective needs none.
           layouts: the micro-batches of all minibatches of one epoch.
-          frozen: as for `Learner.update`.
 
         Raises:
           ValueError: replay asks for a routing that was not recorded.
         """
         t, old, ref = trajectory, Scored(), None
 
-        def scored(params: Any, into: Scored, replayed: Routing | None = None) -> Scored:
+        def scored(policy: Any, into: Scored, replayed: Routing | None = None) -> Scored:
             for layout in layouts:
-                into = self.learner.score(params, t.tokens, replayed, layout, into=into, frozen=frozen)
+                into = self.learner.score(policy, t.tokens, replayed, layout, into=into)
             return into
 
         if not self.first_forward:
-            into = self._old_scores(t, values="value_head" in state.params)
-            old = scored(predicting(state.params, state.predictor), into, in_scoring(self.replay, t.routing))
-        if self.learner.critic_optimizer is not None:
+            into = self._old_scores(t, values=state.policy.value_head is not None)
+            old = scored(state.policy, into, in_scoring(self.replay, t.routing))
+        if state.critic is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
             old = old.replace(state_values=scored(state.critic, into).state_values)
         if "ref_logprobs" in self.learner.objective.needs:
@@ -117,18 +116,17 @@ class Scorer:
             return Experience(batch, {})
         return Experience(batch, _gaps(self.learner.model.config.num_experts, batch, old.by_router))
 
-    def lower(self, state: TrainState, t: Trajectory, layout: Layout, frozen: Any = None) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, t: Trajectory, layout: Layout) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
-        params = predicting(self.learner.policy(state.params, frozen), state.predictor)
-        into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
+        headed = state.policy.value_head is not None
+        into = jax.eval_shape(lambda t: self._old_scores(t, values=headed), t)
         mesh = self.learner.model.mesh
         if mesh is not None:
             into = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
             )
-        return Learner.score.lower(
-            self.learner, params, t.tokens, in_scoring(self.replay, t.routing), layout, into=into
-        )
+        replayed = in_scoring(self.replay, t.routing)
+        return Learner.score.lower(self.learner, state.policy, t.tokens, replayed, layout, into=into)
 
     def _old_scores(self, t: Trajectory, values: bool) -> Scored:
         """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
@@ -136,7 +134,7 @@ class Scorer:
         return self.learner.blank_scores(
             t.tokens,
             values=values,
-            record="inputs" if self.replay.predicts else "logits" if logits else "experts",
+            record="logits" if logits else "experts",
             by_router=self.replay.mode == "R3" and not logits,
         )
 
@@ -186,8 +184,6 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     assert batch.old_logprobs is not None
     records = batch.routing
     own_choice = records.scored if by_router is None else by_router
-    if own_choice is not None and own_choice.inputs is not None:  # a predictor chose, in the sampler as in scoring
-        own_choice = Routing(own_choice.experts)
     metrics = sampler_against_old(batch, batch.old_logprobs, own_choice)
     if batch.ref_logprobs is not None:
         of_answer = jnp.sum(batch.old_logprobs - batch.ref_logprobs, axis=1, where=batch.loss_mask)

@@ -27,8 +27,8 @@ __all__ = [
     "groups_of",
     "lay_out",
     "minibatches",
+    "padded",
     "sequence_ids",
-    "widened",
 ]
 
 _LAYOUTS = ("padded", "packed", "shared")
@@ -163,7 +163,7 @@ def lay_out(
     return Layout(index.reshape(shape), segments.reshape(shape), used)
 
 
-def widened(layout: Layout, multiple: int) -> Layout:
+def padded(layout: Layout, multiple: int) -> Layout:
     """Rows with as much padding as makes their length a multiple of this."""
     room = ((0, 0), (0, 0), (0, -layout.index.shape[2] % multiple))
     index = jnp.pad(layout.index, room, constant_values=-1)

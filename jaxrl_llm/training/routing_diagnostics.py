@@ -11,7 +11,6 @@ of both orders (Shapley) is reported too.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.training.gaps import differ, flips
 from jaxrl_llm.training.layout import Layout
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import TrainBatch
 from jaxrl_llm.training.step import Learner, Scored
 
@@ -31,11 +31,10 @@ __all__ = ["decompose", "diagnose", "flipped_before", "ratio_by_flip"]
 
 def diagnose(
     learner: Learner,
-    params: Any,
-    old_params: Any,
+    policy: Policy,
+    old: Policy,
     batch: TrainBatch,
     layouts: Sequence[Layout],
-    frozen: Any = None,
 ) -> dict[str, M.Metric]:
     """The decomposition over a whole rollout, by three forwards.
 
@@ -43,20 +42,19 @@ def diagnose(
 
     Args:
       layouts: the minibatches of one epoch, at whose shapes training scored and updated.
-      frozen: combined with both parameters, as for `Learner.update`.
     """
     scored = batch.routing.scored
     assert scored is not None, "a dense model has no routing to diagnose"
 
-    def score(params: Any, replayed: Routing | None) -> Scored:
+    def score(policy: Policy, replayed: Routing | None) -> Scored:
         into = learner.blank_scores(batch.tokens, record="experts")
         for layout in layouts:
-            into = learner.score(params, batch.tokens, replayed, layout, into=into, frozen=frozen)
+            into = learner.score(policy, batch.tokens, replayed, layout, into=into)
         return into
 
-    current = score(params, None)
-    held = score(params, Routing(scored.experts))
-    swapped = score(old_params, current.recorded)
+    current = score(policy, None)
+    held = score(policy, Routing(scored.experts))
+    swapped = score(old, current.recorded)
     return _describe(batch, current, held.logprobs, swapped.logprobs)
 
 

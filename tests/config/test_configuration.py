@@ -16,8 +16,8 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import config_hash, validate
-from jaxrl_llm.run.trainer import build
 from jaxrl_llm.sweep.planned import Sweep, command
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def trained_elsewhere(tmp_path, monkeypatch):
         record["source"] = {"file": source.file, "variant": source.variant}
         write_json(tmp_path / "run" / "config.json", record)
         checkpoints = Checkpoints(tmp_path / "run")
-        checkpoints.save(1, run.blank(), {})
+        checkpoints.save(1, run.blank().saved(), {})
         checkpoints.close()
         monkeypatch.delitem(tasks.base._REGISTRY, name)
         monkeypatch.setattr(start_up, "start_jax", lambda: None)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.routing_replay import noise, sweep
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.replay import RoutingRecords
 from tests.reference import tiny_training as tiny
 
 
@@ -39,10 +39,9 @@ def test_a_dose_is_interpolated_on_logarithmic_axes():
 
 
 def test_the_control_has_every_dose_and_remedy():
-    """A predictor has nothing to learn from at one update a rollout."""
     arms = {}
     for run in sweep.get_sweep("control").runs:
         arms.setdefault((run["updates.minibatches"], run["rollout.router_noise"]), set()).add(run["arm"])
     remedies = {"GRPO", "GRPO+R2", "GRPO+R3", "GRPO+TIS"}
     doses = (0.0, 0.014, 0.054, 0.21)
-    assert arms == {(n, dose): remedies | ({"GRPO+PR2"} if n > 1 else set()) for n in (1, 4) for dose in doses}
+    assert arms == {(n, dose): remedies for n in (1, 4) for dose in doses}

@@ -217,14 +217,6 @@ DISAGREE = {
         {"model.num_experts": 0, "replay.mode": "R2"},
         "replay.mode='R2' needs an MoE model",
     ),
-    "a predictor with nothing to learn from": (
-        {"replay.mode": "PR2", "updates.minibatches": 1},
-        r"replay.mode=PR2 learns .* from the second update .*set replay.mode=R2",
-    ),
-    "logits of predicted experts": (
-        {"replay.mode": "PR2", "replay.what": "logits"},
-        "replay.what='logits' freezes the gates",
-    ),
     "router shift of a dense model": (
         {"model.num_experts": 0, "objective.name": "rspo"},
         "needs model.num_experts > 0",

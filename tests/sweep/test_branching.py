@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 
-import numpy as np
 import pytest
 
 from jaxrl_llm.config import loading
@@ -124,24 +123,6 @@ def test_branches_of_two_rollouts_are_runs_of_two_rollouts(straight, folder, tmp
     again, second = of(rows, "GRPO")[1], of(rows, "GRPO")[2]
     assert {**second, "state": 0, "step": 2} == {key: again[key] for key in second}
     assert of(rows, "GRPO")[1]["eval/greedy"] == of(one, "GRPO")[1]["eval/greedy"]
-
-
-@pytest.mark.slow
-def test_a_branch_begins_with_a_predictor_at_zero(straight, folder, tmp_path):
-    """The first rollout of a branch is that of R2; the predictor that its updates taught is in the second."""
-    _, one = straight
-    pr2 = {"replay.mode": "PR2", "replay.predictor_learning_rate": "0.05"}
-    rows = of(take(tmp_path, planned(folder, {"GRPO": {}, "GRPO+PR2": pr2}, rollouts=2, every=3)), "GRPO+PR2")
-    first, r2 = rows[0], of(one, "GRPO+R2")[0]
-    shared = [key for key in first if key in r2 and key != "arm"]
-    assert len(shared) > 60
-    for key in shared:  # two programs: equal but for rounding
-        ours, theirs = np.array(first[key], np.float64), np.array(r2[key], np.float64)  # null is NaN
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=key)
-    assert first["routing/flips_unpredicted"] == first["routing/flips_old_current"]
-    second = rows[1]
-    assert second["routing/flips_unpredicted"] != second["routing/flips_old_current"]
-    assert second["check/unrecorded"] == 0
 
 
 def test_what_arms_share_is_checked(folder, tmp_path):

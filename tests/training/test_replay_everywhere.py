@@ -7,7 +7,6 @@ compiled update. One device is in test_routing_replay.py; it, the other objectiv
 others in the whole product, which is long.
 """
 
-import dataclasses
 import functools
 import itertools
 
@@ -22,8 +21,7 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.routing_records import router_logprobs
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.replay import ReplayConfig, router_logprobs
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -159,7 +157,7 @@ def check(replay, implementation, mesh, objective):
         else:
             assert metrics["ratio/token_var"] > 0.05
         np.testing.assert_allclose(metrics["loss/total"], loss, rtol=1e-4, atol=1e-6)
-        gradient = jax.tree.map(np.subtract, *jax.device_get((params(mesh), after.params)))
+        gradient = jax.tree.map(np.subtract, *jax.device_get((params(mesh), after.trained.policy)))
         router = np.abs(gradient["moe"]["mlp"]["router"]).max()
         assert router > 1e-4 if replay[1] == "experts" else router == 0
         for (path, a), (_, b) in zip(*map(jax.tree_util.tree_leaves_with_path, (gradient, wanted)), strict=True):
@@ -186,33 +184,3 @@ def test_every_pair(implementation, what, mesh, objective):
 def test_the_whole_product(implementation, what, mesh, objective):
     for mode in MODES:
         check((mode, what), implementation, mesh, objective)
-
-
-@functools.cache
-def predicted(mesh=None):
-    """(experts recorded in scoring, gradient of the predictor, its loss), the latter of parameters that moved."""
-    one = dataclasses.replace(learner(mesh=mesh), predictor_optimizer=optax.sgd(1.0))
-    shape = (tiny.CONFIG.num_moe_layers, tiny.CONFIG.hidden_size, tiny.CONFIG.num_experts)
-    weights = (0.5 * np.random.default_rng(7).normal(size=shape)).astype(np.float32)
-
-    def state(seed):
-        policy = jax.tree.map(jnp.copy, params(mesh, seed))
-        made = make_state(one.model, policy, one.optimizer, predictor_optimizer=one.predictor_optimizer)
-        return made.replace(predictor=jax.device_put(weights, made.predictor.sharding))
-
-    scored = Scorer(one, ReplayConfig("PR2", "experts"), tiny.GROUP)(state(0), None, rollout(), [LAYOUT])
-    after, metrics = one.update(state(1), scored.batch, LAYOUT)
-    assert after.predictor.sharding.is_equivalent_to(state(1).predictor.sharding, ndim=3)
-    gradient = weights - jax.device_get(after.predictor)
-    return jax.device_get(scored.batch.routing.scored.experts), gradient, M.finalize(metrics)["loss/predictor"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES[1:3], ids=str)
-def test_a_predictor_learns_alike_on_every_mesh(mesh):
-    experts, gradient, loss = predicted()
-    there = predicted(mesh)
-    np.testing.assert_array_equal(there[0], experts)
-    assert np.abs(gradient).max() > 1e-2
-    np.testing.assert_allclose(there[1], gradient, rtol=0, atol=5e-5 * np.abs(gradient).max())
-    np.testing.assert_allclose(there[2], loss, rtol=1e-4)

@@ -53,15 +53,13 @@ class MoE(nnx.Module):
         mesh: jax.sharding.Mesh | None,
         axes: tuple[str, str | None] = sharding.MICRO_BATCH,
         router: Router = EXACT,
-        predictor: Float[Array, "d e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
-        """Returns the output, the experts used and the current router's logits, without what a predictor adds.
+        """Returns the output, the experts used and the current router's logits.
 
         axes: the logical axes of b and t.
         """
         logits = router.logits(x, whole(self.router[...]))
-        change = None if predictor is None else routing_lib.predicted_change(x, predictor)
-        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay, change)
+        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
         y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)
