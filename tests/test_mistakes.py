@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import evaluation, main
 from jaxrl_llm.config import start_up
+from jaxrl_llm.sweep import __main__ as sweep
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep}
