@@ -21,6 +21,8 @@ from jaxrl_llm.rollout.sampling import Sampling, draw
 
 __all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]
 
+_static: Any = functools.partial(flax.struct.field, pytree_node=False)
+
 
 class Prompts(flax.struct.PyTreeNode):
     """Prefilled prompts, from number `first` on: every answer of a group starts from the same row."""
@@ -49,10 +51,6 @@ class Slots(flax.struct.PyTreeNode):
     index: Integer[Array, "slots"]
     position: Integer[Array, "slots"]
     cache: KVCache
-
-
-def _static() -> Any:
-    return flax.struct.field(pytree_node=False)
 
 
 class Decoder(flax.struct.PyTreeNode):

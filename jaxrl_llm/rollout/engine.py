@@ -19,7 +19,7 @@ from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
-from jaxrl_llm.rollout.loops import Refilled, decode_together, groups_share_prompts
+from jaxrl_llm.rollout.loops import decode
 from jaxrl_llm.rollout.placement import in_place, move, places
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -107,21 +107,20 @@ class Engine:
         return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters, which
-        `prepare` may have to move."""
-        mesh = self.model.mesh
+        """The program of `generate` for `count` prompts of at most `width` tokens, from the abstract parameters that
+        `prepare` would be given."""
         if not in_place(self.model, params):
             shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
             params = jax.tree.map(
                 lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
             )
-        whole = None if mesh is None else sharding.replicated(mesh)
-        prompts, lengths, limits = (
-            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
-            for shape in ((count, width), (count,), (count * self.group_size,))
-        )
-        uids = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=whole)
-        key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
+        everywhere = None if self.model.mesh is None else sharding.replicated(self.model.mesh)
+
+        def given(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
+        uids, key = given(count, dtype=jnp.uint32), given(dtype=jax.random.key(0).dtype)
+        prompts, lengths, limits = given(count, width), given(count), given(count * self.group_size)
         return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
 
     def decoder(self, params: Params, prompts: Array, lengths: Array, keys: Keys[Array, "b"], limits: Array) -> Decoder:
@@ -193,12 +192,7 @@ def _generate(
     """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
     keys = answer_keys(key, uids, engine.group_size)
     decoder = engine.decoder(params, prompts[:, :width], lengths, keys, limits)
-    slots = min(engine.slots, len(limits)) or len(limits)
-    if slots == len(limits) and groups_share_prompts(decoder.model, len(lengths)):
-        answers, routing = decode_together(decoder)
-    else:
-        answers, routing = Refilled(decoder, slots).decode()
-    trajectory = _assemble(decoder, prompts, answers, routing)
+    trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
     rest = sharding.constrain_rows(trajectory.replace(routing=None), decoder.model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, decoder.model.mesh, 1))
 
