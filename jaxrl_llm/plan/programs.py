@@ -156,8 +156,8 @@ def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> Trai
     kinds: dict[str, Any] = dict(tokens=jnp.int32, segment_ids=jnp.int32, loss_mask=bool, advantages=jnp.float32)
     if "ref_logprobs" in run.learner.objective.needs:
         kinds["ref_logprobs"] = jnp.float32
-    arrays: Any = {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
-    return _by_rows(jax.eval_shape(lambda arrays: TrainBatch(**arrays), arrays), mesh)
+    arrays = {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
+    return _by_rows(jax.eval_shape(TrainBatch, **arrays), mesh)
 
 
 def _by_rows(shapes: Any, mesh: Any) -> Any:

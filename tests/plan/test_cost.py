@@ -183,8 +183,8 @@ ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
 
 
 def test_the_dialect_of_tpus():
-    """From -2 to 5 a loop whose length the compiler did not note makes 7 turns. An all-reduce that is fused with a slice
-    is a reduce-scatter, which sends half of 8 x 4 floats. What an async pair wraps counts once."""
+    """From -2 to 5 a loop whose length the compiler did not note makes 7 turns. An all-reduce that is fused with a
+    slice is a reduce-scatter, which sends half of 8 x 4 floats. What an async pair wraps counts once."""
     once, turn = measure(parse(TPU), devices=4)
     assert once.flops == 2 * 8 * 16 * 4
     assert once.collectives == {
