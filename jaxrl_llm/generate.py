@@ -63,7 +63,7 @@ class Talker:
         length = max_tokens if max_tokens is not None else _LENGTH if settings is None else settings.answer_length
         within("--seed", seed, 0, 2**32 - 1)
         self._key, self._answers = jax.random.key(seed), 0
-        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids, policy.model.config.dtype)
+        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids)
         self._params = self._streamer.prepare(policy.params)
 
     def answer(self, prompt: str) -> Iterator[str]:

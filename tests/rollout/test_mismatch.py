@@ -9,8 +9,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import EXACT, Router
-from jaxrl_llm.rollout.decoder import as_sampler
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.engine import Engine, as_sampler
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import lay_out
