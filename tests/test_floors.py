@@ -104,7 +104,7 @@ def test_imports_go_down_and_in_no_circle():
     ("file", "line"),
     [
         ("run.blocks", "from jaxrl_llm.run.settings import validate"),
-        ("run.settings", "from jaxrl_llm.run import "),
+        ("run.settings", "from jaxrl_llm.run import trainer"),
         ("objectives.parts", "from jaxrl_llm.objectives.recipes import RECIPES"),
         ("objectives.ratios", "from jaxrl_llm import models"),
         ("objectives.ratios", "def f():\n    import optax"),

@@ -81,10 +81,8 @@ class Answers:
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
         batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
         if self.reference is not None:
-            into = self.learner.blank_scores(tokens)
-            for layout in epochs[0]:
-                into = self.learner.score(self.reference, tokens, None, layout, into=into)
-            batch = batch.replace(ref_logprobs=into.logprobs)
+            scored = self.learner.score(self.reference, tokens, epochs[0], self.learner.blank_scores(tokens))
+            batch = batch.replace(ref_logprobs=scored.logprobs)
         return Drawn(batch, epochs)
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -75,21 +75,17 @@ class Scorer:
           ValueError: replay asks for a routing that was not recorded.
         """
         t, old, ref = trajectory, Scored(), None
-
-        def scored(policy: Any, into: Scored, replayed: Routing | None = None) -> Scored:
-            for layout in layouts:
-                into = self.learner.score(policy, t.tokens, replayed, layout, into=into)
-            return into
-
         if not self.first_forward:
             into = self._old_scores(t, values=state.policy.value_head is not None)
-            old = scored(state.policy, into, in_scoring(self.replay, t.routing))
+            old = self.learner.score(state.policy, t.tokens, layouts, into, in_scoring(self.replay, t.routing))
         if state.critic is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
-            old = old.replace(state_values=scored(state.critic, into).state_values)
+            valued = self.learner.score(state.critic, t.tokens, layouts, into)
+            old = old.replace(state_values=valued.state_values)
         if "ref_logprobs" in self.learner.objective.needs:
             into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
-            ref = scored(reference, into).logprobs
+            assert reference is not None
+            ref = self.learner.score(reference, t.tokens, layouts, into).logprobs
         return PolicyScores(old, ref)
 
     def experience(self, trajectory: Trajectory, scores: PolicyScores, kl_coef: float | None = None) -> Experience:
@@ -126,7 +122,7 @@ class Scorer:
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
             )
         replayed = in_scoring(self.replay, t.routing)
-        return Learner.score.lower(self.learner, state.policy, t.tokens, replayed, layout, into=into)
+        return self.learner.lower_score(state.policy, t.tokens, layout, into, replayed)
 
     def _old_scores(self, t: Trajectory, values: bool) -> Scored:
         """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
@@ -214,9 +210,7 @@ def diagnose(
 
     def score(policy: Policy, replayed: Routing | None) -> Scored:
         into = learner.blank_scores(batch.tokens, record="experts")
-        for layout in layouts:
-            into = learner.score(policy, batch.tokens, replayed, layout, into=into)
-        return into
+        return learner.score(policy, batch.tokens, layouts, into, replayed)
 
     current = score(policy, None)
     held = score(policy, Routing(scored.experts))

@@ -153,7 +153,7 @@ class Pairs:
             tokens = sharding.put_rows(batch["tokens"][taken], learner.model.mesh)
             into = learner.blank_scores(tokens, logprobs=not values, values=values)
             layout = lay_out(np.arange(rows), lengths, time, updates)
-            scores = learner.score(policy, tokens, None, layout, into=into)
+            scores = learner.score(policy, tokens, [layout], into)
             parts.append(np.asarray(processes.fetch(scores.state_values if values else scores.logprobs)))
         return np.concatenate(parts)[:count]
 

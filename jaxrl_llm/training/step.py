@@ -6,6 +6,7 @@ micro-batch contributes grad(total) / count and the sum does not depend on how t
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import chex
@@ -67,13 +68,29 @@ class Learner:
     shared_prompt: bool = False
     policy_frozen: bool = False
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
-        """Scores of one minibatch's rows, written into the arrays of the whole rollout.
+    def score(
+        self, policy: Policy, tokens: Tokens, layouts: Iterable[Layout], into: Scored, routing: Routing | None = None
+    ) -> Scored:
+        """Scores of the rows of some minibatches, written into the arrays of the whole rollout.
 
-        `routing` is replayed where given. The forward has the shape of the training forward: in float32 both give the
-        same numbers.
+        Args:
+          layouts: of the minibatches. The forward has the shape of the training forward: in float32 both give the same
+            numbers.
+          into: of `blank_scores`; its arrays are gone afterwards.
+          routing: replayed where given.
         """
+        for layout in layouts:
+            into = self._score(policy, tokens, routing, layout, into)
+        return into
+
+    def lower_score(
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+    ) -> jax.stages.Lowered:
+        """The program of `score` for one minibatch, from abstract arrays."""
+        return Learner._score.lower(self, policy, tokens, routing, layout, into)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
+    def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
         params = policy.whole()
         logits = into.recorded is not None and into.recorded.logits is not None
         chosen = logits or into.by_router is not None

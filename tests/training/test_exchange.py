@@ -91,7 +91,7 @@ def test_no_device_ever_has_a_whole_record_of_routing():
     into = learner.blank_scores(batch.tokens, record="experts")
     update = compiled(lambda state, batch: learner.update(state, batch, cut), state, batch)
     scored = (Policy(params), batch.tokens, into)
-    score = compiled(lambda *args: learner.score(args[0], args[1], None, cut, into=args[2]), *scored)
+    score = compiled(lambda *args: learner.score(args[0], args[1], [cut], args[2]), *scored)
     whole = sharding.replicated(mesh)
     control = compiled(lambda x: jax.lax.with_sharding_constraint(x, whole), records.experts)
     assert largest_record(control) == experts.size

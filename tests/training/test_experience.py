@@ -118,7 +118,7 @@ def test_one_update_a_rollout_compares_itself_with_the_sampler():
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
     other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     policy = Policy(tiny.draw_params(MODEL, seed=1))
-    other = learner.score(policy, tiny.draw_trajectory().tokens, None, PADDED, into=other)
+    other = learner.score(policy, tiny.draw_trajectory().tokens, [PADDED], other)
     trajectory = tiny.draw_trajectory(other.recorded)
     scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
     alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])

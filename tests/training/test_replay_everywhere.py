@@ -21,6 +21,7 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import ReplayConfig, router_logprobs
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
@@ -84,7 +85,7 @@ def rollout():
     """
     trajectory = tiny.draw_trajectory()
     into = learner().blank_scores(trajectory.tokens, record="logits")
-    found = learner().score(params(seed=1), trajectory.tokens, None, LAYOUT, into=into).recorded
+    found = learner().score(Policy(params(seed=1)), trajectory.tokens, [LAYOUT], into).recorded
     fed = (np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1)[None, :, :, None]
     return trajectory.replace(routing=found.replace(experts=jnp.where(fed, found.experts, no_record(found.experts))))
 

@@ -12,6 +12,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner, blank_record
@@ -83,7 +84,7 @@ def test_scores_of_the_old_policy():
     """At the rollout's temperature, as the updates score it; values are of the state after each token."""
     batch, layout = tiny.draw_batch(), tiny.in_one_shape(tiny.layout_of(), micro=1)
     into = LEARNER.blank_scores(batch.tokens, values=True, record="experts")
-    found = LEARNER.score(params(), batch.tokens, None, layout, into=into)
+    found = LEARNER.score(Policy(params()), batch.tokens, [layout], into)
     logprobs, _, values = hand.scores(MODEL, params(), forward(params()), batch.tokens, TEMPERATURE)
     inside = np.asarray(batch.segment_ids) > 0
     np.testing.assert_allclose(
