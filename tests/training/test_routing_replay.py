@@ -256,7 +256,7 @@ def test_rollout_and_trainer_record_the_same_experts():
     scorer = Scorer(LEARNER, ReplayConfig("R2", "experts"), tiny.GROUP)
     width = np.asarray(out.segment_ids).sum(1)
     layout = lay_out(np.arange(tiny.ROWS), width, tiny.TIME, tiny.UPDATES)
-    batch = scorer(state_of(params()), params(), out, [layout]).batch
+    batch = scorer(state_of(params()), Policy(params()), out, [layout]).batch
     last = np.arange(tiny.TIME) == width[:, None] - 1
     inside = np.asarray(out.segment_ids) > 0
     np.testing.assert_array_equal(is_recorded(out.routing.experts)[0], inside & ~last)

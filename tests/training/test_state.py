@@ -11,6 +11,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state, parameter_axes, state_shardings
 from jaxrl_llm.training.step import Learner, check_shapes
@@ -53,7 +54,7 @@ def test_an_update_is_lowered_from_shapes_alone():
     model, optimizer = learner.model, learner.optimizer
     shapes = jax.eval_shape(lambda p: make_state(model, p, optimizer), model.shapes())
     state = abstract(shapes, state_shardings(model, shapes))
-    lowered = learner.lower_update(state, BATCH, tiny.layout_of())
+    lowered = jax.jit(lambda state: learner.update(state, BATCH, tiny.layout_of())).lower(state)
     chex.assert_trees_all_equal_shapes(lowered.out_info[0].trained.policy, params)
 
 
@@ -104,7 +105,7 @@ def test_what_would_broadcast_is_refused():
             check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
     with pytest.raises(AssertionError, match="shape"):
-        Learner.update.__wrapped__(LEARNER, state, put_past_the_constructor(BATCH, advantages=column), LAYOUT)
+        Learner._update.__wrapped__(LEARNER, state, None, put_past_the_constructor(BATCH, advantages=column), LAYOUT)
 
 
 @functools.cache
@@ -120,17 +121,17 @@ def cut(rows, micro):
 
 def test_an_update_is_traced_once_a_shape():
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
-    update = traced_once("update")
+    update = traced_once("_update")
     for layout in (cut(None, 0), cut([3, 1, 2], 2), cut([7], 1)):
-        update.trace(LEARNER, state, BATCH, layout)
+        update.trace(LEARNER, state, None, BATCH, layout)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        update.trace(LEARNER, state, BATCH, LAYOUT)
+        update.trace(LEARNER, state, None, BATCH, LAYOUT)
 
 
 def test_scoring_is_traced_once_a_shape():
-    params, tokens = tiny.draw_params(MODEL), BATCH.tokens
-    score, into = traced_once("score"), LEARNER.blank_scores(tokens, record="experts")
+    policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
+    score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, params, tiny.draw_batch(seed).tokens, None, layout, into=into)
+        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, params, tokens, None, tiny.layout_of(), into=into)
+        score.trace(LEARNER, policy, tokens, None, tiny.layout_of(), into)
