@@ -8,9 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array
-from jaxrl_llm.models import Model, Routing
-from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.attention.kv_cache import Prefix
+from jaxrl_llm.models import Model, Prefix, Routing, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Slots
 
 __all__ = ["decode_together", "groups_share_prompts"]

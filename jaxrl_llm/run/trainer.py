@@ -12,8 +12,8 @@ import numpy as np
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.machine import Stopped, interruptible
+from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import Attached, adapter_axes, init_adapters, merged
-from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.records.checkpointing import Checkpoints, digest
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.rollout.pass_rate import Evaluator

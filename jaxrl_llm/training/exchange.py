@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Int
-from jaxrl_llm.models.routing import no_record
+from jaxrl_llm.models import no_record
 
 __all__ = ["bring", "bring_back"]
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerToken, SegmentIds
-from jaxrl_llm.models.routing import Routing, is_recorded
+from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.training.routing_records import by_router
 from jaxrl_llm.training.state import TrainBatch
 

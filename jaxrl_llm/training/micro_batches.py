@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array
 from jaxrl_llm.ground.sharding import MICRO_BATCH, shards
-from jaxrl_llm.models.routing import no_record
+from jaxrl_llm.models import no_record
 from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerToken
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models import Routing
 from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.training.gaps import differ, flips
 from jaxrl_llm.training.layout import Layout

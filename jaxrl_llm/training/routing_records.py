@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models import ModelConfig, Routing, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.scoring import following
 
 __all__ = ["RoutingRecords", "blank", "by_router", "count_unrecorded", "router_logprobs"]

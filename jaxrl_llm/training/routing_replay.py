@@ -11,7 +11,7 @@ replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.1137
 import dataclasses
 
 from jaxrl_llm.ground.ranges import one_of
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models import Routing
 from jaxrl_llm.training.routing_records import RoutingRecords
 
 __all__ = ["ReplayConfig", "in_scoring", "prescribe"]
