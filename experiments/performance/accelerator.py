@@ -32,10 +32,8 @@ import numpy as np
 from experiments.performance import grouped, roofline
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.flash import choose_attention
+from jaxrl_llm.models import Model, ModelConfig, choose_attention
 from jaxrl_llm.models.experts.implementations import choose_implementation
-from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory

@@ -16,8 +16,7 @@ from experiments.performance.turns import Turns
 from experiments.performance.workload import Workload
 from jaxrl_llm import objectives
 from jaxrl_llm.config import start_up
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model, ModelConfig
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model, ModelConfig
 
 __all__ = ["Device", "cache_bytes", "device_named", "parameters", "train_flops", "weight_bytes"]
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.routing_replay import get_config
-from jaxrl_llm.models.routing import Router
+from jaxrl_llm.models import Router
 from jaxrl_llm.run import settings
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.training.gaps import differ

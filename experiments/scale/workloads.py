@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from configs import gspo
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.run.settings import Settings, validate
 
 __all__ = ["MODELS", "WORKLOADS", "Workload", "settings_of"]

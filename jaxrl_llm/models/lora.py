@@ -2,7 +2,7 @@
 
 Adapters are a tree of their own: the part of the parameters' tree that holds the target matrices, with {"a", "b"} in
 place of each, stacked over layers and experts in the same way. `attach` puts them beside the frozen weights for
-training, `merge` adds them to the weights for the rollout and for export, so that decoding costs nothing extra.
+training; `merge` adds them to the weights for rollouts and exports, so that decoding costs nothing extra.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import ranges, sharding
 from jaxrl_llm.ground.array_typing import Array, Key, Params
-from jaxrl_llm.models.low_rank import LowRank, whole
+from jaxrl_llm.models.layers import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 
 __all__ = ["TARGETS", "Attached", "LoRAConfig", "adapter_axes", "attach", "init_adapters", "merge", "merged"]
@@ -60,16 +60,16 @@ def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
     """float32 adapters on the model's mesh: A normal with standard deviation 1 / sqrt(m), B zero.
 
     Raises:
-      ValueError: rank 0, or no matrix of the model is a target.
+      ValueError: as `adapter_axes`.
     """
-    _checked(config, model)
+    axes = adapter_axes(config, model)
 
     def make(key: Key) -> dict[str, Any]:
         shapes = jax.eval_shape(model.init, jax.random.key(0))
 
         def pair(path: tuple[str, ...], leaf: Any) -> dict[str, Array]:
             *lead, m, n = leaf.shape
-            own = jax.random.fold_in(key, zlib.crc32("/".join(path).encode()))  # whatever the other targets are
+            own = jax.random.fold_in(key, zlib.crc32("/".join(path).encode()))  # the same whatever else is a target
             a = jax.random.normal(own, (*lead, m, config.rank)) * m**-0.5
             return {"a": a, "b": jnp.zeros((*lead, config.rank, n))}
 
@@ -77,31 +77,42 @@ def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
 
     if model.mesh is None:
         return jax.jit(make)(key)
-    places = sharding.shardings(adapter_axes(config, model), jax.eval_shape(make, key), model.mesh)
+    places = sharding.shardings(axes, jax.eval_shape(make, key), model.mesh)
     return jax.jit(make, out_shardings=places)(key)
 
 
 def adapter_axes(config: LoRAConfig, model: Model) -> dict[str, Any]:
-    """The logical axes of every adapter: those of its weight, with the rank in place of one side."""
-    _checked(config, model)
+    """The logical axes of every adapter: its weight's, with the rank in place of one side.
 
-    def pair(path: tuple[str, ...], axes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        del path
+    Raises:
+      ValueError: rank 0, or no matrix of the model is a target.
+    """
+    if not config.rank:
+        raise ValueError("lora.rank=0 has no adapters; set it to at least 1")
+
+    def pair(_: tuple[str, ...], axes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         return {"a": (*axes[:-1], "rank"), "b": (*axes[:-2], "rank", axes[-1])}
 
-    return _select(config, model.axes(), pair)
+    if not (axes := _select(config, model.axes(), pair)):
+        raise ValueError(f"lora.targets={config.targets!r} name no matrix of this model; add attention or mlp")
+    return axes
 
 
-def attach(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
-    """Parameters that `Model.apply` takes, with every target as weight and change apart; gradients of the adapters cost
-    no gradient of the weights (experts and the router apart, which are multiplied whole)."""
-    return _joined(params, adapters, scale)
+def attach(params: Any, adapters: Any, scale: float) -> Any:
+    """Parameters that `Model.apply` takes, with every target as a `LowRank`, the weight and its change apart. Gradients
+    of the adapters then cost no gradient of the weights, except for experts and the router, which are multiplied whole.
+
+    params: the whole tree, or one weight with adapters {"a", "b"}.
+    """
+    if set(adapters) == {"a", "b"}:
+        return LowRank(params, adapters["a"] * scale, adapters["b"])
+    return {key: attach(x, adapters[key], scale) if key in adapters else x for key, x in params.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Attached:
-    """`attach` as a value: equal ones share what is compiled for them. Leaves that are not adapters (a value head) are
-    passed through."""
+    """`attach` as a value, so that equal ones share what is compiled for them. Leaves that are no adapters (a value
+    head) are passed through."""
 
     scale: float
 
@@ -111,12 +122,11 @@ class Attached:
 
 def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
     """Plain parameters with the changes added, in the types of the weights."""
-    attached = _joined(params, adapters, scale)
-    return jax.tree.map(whole, attached, is_leaf=lambda x: isinstance(x, LowRank))
+    return jax.tree.map(whole, attach(params, adapters, scale), is_leaf=lambda x: isinstance(x, LowRank))
 
 
 def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[str, Any]:
-    """`merge` by one program, on the model's mesh. Weights that are no target are the given arrays, not copies."""
+    """`merge` by one program, on the model's mesh. Weights that are no target stay the given arrays, not copies."""
     flat = flatten_dict(dict(params))
     pairs = flatten_dict(adapters, is_leaf=lambda _, x: set(x) == {"a", "b"})
     pairs = {path: pair for path, pair in pairs.items() if path in flat}
@@ -127,15 +137,9 @@ def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[st
 def _sums(model: Model, weights: dict[Any, Array], pairs: dict[Any, Any], scale: float) -> dict[Any, Array]:
     axes: dict[Any, Any] = flatten_dict(model.axes())
     return {
-        path: sharding.constrain(whole(_joined(weight, pairs[path], scale)), axes[path], model.mesh)
+        path: sharding.constrain(whole(attach(weight, pairs[path], scale)), axes[path], model.mesh)
         for path, weight in weights.items()
     }
-
-
-def _joined(params: Any, adapters: Any, scale: float) -> Any:
-    if isinstance(adapters, dict) and set(adapters) == {"a", "b"}:
-        return LowRank(params, adapters["a"] * scale, adapters["b"])
-    return {key: _joined(x, adapters[key], scale) if key in adapters else x for key, x in params.items()}
 
 
 def _select(config: LoRAConfig, tree: Any, make: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -148,10 +152,3 @@ def _select(config: LoRAConfig, tree: Any, make: Any, path: tuple[str, ...] = ()
         elif config.holds(below):
             out[name] = make(below, value)
     return out
-
-
-def _checked(config: LoRAConfig, model: Model) -> None:
-    if not config.rank:
-        raise ValueError("lora.rank=0 has no adapters; set it to at least 1")
-    if not _select(config, model.axes(), lambda path, axes: path):
-        raise ValueError(f"lora.targets={config.targets!r} name no matrix of this model; add attention or mlp")

@@ -9,23 +9,15 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.ranges import at_least_zero, one_of
 
-__all__ = [
-    "EXACT",
-    "Router",
-    "Routing",
-    "is_recorded",
-    "no_record",
-    "routing_dtype",
-    "select_experts",
-]
+__all__ = ["EXACT", "Router", "Routing", "is_recorded", "no_record", "routing_dtype", "select_experts"]
 
 
 class Routing(flax.struct.PyTreeNode):
     """The routing of every MoE layer, [l b t k] and [l b t e] (dense layers have no row); inside a layer without l.
 
     experts: indices used when the token at t was FED; the dtype's maximum means "no record: the router chooses".
-    logits:  the router's logits when returned by a forward; when given to a forward they are replayed in
-      place of the current ones, so that indices and gate weights are both frozen.
+    logits:  the router's logits. A forward that is given them replays them in place of its own, so that indices and
+      gate weights are both frozen.
     """
 
     experts: Integer[Array, "*batch k"]
@@ -100,7 +92,7 @@ def select_experts(
     normalise: bool,
     replay: Routing | None = None,
 ) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
-    """Experts and gates of every token; one code path for routing and for replaying.
+    """Experts and gates of every token, by one code path for routing and for replaying.
 
     e = top_k(s) or the recorded experts;   g_i = exp(s_i) / sum_{j in e} exp(s_j)   (normalise)
                                             g_i = softmax(s)_i                       (otherwise)

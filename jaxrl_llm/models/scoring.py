@@ -1,7 +1,4 @@
-"""Scores aligned with their tokens: index t is about tokens[:, t].
-
-Every shift by one of scores, masks and tokens is `previous` or `following`.
-"""
+"""Scores aligned with their tokens: index t is about tokens[:, t]. Only `previous` and `following` shift by one."""
 
 import flax.struct
 import jax.numpy as jnp
@@ -35,12 +32,12 @@ def following(x: Shaped[Array, "b t"]) -> Shaped[Array, "b t"]:
 
 
 def first_tokens(segment_ids: SegmentIds) -> Bool[Array, "b t"]:
-    """Where nothing precedes a token in its segment; padding counts as such."""
+    """Where nothing precedes a token in its segment, and padding."""
     return (segment_ids == 0) | (segment_ids != previous(segment_ids))
 
 
 def align(after: PerToken, segment_ids: SegmentIds) -> PerToken:
-    """Shift a score of the state after token t - 1 to token t; 0 where a segment begins and on padding."""
+    """Moves a score of the state after token t - 1 to token t; 0 where a segment begins and on padding."""
     return jnp.where(first_tokens(segment_ids), 0, previous(after))
 
 

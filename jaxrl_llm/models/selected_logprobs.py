@@ -1,13 +1,12 @@
 """Log-probs of given tokens, and entropies, from hidden states without the full logits.
 
-The logits of a chunk of tokens exist only while that chunk is worked on: the forward keeps one number a token (the log
-of the partition sum) and the entropy, the backward recomputes the chunk's logits. Memory is chunk x vocabulary however
-many tokens there are. If all logits together are smaller than a fixed bound, there is one chunk and its probabilities
-are kept for the backward, as a plain softmax does.
+The logits of a chunk of tokens exist only while that chunk is worked on: the forward keeps two numbers a token (the
+log of the partition sum, and the entropy), and the backward recomputes the chunk's logits. Memory is chunk x vocabulary
+however many tokens there are. If there are few logits, all tokens are one chunk, whose probabilities are kept for the
+backward, as a plain softmax does.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from jaxrl_llm.ground.array_typing import Array, Float, Integer
 __all__ = ["selected_logprobs"]
 
 _KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
+_CHUNK = 1024  # tokens whose logits exist at one time, on each device
 
 
 def selected_logprobs(
@@ -29,7 +29,6 @@ def selected_logprobs(
     targets: Integer[Array, "n"],
     *,
     temperature: float = 1.0,
-    chunk: int = 1024,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
@@ -38,39 +37,27 @@ def selected_logprobs(
       hidden: final states; head: output matrix. Products accumulate in float32 and all that follows is float32.
       targets: the tokens whose log-probs are returned.
       temperature: > 0.
-      chunk: tokens whose logits exist at one time, on each device.
       mesh: the mesh of the enclosing jit. Every device scores its own tokens with the full head, which is gathered
-      once; XLA's partitioner would gather it for every chunk.
+        once; XLA's partitioner would gather it for every chunk.
 
     Returns:
       (log-probs, entropies), float32 [n]. The gradient of an entropy that is not used costs nothing.
 
     Raises:
-      ValueError: temperature or chunk not positive.
+      ValueError: temperature is not positive.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1 token")
     args = (hidden, head, targets.astype(jnp.int32))
     if mesh is None or mesh.size == 1:
-        return _selected(*args, float(temperature), chunk)
+        return _selected(*args, float(temperature))
     states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
 
     def run(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array]:
-        return _selected(hidden, head, targets, float(temperature), chunk)
+        return _selected(hidden, head, targets, float(temperature))
 
     specs = (states, PartitionSpec(), tokens)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)(*args)
-
-
-class _Residuals(NamedTuple):
-    hidden: Array
-    head: Array
-    targets: Array
-    log_partition: Array
-    entropy: Array
-    probs: Array | None
 
 
 def _logits(hidden: Array, head: Array, temperature: float) -> Array:
@@ -81,9 +68,9 @@ def _is_small(hidden: Array, head: Array) -> bool:
     return hidden.shape[0] * head.shape[1] <= _KEEP
 
 
-def _cut(x: Array, chunk: int) -> Array:
+def _cut(x: Array) -> Array:
     """[n ...] -> [steps, size, ...], padded with zeros. Strided, so that rows sharded over devices stay there."""
-    steps = -(-x.shape[0] // chunk)
+    steps = -(-x.shape[0] // _CHUNK)
     size = -(-x.shape[0] // steps)
     padded = jnp.pad(x, [(0, steps * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
     return padded.reshape(size, steps, *x.shape[1:]).swapaxes(0, 1)
@@ -105,12 +92,12 @@ def _chunk_forward(hidden, head, targets, temperature):
     return of_target - log_partition, log_partition - mean, log_partition, weights / total[:, None]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _selected(hidden, head, targets, temperature, chunk):
-    return _forward(hidden, head, targets, temperature, chunk)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _selected(hidden, head, targets, temperature):
+    return _forward(hidden, head, targets, temperature)[0]
 
 
-def _forward(hidden, head, targets, temperature, chunk):
+def _forward(hidden, head, targets, temperature):
     if _is_small(hidden, head):
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, temperature)
     else:
@@ -118,14 +105,14 @@ def _forward(hidden, head, targets, temperature, chunk):
         def one(chunk):
             return _chunk_forward(chunk[0], head, chunk[1], temperature)[:3]
 
-        parts = lax.map(one, (_cut(hidden, chunk), _cut(targets, chunk)))
+        parts = lax.map(one, (_cut(hidden), _cut(targets)))
         logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
         probs = None
-    return (logprob, entropy), _Residuals(hidden, head, targets, log_partition, entropy, probs)
+    return (logprob, entropy), (hidden, head, targets, log_partition, entropy, probs)
 
 
-def _selected_fwd(hidden, head, targets, temperature, chunk):
-    return _forward(hidden.value, head.value, targets.value, temperature, chunk)
+def _selected_fwd(hidden, head, targets, temperature):
+    return _forward(hidden.value, head.value, targets.value, temperature)
 
 
 def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logprob, d_entropy, temperature):
@@ -142,7 +129,7 @@ def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logp
     return d_hidden, jnp.matmul(hidden.T, d_logits, preferred_element_type=jnp.float32)
 
 
-def _selected_bwd(temperature, chunk, residuals, cotangents):
+def _selected_bwd(temperature, residuals, cotangents):
     hidden, head, targets, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
     if d_logprob is None:
@@ -153,7 +140,7 @@ def _selected_bwd(temperature, chunk, residuals, cotangents):
         )
         return d_hidden, d_head.astype(head.dtype), None
     per_token = (hidden, targets, log_partition, entropy, d_logprob, d_entropy)
-    pieces = jax.tree.map(lambda x: _cut(x, chunk), per_token)
+    pieces = jax.tree.map(_cut, per_token)
 
     def step(d_head, piece):
         x, target, log_z, h, d_lp, d_h = piece

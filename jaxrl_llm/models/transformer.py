@@ -15,15 +15,16 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
 from jaxrl_llm.models.architecture import Kind, ModelConfig
 from jaxrl_llm.models.attention.flash import choose_attention
-from jaxrl_llm.models.attention.grouped_query import Attention, RMSNorm
+from jaxrl_llm.models.attention.grouped_query import Attention, rotation
 from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, by_layer
-from jaxrl_llm.models.attention.rope import rotation
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
+from jaxrl_llm.models.layers import RMSNorm, matrix
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 __all__ = ["Model", "ModelOutput", "positions_of"]
@@ -32,7 +33,7 @@ _UNROLLED = 8  # layers; for more, compile time matters
 
 
 class _Seen(NamedTuple):
-    """Of the tokens, beside their states; axes are the logical axes of b and t."""
+    """What a block is told of the tokens besides their states; axes are the logical axes of b and t."""
 
     rotation: tuple[Array, Array]
     visible: Bool[Array, "b t s"]
@@ -41,7 +42,7 @@ class _Seen(NamedTuple):
 
 
 class ModelOutput(flax.struct.PyTreeNode):
-    """hidden: the final normed states [b t d]. routing: None for a dense model. cache: None unless asked for."""
+    """hidden: the final normed states. routing: None for a dense model. cache: None unless asked for."""
 
     hidden: Float[Array, "b t d"]
     routing: Routing | None
@@ -58,22 +59,16 @@ class Block(nnx.Module):
         self.mlp = MoE(config, rngs) if kind == "moe" else SwiGLU(config, rngs)
 
     def __call__(
-        self,
-        x: Array,
-        seen: _Seen,
-        cache: Any,
-        replay: Routing | None,
-        mesh: jax.sharding.Mesh | None,
-        router: Router,
-    ) -> tuple[Array, Any, Any]:
+        self, x: Array, seen: _Seen, cache: Any, replay: Routing | None, mesh: Mesh | None, router: Router
+    ) -> tuple[Array, Any, Routing | None]:
         place = (*seen.axes, None)
         y, kv = self.attention(self.attention_norm(x), *seen, cache, mesh)
         x = sharding.constrain(x + y, place, mesh)
-        if isinstance(self.mlp, SwiGLU):
-            return sharding.constrain(x + self.mlp(self.mlp_norm(x)), place, mesh), kv, None
         inputs = self.mlp_norm(x)
-        y, experts, logits = self.mlp(inputs, replay, mesh, seen.axes, router)
-        route = Routing(experts, logits)
+        if isinstance(self.mlp, MoE):
+            y, route = self.mlp(inputs, replay, mesh, seen.axes, router)
+        else:
+            y, route = self.mlp(inputs), None
         return sharding.constrain(x + y, place, mesh), kv, route
 
 
@@ -86,15 +81,13 @@ class Ends(nnx.Module):
         self.embedding = nnx.Param(values.astype(config.param_dtype), logical=("vocab", "embed"))
         self.norm = RMSNorm(d, config)
         if not config.tie_word_embeddings:
-            head = jax.random.normal(rngs.params(), (d, v), jnp.float32) * d**-0.5
-            self.head = nnx.Param(head.astype(config.param_dtype), logical=("embed", "vocab"))
+            self.head = matrix(rngs, (d, v), ("embed", "vocab"), config)
 
 
 @functools.lru_cache(maxsize=64)
 def _definition(config: ModelConfig, part: str) -> tuple[Any, Any]:
     """(graphdef, logical axes) of a block or of the ends, without making arrays."""
-    module = nnx.eval_shape(lambda: _make(config, part, jax.random.key(0)))
-    graphdef, state = nnx.split(module)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: _make(config, part, jax.random.key(0))))
     axes = jax.tree.map(lambda v: v.get_metadata()["logical"], state, is_leaf=lambda v: isinstance(v, nnx.Variable))
     return graphdef, nnx.to_pure_dict(axes)
 
@@ -107,12 +100,10 @@ def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
 
 
 def positions_of(segment_ids: SegmentIds, shared_prompt: bool = False) -> Integer[Array, "b t"]:
-    """Position of each token inside its segment (segments are contiguous); answers to a shared prompt go on from its
-    end."""
+    """Position of each token inside its segment (segments are contiguous); answers to a shared prompt continue it."""
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
-    starts = jnp.concatenate(
-        [jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1
-    )
+    first = jnp.ones_like(segment_ids[:, :1], bool)
+    starts = jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
     positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
     if not shared_prompt:
         return positions
@@ -124,7 +115,7 @@ class Model:
     """The pure functions of one architecture on one mesh; hashable, so it is closed over or passed statically."""
 
     config: ModelConfig
-    mesh: jax.sharding.Mesh | None = None
+    mesh: Mesh | None = None
     router: Router = EXACT
 
     def init(self, key: Key) -> dict[str, Any]:
@@ -135,8 +126,7 @@ class Model:
 
         params = {"ends": make("ends", jax.random.fold_in(key, 0))}
         for salt, kind in enumerate(("dense", "moe"), start=1):
-            count = self.config.kinds.count(kind)
-            if count:
+            if count := self.config.kinds.count(kind):
                 keys = jax.random.split(jax.random.fold_in(key, salt), count)
                 params[kind] = jax.vmap(functools.partial(make, kind))(keys)
         return params
@@ -203,19 +193,19 @@ class Model:
 
         Args:
           params: of `init`, or of `unstack`.
-          tokens: [b t].
-          segment_ids: [b t], 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
-          positions: [b t]; default from segment_ids. With a cache they give the t columns written.
+          segment_ids: 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
+          positions: default from segment_ids. With a cache they name the t columns to write.
           routing: experts (and perhaps logits) to replay, one row per MoE layer; for tokens without a record the router
-          chooses. cache: keys and values so far; the returned one holds these tokens too.
+            chooses.
+          cache: keys and values so far; the returned one holds these tokens too.
           prefill: return a cache of these tokens; there is none yet.
           router_logits: also return the current router's logits.
           shared_prompt: segment 1 of a row is a prompt, and each other segment is an answer, which sees the prompt and
-          continues its positions. Without a cache, and with plain attention.
+            continues its positions. Without a cache, and with plain attention.
 
         Raises:
-          ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt and flash attention, or a mesh
-          that splits time.
+          ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt with flash attention, or on a
+            mesh that splits time.
         """
         config = self.config
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
@@ -232,17 +222,16 @@ class Model:
                 "the fifth size of mesh.shape, to 1, or updates.layout=packed"
             )
         _check_routing(config, tokens, routing)
-        if cache is None:
-            causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
+        if cache is not None:
+            layered, visible = by_layer(cache, positions)
+        else:
+            layered, causal = None, jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
             if shared_prompt:
                 same |= (segment_ids == 1)[:, None, :]
             visible = same & causal[None]
-            layered = None
-        else:
-            layered, visible = by_layer(cache, positions)
         axes = sharding.MICRO_BATCH if cache is None and not prefill else sharding.ROLLOUT
-        # Token by token: the exchange of width for tokens is then one all-to-all.
+        # As a list of tokens, so that the exchange of width for tokens is one all-to-all.
         x = jnp.take(params["ends"]["embedding"], sharding.flat(tokens, axes, self.mesh), axis=0)
         x = sharding.constrain(x.astype(config.compute_dtype), ("rows", None), self.mesh)
         x = sharding.constrain(sharding.unflat(x, tokens.shape, axes, self.mesh), (*axes, None), self.mesh)
@@ -252,7 +241,6 @@ class Model:
             x, caches, routes = self._one_by_one(params, x, seen, routing, layered)
         else:
             caches, (x, routes) = [], self._scan(params, x, seen, routing)
-        ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         out = None
         if routes:
             out = jax.tree.map(lambda *parts: jnp.concatenate(parts), *routes)
@@ -262,6 +250,7 @@ class Model:
         if prefill or cache is not None:
             keys, values = map(tuple, zip(*caches, strict=True))
             cache = KVCache(keys, values, None if cache is None else cache.prefix)
+        ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         return ModelOutput(ends.norm(x), out, cache)
 
     def _runs_of_layers(self) -> Iterator[tuple[Kind, range]]:
@@ -284,7 +273,7 @@ class Model:
         return block
 
     def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
-        """All layers from their stacks, one scan for each run of equal layers; returns x and each run's routing."""
+        """All layers from their stacks, with one scan per run of equal layers; returns x and each run's routing."""
         routes = []
         for kind, places in self._runs_of_layers():
             block = self._block(kind, seen)
@@ -296,13 +285,12 @@ class Model:
 
             here = slice(places.start, places.stop)
             stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
-            # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers. With
-            # remat that is little, and without the loop XLA would keep what it was told to compute again.
+            # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers. Remat
+            # stacks little, and without the loop XLA would keep what it was told to compute again.
             rolled = self.config.remat != "none" or sharding.platform(self.mesh) != "cpu" or len(places) > _UNROLLED
             body = self._rematerialised(without_cache, prevent_cse=len(places) == 1)  # one turn is no loop to XLA
-            x, route = jax.lax.scan(
-                body, x, (stack, _of_layers(here, kind, routing)), unroll=1 if rolled else len(places)
-            )
+            replay = _of_layers(here, kind, routing)
+            x, route = jax.lax.scan(body, x, (stack, replay), unroll=1 if rolled else len(places))
             routes += [] if route is None else [route]
         return x, routes
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models.experts.expert_parallel import SLACK
+from jaxrl_llm.models import SLACK
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.run.assembly import Run, build

@@ -14,9 +14,7 @@ from jaxtyping import Key as Keys
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params
-from jaxrl_llm.models import KVCache, Model, Routing
-from jaxrl_llm.models.attention.kv_cache import Prefix
-from jaxrl_llm.models.routing import routing_dtype
+from jaxrl_llm.models import KVCache, Model, Prefix, Routing, routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
 __all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]

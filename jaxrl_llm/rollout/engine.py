@@ -16,8 +16,7 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.models import Model
-from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
+from jaxrl_llm.models import EXACT, Model, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.loops import decode
 from jaxrl_llm.rollout.placement import in_place, move, places

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer
-from jaxrl_llm.models import Routing
-from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.attention.kv_cache import Prefix
+from jaxrl_llm.models import Prefix, Routing, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Prompts, Slots
 
 __all__ = ["decode"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.verification import verify

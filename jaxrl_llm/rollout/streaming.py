@@ -15,8 +15,7 @@ import numpy as np
 
 from jaxrl_llm.ground.array_typing import Key, Params
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.models import Model
-from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models import Model, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Slots
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys

@@ -3,7 +3,7 @@
 import flax.struct
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerAnswer, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models import Routing
 
 __all__ = ["Trajectory"]
 

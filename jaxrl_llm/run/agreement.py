@@ -3,9 +3,8 @@
 import math
 
 from jaxrl_llm.ground.sharding import AXES
-from jaxrl_llm.models import Model
+from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes
-from jaxrl_llm.models.routing import EXACT
 from jaxrl_llm.run.blocks import Settings
 
 __all__ = ["check_agreement"]

@@ -6,9 +6,8 @@ from typing import Any
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground.ranges import at_least, at_least_zero, one_of
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models import EXACT, ModelConfig, Router
 from jaxrl_llm.models.lora import LoRAConfig
-from jaxrl_llm.models.routing import EXACT, Router
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.preference import PreferenceConfig

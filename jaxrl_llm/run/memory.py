@@ -20,10 +20,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.flash import choose_attention
+from jaxrl_llm.models import Model, ModelConfig, choose_attention
 from jaxrl_llm.models.lora import adapter_axes
-from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner

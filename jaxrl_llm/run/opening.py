@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
-from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.records.run_log import read_json, read_rows
 from jaxrl_llm.run.memory import Memory

@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Array, Int, PerAnswer, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import scoring
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model, scoring
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.recorded import checkpoint_identity, recorded_config
 from jaxrl_llm.run.settings import model_settings

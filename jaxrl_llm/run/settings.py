@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import models, objectives, tasks
 from jaxrl_llm.config.field_names import EXAMPLES, unknown_field
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.records.recorded import checkpoint_identity

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
-from jaxrl_llm.models import scoring
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models import Routing, scoring
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.gaps import decompose, expert_load, flipped_before, flips, ratio_by_flip, sampler_against_old

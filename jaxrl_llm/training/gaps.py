@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerToken, SegmentIds
-from jaxrl_llm.models.routing import Routing, is_recorded
+from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.training.replay import by_router
 from jaxrl_llm.training.state import TrainBatch

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Int, Shaped
-from jaxrl_llm.models.routing import no_record
+from jaxrl_llm.models import no_record
 from jaxrl_llm.training.layout import Layout
 
 __all__ = ["MicroBatches", "bring", "bring_back", "padded", "put", "take"]

@@ -6,8 +6,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import attach, merged
-from jaxrl_llm.models.transformer import Model
 
 __all__ = ["Policy", "with_value_head"]
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.ranges import one_of
-from jaxrl_llm.models.routing import Routing, is_recorded, no_record
+from jaxrl_llm.models import Routing, is_recorded, no_record
 from jaxrl_llm.models.scoring import following
 
 __all__ = [

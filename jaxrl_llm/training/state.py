@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 

@@ -18,12 +18,7 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import scoring
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.flash import time_multiple
-from jaxrl_llm.models.experts.moe import load_balance_loss
-from jaxrl_llm.models.routing import Routing, routing_dtype
-from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.models import Model, ModelConfig, Routing, load_balance_loss, routing_dtype, scoring, time_multiple
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models.attention.attend import attend, attend_causal
-from jaxrl_llm.models.attention.grouped_query import RMSNorm
+from jaxrl_llm.models.layers import RMSNorm
 from tests.reference import transformer_numpy
 
 

@@ -14,6 +14,7 @@ from jaxrl_llm.models.attention.attend import attend
 from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread
 from jaxrl_llm.plan.cost import measure
 from jaxrl_llm.plan.hlo import parse
+from tests.reference.plain_attention import assert_close, plain, value_and_gradients
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 22, 4, 2, 8  # 22: padded to 24 where four devices share a row
 MESHES = [(1, 1, 1, 1, 2), (1, 1, 1, 1, 4), (2, 1, 1, 1, 2), (1, 1, 1, 2, 2)]
@@ -30,22 +31,8 @@ def draw(time, head):
     return *tensors, jnp.asarray(segment_ids), weight * (segment_ids != 0)[:, :, None, None]
 
 
-def value_and_gradients(attention, problem):
-    *tensors, segment_ids, weight = problem
-    loss = lambda q, k, v: jnp.sum(attention(q, k, v, segment_ids) * weight)  # noqa: E731
-    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*tensors)
-
-
-def plain(queries, keys, values, segment_ids):
-    return attend(queries, keys, values, jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :]))
-
-
 def spread(queries, keys, values, segment_ids, mesh):
     return attend_spread(attend_halves(attend), queries, keys, values, segment_ids, sharding.MICRO_BATCH, mesh)
-
-
-def assert_close(found, expected):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)

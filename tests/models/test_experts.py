@@ -12,6 +12,7 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.experts import implementations as experts_module
 from jaxrl_llm.models.experts.expert_blocks import group_by_expert
 from jaxrl_llm.models.experts.implementations import apply_experts, choose_implementation
+from tests.reference import transformer_numpy
 
 D, F, E = 6, 10, 5
 LOADS = ("uniform", "skewed", "empty", "single")
@@ -46,8 +47,7 @@ def _numpy(x, experts, gates, weights):
     y = np.zeros(x.shape)
     for n, slot in itertools.product(*map(range, experts.shape)):
         e = experts[n, slot]
-        a = x[n] @ w_gate[e]
-        y[n] += gates[n, slot] * ((a / (1 + np.exp(-a))) * (x[n] @ w_up[e])) @ w_down[e]
+        y[n] += gates[n, slot] * transformer_numpy.swiglu(x[n], w_gate[e], w_up[e], w_down[e])
     return y
 
 
@@ -99,10 +99,8 @@ def test_a_group_that_ends_with_its_block():
     for counts in ((16, 16, 16, 16, 16), (17, 15, 32, 16, 0), (0, 0, 1, 79, 0), (80, 0, 0, 0, 0)):
         experts = jnp.asarray(np.repeat(np.arange(E), counts)[:, None].astype(np.int32))
         x, _, gates, weights = _problem("uniform", 80, 1)
-        _close(
-            _value_and_grads("blocks", x, experts, gates, weights),
-            _value_and_grads("dense", x, experts, gates, weights),
-        )
+        problem = x, experts, gates, weights
+        _close(_value_and_grads("blocks", *problem), _value_and_grads("dense", *problem))
 
 
 @pytest.mark.parametrize("n", [40, 700])
@@ -184,6 +182,22 @@ def test_choice():
     with pytest.raises(ValueError, match="experts_implementation='fast'"):
         choose_implementation("fast")
     assert set(experts_module.IMPLEMENTATIONS) == {"auto", "dense", "grouped", "blocks"}
+
+
+def test_auto_says_once_which_kernels_it_takes_on_a_gpu(monkeypatch):
+    """They have never run on one. A choice by name, and other platforms, say nothing."""
+    said = []
+    monkeypatch.setattr(experts_module.logging, "warning", said.append)
+    experts_module._say_which_kernels.cache_clear()
+    for platform, chosen in (("cpu", "blocks"), ("tpu", "grouped"), ("gpu", "grouped"), ("gpu", "grouped")):
+        monkeypatch.setattr(sharding, "platform", lambda mesh, platform=platform: platform)
+        assert choose_implementation("grouped") == "grouped"
+        assert not said or platform == "gpu"
+        assert choose_implementation("auto") == chosen
+    (message,) = said
+    for part in ("model.experts_implementation='auto'", "triton_matmul.py", "only run interpreted", "to 'dense'"):
+        assert part in message
+    experts_module._say_which_kernels.cache_clear()
 
 
 def test_nothing_of_all_experts_times_all_tokens_is_allocated():

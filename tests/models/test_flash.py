@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.models.attention import flash
-from jaxrl_llm.models.attention.attend import attend
+from jaxrl_llm.models.attention import flash, grouped_query
+from tests.reference.plain_attention import assert_close, plain, value_and_gradients
 
 ROWS, TIME, HEADS, KV, HEAD = 2, 130, 4, 2, 64  # 130: padded to two blocks of columns
 
@@ -23,16 +23,6 @@ def problem():
     tensors = shape(ROWS, TIME, HEADS, HEAD), shape(ROWS, KV, TIME, HEAD), shape(ROWS, KV, TIME, HEAD)
     segment_ids = jnp.asarray([[1] * 70 + [2] * 50 + [0] * 10, [3] * TIME], jnp.int32)
     return *tensors, segment_ids, shape(ROWS, TIME, HEADS, HEAD) * (segment_ids != 0)[:, :, None, None]
-
-
-def value_and_gradients(attention, problem):
-    *tensors, segment_ids, weight = problem
-    loss = lambda q, k, v: jnp.sum(attention(q, k, v, segment_ids) * weight)  # noqa: E731
-    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*tensors)
-
-
-def plain(queries, keys, values, segment_ids):
-    return attend(queries, keys, values, jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :]))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +42,7 @@ def test_splash_equals_plain_attention(problem, expected, shape):
     """Four devices do not divide two key heads: there every device has all of them."""
     mesh = None if shape is None else sharding.make_mesh(shape)
     found = value_and_gradients(lambda *x: flash.flash_attention(*x, mesh=mesh), problem)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("time", [TIME, TIME - 1])
@@ -71,7 +61,7 @@ def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
     monkeypatch.setattr(sharding, "platform", lambda mesh: "gpu")
     found = value_and_gradients(flash.flash_attention, cut)
     assert seen == [(TIME, TIME, (TIME, TIME), "cudnn")]
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
+    assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -93,7 +83,7 @@ def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
     apply = jax.jit(lambda model, params, routing: model.apply(params, tokens, routing=routing), static_argnums=0)
     expected = apply(model, params, None)
-    monkeypatch.setattr(attention, "choose_attention", lambda *_: "flash")
+    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
     other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
     found = apply(other, params, None)
     np.testing.assert_array_equal(found.routing.experts, expected.routing.experts)
@@ -121,7 +111,7 @@ def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
         return jnp.sum(jnp.square(model.logits(params, hidden)) * (segment_ids != 0)[:, :, None])
 
     expected = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, model)
-    monkeypatch.setattr(attention, "choose_attention", lambda *_: "flash")
+    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
     other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
     found = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, other)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), found, expected)

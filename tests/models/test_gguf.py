@@ -32,7 +32,7 @@ def test_every_tensor_is_read(tiny, params_of, tmp_path, architecture):
     params = params_of(model)
     loaded, again = load_pretrained(write(tmp_path / "model.gguf", model, params, architecture))
     jax.tree.map(np.testing.assert_array_equal, again, params)
-    ours = {**vars(model.config)}
+    ours = dict(vars(model.config))
     if not model.config.num_experts:
         ours["moe_intermediate_size"] = loaded.config.moe_intermediate_size  # of no use, not written
     assert vars(loaded.config) == ours
@@ -73,24 +73,8 @@ def test_what_is_refused(tiny, params_of, tmp_path):
 
 
 SMOLLM2 = Path("SmolLM2-135M-Instruct.Q4_1.gguf")
-PROMPT = [
-    1,
-    4093,
-    198,
-    1780,
-    314,
-    260,
-    3575,
-    282,
-    4649,
-    47,
-    2,
-    198,
-    1,
-    520,
-    9531,
-    198,
-]  # "What is the capital of France?"
+# "What is the capital of France?"
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 ANSWER = [504, 3575, 282, 4649, 314, 7042, 30, 2]  # "The capital of France is Paris.", <|im_end|>
 
 

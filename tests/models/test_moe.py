@@ -25,13 +25,13 @@ def test_mixture_with_one_and_with_all_experts(tiny, chosen):
     layer = MoE(config, nnx.Rngs(params=0))
     x = np.random.default_rng(0).standard_normal((1, 2, 16)).astype(np.float32)
     graphdef, state = nnx.split(layer)
-    y, experts, logits = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, None, None))(state, x)
+    y, routing = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, None, None))(state, x)
     weights = {name: np.asarray(getattr(layer, name)[...], np.float64) for name in ("router", "gate", "up", "down")}
     for t in range(2):
         expected, chosen_experts, router = transformer_numpy.mixture(x[0, t], weights, config)
         np.testing.assert_allclose(y[0, t], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(experts[0, t], chosen_experts)
-        np.testing.assert_allclose(logits[0, t], router, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(routing.experts[0, t], chosen_experts)
+        np.testing.assert_allclose(routing.logits[0, t], router, rtol=1e-5, atol=1e-6)
 
 
 def _loop(logits, experts, mask, sequence_ids):

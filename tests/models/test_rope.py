@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.models.attention.rope import rotate, rotation
+from jaxrl_llm.models.attention.grouped_query import rotate, rotation
 
 
 @jax.jit

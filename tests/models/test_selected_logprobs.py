@@ -16,7 +16,8 @@ D, V = 8, 40
 
 @pytest.fixture(params=["kept", "recomputed"])
 def path(request, monkeypatch):
-    """Both forms: everything in one chunk with its probabilities, and chunks that recompute."""
+    """Both forms: everything in one chunk with its probabilities, and chunks of 8 tokens that recompute."""
+    monkeypatch.setattr(module, "_CHUNK", 8)
     monkeypatch.setattr(module, "_KEEP", 2**22 if request.param == "kept" else 0)
     return request.param
 
@@ -51,7 +52,7 @@ def test_by_hand(path):
 @pytest.mark.parametrize("n", [1, 24, 31])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_values(path, n, temperature):
-    got = jax.jit(functools.partial(selected_logprobs, temperature=temperature, chunk=8))(*_problem(n))
+    got = jax.jit(functools.partial(selected_logprobs, temperature=temperature))(*_problem(n))
     for a, b in zip(got, jax.jit(_plain, static_argnums=3)(*_problem(n), temperature), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         assert a.dtype == jnp.float32
@@ -61,9 +62,8 @@ def test_values(path, n, temperature):
 @pytest.mark.parametrize("n", [24, 31])
 def test_gradients(path, n, weight_entropy):
     hidden, head, targets = _problem(n)
-    chunked = functools.partial(selected_logprobs, temperature=0.7, chunk=8)
-    plain = functools.partial(_plain, temperature=0.7)
-    grads = [jax.jit(jax.grad(functools.partial(_loss, f, weight_entropy), (0, 1))) for f in (chunked, plain)]
+    ours, plain = (functools.partial(f, temperature=0.7) for f in (selected_logprobs, _plain))
+    grads = [jax.jit(jax.grad(functools.partial(_loss, f, weight_entropy), (0, 1))) for f in (ours, plain)]
     for a, b in zip(grads[0](hidden, head, targets), grads[1](hidden, head, targets), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -72,7 +72,7 @@ def test_entropy_alone(path):
     hidden, head, targets = _problem(24)
     grads = [
         jax.jit(jax.grad(lambda h, w, f=f: jnp.sum(f(h, w, targets)[1]), (0, 1)))(hidden, head)
-        for f in (functools.partial(selected_logprobs, chunk=8), _plain)
+        for f in (selected_logprobs, _plain)
     ]
     for a, b in zip(*grads, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -91,10 +91,9 @@ def test_extreme_logits_stay_finite(path):
 def test_bfloat16(path):
     """Logits and log-probs are float32; the backward's products are rounded (8 bits): 2e-2 of the largest entry."""
     hidden, head, targets = _problem(24, jnp.bfloat16)
-    for a, b in zip(selected_logprobs(hidden, head, targets, chunk=8), _plain(hidden, head, targets), strict=True):
+    for a, b in zip(selected_logprobs(hidden, head, targets), _plain(hidden, head, targets), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    got = jax.jit(jax.grad(functools.partial(_loss, functools.partial(selected_logprobs, chunk=8), True), (0, 1)))
-    want = jax.jit(jax.grad(functools.partial(_loss, _plain, True), (0, 1)))
+    got, want = (jax.jit(jax.grad(functools.partial(_loss, f, True), (0, 1))) for f in (selected_logprobs, _plain))
     exact = want(hidden.astype(jnp.float32), head.astype(jnp.float32), targets)
     for a, b in zip(got(hidden, head, targets), exact, strict=True):
         assert a.dtype == jnp.bfloat16
@@ -102,13 +101,14 @@ def test_bfloat16(path):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 2, 1, 1), (1, 1, 2, 2)])
-def test_every_device_walks_its_own_tokens(path, shape):
+def test_every_device_walks_its_own_tokens(path, shape, monkeypatch):
     """Values and gradients inside shard_map: tokens over all devices, the head in parts that are gathered."""
+    monkeypatch.setattr(module, "_CHUNK", 2)
     mesh = sharding.make_mesh(shape)
     hidden, head, targets = _problem(24)
 
     def run(*args, mesh=None):
-        logprobs = functools.partial(selected_logprobs, chunk=2 if mesh else 8, mesh=mesh)
+        logprobs = functools.partial(selected_logprobs, mesh=mesh)
         return jax.jit(jax.value_and_grad(functools.partial(_loss, logprobs, True), (0, 1)))(*args)
 
     placed = (
@@ -123,21 +123,19 @@ def test_every_device_walks_its_own_tokens(path, shape):
 
 def test_memory_follows_the_chunk_not_the_batch(monkeypatch):
     """Forward and backward hold a few arrays of [chunk, vocabulary]; the plain form holds [tokens, vocabulary]."""
-    monkeypatch.setattr(module, "_KEEP", 0)
     n, vocab, chunk = 2048, 4096, 128
+    monkeypatch.setattr(module, "_KEEP", 0)
+    monkeypatch.setattr(module, "_CHUNK", chunk)
     args = (jnp.ones((n, D)), jnp.ones((D, vocab)), jnp.zeros(n, jnp.int32))
 
     def temporary(function):
         compiled = jax.jit(jax.grad(functools.partial(_loss, function, False), (0, 1))).lower(*args).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temporary(functools.partial(selected_logprobs, chunk=chunk)) < 4 * chunk * vocab * 4
+    assert temporary(selected_logprobs) < 4 * chunk * vocab * 4
     assert temporary(_plain) > n * vocab * 4
 
 
 def test_refusals():
-    hidden, head, targets = _problem(4)
     with pytest.raises(ValueError, match=r"temperature=0.0 must be positive"):
-        selected_logprobs(hidden, head, targets, temperature=0.0)
-    with pytest.raises(ValueError, match=r"chunk=0"):
-        selected_logprobs(hidden, head, targets, chunk=0)
+        selected_logprobs(*_problem(4), temperature=0.0)

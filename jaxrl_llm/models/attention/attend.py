@@ -13,10 +13,11 @@ from jaxrl_llm.models.attention import kv_cache
 
 __all__ = ["attend", "attend_cached", "attend_causal"]
 
-_CHUNK, _CHUNKS = 64, 4  # of queries: at least so many tokens, at most so many chunks
-_MASKED = -1e30  # finite: a fully masked row (padding) gives a uniform, not a NaN, softmax
+_CHUNK, _CHUNKS = 64, 4  # a chunk has at least 64 queries, and a row at most 4 chunks
+_MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
 
 
+@jax.custom_vjp
 def attend(
     queries: Float[Array, "b t h d"],
     keys: Float[Array, "b kv s d"],
@@ -24,7 +25,9 @@ def attend(
     visible: Bool[Array, "b t s"],
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v over the visible columns; scores and softmax in float32."""
-    return _attend(queries, keys, values, visible)
+    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
+    out = jnp.einsum("bkqs,bksd->bkqd", _attend_weights(q, keys, visible).astype(values.dtype), values)
+    return _by_query_head(out, queries.shape)
 
 
 def attend_causal(
@@ -44,19 +47,12 @@ def attend_causal(
     return jnp.concatenate(parts, axis=1)
 
 
-@jax.custom_vjp
-def _attend(queries: Array, keys: Array, values: Array, visible: Array) -> Array:
-    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
-    out = jnp.einsum("bkqs,bksd->bkqd", _attend_weights(q, keys, visible).astype(values.dtype), values)
-    return _by_query_head(out, queries.shape)
-
-
 def _attend_weights(q: Array, keys: Array, visible: Array) -> Array:
     return _weights(jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=jnp.float32), visible)
 
 
 def _attend_fwd(queries: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, Any]:
-    out = _attend(queries, keys, values, visible)
+    out = attend(queries, keys, values, visible)
     return out, (queries, keys, values, visible, out)
 
 
@@ -76,7 +72,7 @@ def _attend_bwd(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, 
     return dq.astype(queries.dtype), dk, dv, None
 
 
-_attend.defvjp(_attend_fwd, _attend_bwd)
+attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def attend_cached(
@@ -86,37 +82,36 @@ def attend_cached(
     visible: Bool[Array, "b t s"],
     platform: str = "cpu",
 ) -> Float[Array, "b t h d"]:
-    """The same over a cache: keys are transposed, and a stretch of columns that no row sees is skipped.
+    """`attend` over a cache: its keys are transposed, and a stretch of columns that no row sees is skipped.
 
-    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. On
-    a GPU every stretch is computed, since the device would wait for the host at each condition.
+    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. A
+    GPU computes every stretch, since it would wait for the host at each condition.
     """
     q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
     dot = functools.partial(jnp.einsum, "bkqx,bkxy->bkqy")
     score = functools.partial(dot, preferred_element_type=jnp.float32)
-    product = _product if platform == "gpu" else _product_where_seen
+
+    def product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+        of_rows = functools.partial(_product, dot)
+        if platform == "gpu":
+            return of_rows(left, stretch)
+        out = jax.eval_shape(of_rows, left, stretch)
+        return jax.lax.cond(seen, of_rows, lambda *_: jnp.zeros(out.shape, out.dtype), left, stretch)
+
     scores = [product(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
     weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
     parts = [product(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
     return _by_query_head(functools.reduce(jnp.add, parts), queries.shape)
 
 
-def _product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+def _product(dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
     """left [b kv q x] times a stretch [p kv x y] of the cache."""
-    del seen
     b, kv, q, x = left.shape
     p, y = stretch.shape[0], stretch.shape[3]
     together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
     return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
-
-
-def _product_where_seen(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
-    """The product where some row sees the stretch, otherwise zeros."""
-    product = functools.partial(_product, seen, dot)
-    out = jax.eval_shape(product, left, stretch)
-    return jax.lax.cond(seen, product, lambda *_: jnp.zeros(out.shape, out.dtype), left, stretch)
 
 
 def _by_key_head(queries: Array, kv: int) -> Array:

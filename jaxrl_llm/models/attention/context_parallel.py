@@ -16,19 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, SegmentIds
+from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 
-__all__ = ["Local", "Place", "attend_halves", "attend_spread", "widened"]
+__all__ = ["Local", "Place", "attend_halves", "attend_spread", "pad_time"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which queries of a row a device has: all, or those of the chunks i and 2 c - 1 - i.
+    """Which queries of a row a device has: all, or those of the chunks i and 2 c - 1 - i (i is `index`, c `shards`).
 
-    axis: of the mesh, over which c = `shards` devices have a row; None where one device has it all.
+    axis: the mesh axis over which c devices share a row; None if one device has it all.
     """
 
     axis: str | None
@@ -36,11 +36,10 @@ class Place:
 
     @property
     def index(self) -> Any:
-        """i."""
         return lax.axis_index(self.axis) if self.axis else 0
 
     def chunk(self, time: int) -> int:
-        """Queries of a chunk."""
+        """The number of queries in a chunk."""
         return time // (2 * self.shards) if self.axis else time
 
     def starts(self, time: int) -> list[Any]:
@@ -49,12 +48,12 @@ class Place:
         return [self.index * n, time - (self.index + 1) * n] if self.axis else [0]
 
     def order(self, time: int) -> np.ndarray:
-        """The queries of all devices, one after the other."""
+        """The queries of all devices, one device after the other."""
         chunks = np.arange(time, dtype=np.int32).reshape(-1, self.chunk(time))
         return np.stack([chunks, chunks[::-1]], axis=1)[: self.shards].ravel() if self.axis else chunks.ravel()
 
     def own(self, of_all: Array) -> Array:
-        """This device's part of an array in that order, [t] or blocks [_ blocks _]."""
+        """This device's part of an array in that order: [t], or blocks [_ blocks _]."""
         axis = min(1, of_all.ndim - 1)
         size = of_all.shape[axis] // self.shards
         return lax.dynamic_slice_in_dim(of_all, self.index * size, size, axis) if self.axis else of_all
@@ -65,11 +64,11 @@ class Place:
         return jnp.concatenate([lax.dynamic_slice_in_dim(row, at, n, 1) for at in self.starts(row.shape[1])], axis=1)
 
     def gathered(self, x: Array) -> Array:
-        """[b kv t d] of all devices of the row."""
+        """The [b kv t d] of all devices that share the row."""
         return lax.all_gather(x, self.axis, axis=2, tiled=True) if self.axis else x
 
     def balanced(self, queries: Array) -> Array:
-        """Consecutive queries [b q h d], the chunks 2 i and 2 i + 1, -> those of the chunks i and 2 c - 1 - i."""
+        """Exchanges consecutive queries [b q h d], the chunks 2 i and 2 i + 1, for the chunks i and 2 c - 1 - i."""
         if not self.axis:
             return queries
         halves = enumerate(jnp.split(queries, 2, axis=1))
@@ -108,60 +107,50 @@ def attend_spread(
     mesh: Mesh | None,
     multiple: int = 1,
 ) -> Float[Array, "b t h d"]:
-    """`local` on every device's rows, heads and queries.
+    """`local` on every device's rows, heads and queries; axes: the logical axes of b and t.
 
-    Args:
-      axes: the logical axes of b and t.
-      multiple: of chunks; rows are padded to it.
-
-    The backward sums over mesh axes that split neither rows nor heads nor time, since shard_map cannot see that they
-    agree.
+    Every chunk of a row is padded to a `multiple` of tokens. The backward sums over mesh axes that split neither rows
+    nor heads nor time, since shard_map cannot see that they agree.
     """
     time, shards = queries.shape[1], sharding.shards(axes[1], mesh)
-    queries, keys, values, segment_ids = widened(
-        queries, keys, values, segment_ids, multiple * (2 * shards if shards > 1 else 1)
-    )
+    multiple *= 2 * shards if shards > 1 else 1
+    queries, keys, values, segment_ids = pad_time(queries, keys, values, segment_ids, multiple)
     if mesh is None or mesh.size == 1:
         return local(Place(None, 1), queries, keys, values, segment_ids)[:, :time]
-    rows, along = axes
-    heads = rows, "kv_heads", along, None  # heads are cut as their key heads are
-    row, head, split, _ = sharding.spec(heads, keys.shape, mesh)
+    # Queries are cut by head as their keys are.
+    row, head, split, _ = sharding.spec((axes[0], "kv_heads", axes[1], None), keys.shape, mesh)
     place = Place(split if shards > 1 else None, shards)
 
     def run(queries: Array, keys: Array, values: Array, segment_ids: Array) -> Array:
         keys, values = place.gathered(keys), place.gathered(values)
         return place.restored(local(place, place.balanced(queries), keys, values, segment_ids))
 
-    by_query, by_key = (jax.sharding.PartitionSpec(row, *s) for s in ((split, head), (head, split)))
-    specs = (by_query, by_key, by_key, jax.sharding.PartitionSpec(row))
+    by_query, by_key = PartitionSpec(row, split, head), PartitionSpec(row, head, split)
+    specs = (by_query, by_key, by_key, PartitionSpec(row))
     run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=by_query, check_vma=False)
     return run(queries, keys, values, segment_ids)[:, :time]
 
 
 def attend_halves(attend: Callable[[Array, Array, Array, Array], Array]) -> Local:
-    """`attend` (queries, keys, values, visible [b q s]) for the two chunks of a device; the earlier one sees nothing
-    of the second half of the columns."""
+    """`attend` (queries, keys, values, visible [b q s]) for each of a device's two chunks; the earlier one never sees
+    the second half of the columns."""
 
     def local(place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array) -> Array:
         time, out = keys.shape[2], []
         ids = jnp.split(place.of_queries(segment_ids), 2, axis=1)
         chunks = zip(place.starts(time), (time // 2, time), jnp.split(queries, 2, axis=1), ids, strict=True)
         for start, end, q, q_ids in chunks:
-            visible = _visible(start, q_ids, segment_ids[:, :end])
+            columns = segment_ids[:, :end]
+            causal = (start + jnp.arange(q_ids.shape[1]))[:, None] >= jnp.arange(end)[None]
+            visible = causal[None] & (q_ids[:, :, None] == columns[:, None, :])  # padding sees padding, unread
             out.append(attend(q, keys[:, :, :end], values[:, :, :end], visible))
         return jnp.concatenate(out, axis=1)
 
     return local
 
 
-def _visible(start: Any, q_ids: Array, ids: Array) -> Bool[Array, "b q s"]:
-    """Causal and inside a segment; padding sees padding, which nothing reads."""
-    causal = (start + jnp.arange(q_ids.shape[1]))[:, None] >= jnp.arange(ids.shape[1])[None]
-    return causal[None] & (q_ids[:, :, None] == ids[:, None, :])
-
-
-def widened(queries: Array, keys: Array, values: Array, segment_ids: Array, multiple: int) -> tuple[Array, ...]:
-    """Padded on the right to a multiple of so many tokens."""
+def pad_time(queries: Array, keys: Array, values: Array, segment_ids: Array, multiple: int) -> tuple[Array, ...]:
+    """Pads every row on the right to a multiple of so many tokens."""
     fill = -queries.shape[1] % multiple
 
     def pad(x: Array, axis: int) -> Array:

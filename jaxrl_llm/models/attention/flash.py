@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread, widened
+from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread, pad_time
 
 __all__ = ["choose_attention", "flash_attention", "time_multiple"]
 
@@ -44,7 +44,7 @@ def choose_attention(config: ModelConfig, platform: str) -> str:
 
 
 def time_multiple(config: ModelConfig, mesh: Mesh | None) -> int:
-    """Rows of a multiple of so many tokens are split evenly over devices, and no attention has to pad them."""
+    """Rows whose length is a multiple of this are split evenly over devices, and no attention has to pad them."""
     shards, platform = sharding.shards("time", mesh), sharding.platform(mesh)
     if shards == 1:
         return 1
@@ -61,20 +61,20 @@ def flash_attention(
     axes: tuple[str, str | None] = sharding.MICRO_BATCH,
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v, causal and inside a segment; the result at padding (segment 0) has no meaning.
-
-    axes: the logical axes of b and t.
-    """
-    kernel = _cudnn if sharding.platform(mesh) == "gpu" else _splash
-    return kernel(queries, keys, values, segment_ids, axes, mesh)
+    axes: the logical axes of b and t."""
+    if sharding.platform(mesh) == "gpu":
+        return _cudnn(queries, keys, values, segment_ids, axes, mesh)
+    scaled = queries * queries.shape[-1] ** -0.5
+    return attend_spread(_splash, scaled, keys, values, segment_ids, axes, mesh, multiple=_BLOCK)
 
 
 def _cudnn(
     queries: Array, keys: Array, values: Array, segment_ids: Array, axes: tuple[str, str | None], mesh: Mesh | None
 ) -> Array:
-    """Padded to an even number of tokens: with a mask, the kernel's backward refuses an odd one.
+    """Rows are padded to an even number of tokens, because with a mask the kernel's backward refuses an odd one.
 
-    Causality by flag, so that blocks above the diagonal are not computed; segments by a mask [b 1 t t] in memory. Where
-    time is spread there is no such flag for a part of the queries: the mask says all, and 1.5 as many pairs are
+    Causality is a flag, so that blocks above the diagonal are not computed; segments are a mask [b 1 t t] in memory.
+    Where time is spread no flag fits a part of the queries: the mask says both, and 1.5 times as many pairs are
     computed.
     """
     kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
@@ -85,39 +85,20 @@ def _cudnn(
     if sharding.shards(axes[1], mesh) > 1:
         return attend_spread(attend_halves(masked), queries, keys, values, segment_ids, axes, mesh, multiple=2)
     time = queries.shape[1]
-    queries, keys, values, segment_ids = widened(queries, keys, values, segment_ids, 2)
+    queries, keys, values, segment_ids = pad_time(queries, keys, values, segment_ids, 2)
     same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
     return kernel(queries, keys, values, mask=same, is_causal=True)[:, :time]
 
 
 def _splash(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    segment_ids: Array,
-    axes: tuple[str, str | None],
-    mesh: Mesh | None,
-    interpret: bool = False,
+    place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool = False
 ) -> Array:
-    """Padded to a multiple of _BLOCK tokens; on a mesh each device runs its own rows and heads. interpret: on any
-    platform."""
-    local = functools.partial(_kernel, interpret=interpret)
-    return attend_spread(local, queries * queries.shape[-1] ** -0.5, keys, values, segment_ids, axes, mesh, _BLOCK)
-
-
-def _kernel(place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool) -> Array:
-    """The queries of one device; every chunk of them is a multiple of _BLOCK."""
+    """Attention of one device's queries, of which every chunk is a multiple of _BLOCK. interpret: as plain JAX."""
     time = keys.shape[2]
     block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if place.chunk(time) % size == 0)
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_q_dq=block,
-        block_kv_dq=block,
-    )
+    sides = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    sizes = splash.BlockSizes(**dict.fromkeys(sides, block))
     mask = splash.CausalMask((time, time))
     mask.q_sequence = place.order(time)  # of all devices, one after the other
     heads = splash.MultiHeadMask([mask] * queries.shape[2])

@@ -1,68 +1,21 @@
-"""Grouped-query attention: causal, within a segment, over a batch or over a cache."""
+"""Grouped-query attention with rotary positions: causal, within a segment, over a batch or over a cache."""
 
-import functools
-from typing import Any
+import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, SegmentIds
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, SegmentIds
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.attend import attend, attend_cached, attend_causal
 from jaxrl_llm.models.attention.context_parallel import attend_halves, attend_spread
 from jaxrl_llm.models.attention.flash import choose_attention, flash_attention
-from jaxrl_llm.models.attention.rope import rotate
-from jaxrl_llm.models.low_rank import project
+from jaxrl_llm.models.layers import RMSNorm, matrix, project
 
-__all__ = ["Attention", "RMSNorm"]
-
-
-class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang & Sennrich, arXiv 1910.07467)."""
-
-    def __init__(self, size: int, config: ModelConfig):
-        self.scale = nnx.Param(jnp.ones(size, config.param_dtype), logical=("norm",))
-        self.eps = config.rms_norm_eps
-
-    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        return _normalise(x, self.scale[...], self.eps)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _normalise(x: Array, scale: Array, eps: float) -> Array:
-    return _normalise_fwd(x, scale, eps)[0]
-
-
-def _normalise_fwd(x: Array, scale: Array, eps: float) -> tuple[Array, Any]:
-    y = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return (y * inverse * _on_last_axis(scale, x.ndim)).astype(x.dtype), (x, inverse, scale)
-
-
-def _normalise_bwd(eps: float, residuals: Any, cotangent: Array) -> tuple[Array, Array]:
-    """With y = x / rms and g = scale dy: dx = (g - y mean(g y)) / rms, dscale = sum dy y. Written by hand, because the
-    one that autodiff derives reads and writes the states about twice as often."""
-    x, inverse, scale = residuals
-    y, dy = x.astype(jnp.float32) * inverse, cotangent.astype(jnp.float32)
-    g = dy * _on_last_axis(scale, x.ndim)
-    dx = inverse * (g - y * jnp.mean(g * y, axis=-1, keepdims=True))
-    return dx.astype(x.dtype), jnp.sum(dy * y, axis=tuple(range(x.ndim - 1))).astype(scale.dtype)
-
-
-_normalise.defvjp(_normalise_fwd, _normalise_bwd)
-
-
-def _on_last_axis(scale: Array, ndim: int) -> Array:
-    return scale.astype(jnp.float32).reshape((1,) * (ndim - 1) + (-1,))
-
-
-def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], config: ModelConfig) -> nnx.Param:
-    """A weight with standard deviation 1/sqrt(fan_in) and its logical axes."""
-    values = jax.random.normal(rngs.params(), shape, jnp.float32) * shape[-2] ** -0.5
-    return nnx.Param(values.astype(config.param_dtype), logical=axes)
+__all__ = ["Attention", "rotate", "rotation"]
 
 
 class Attention(nnx.Module):
@@ -134,3 +87,31 @@ class Attention(nnx.Module):
             return y
         norm: RMSNorm = getattr(self, f"{name}_norm")
         return norm(y.reshape(*x.shape[:1], -1, norm.scale.shape[0])).reshape(y.shape)
+
+
+def rotation(
+    positions: Integer[Array, "b t"], head_dim: int, theta: float, scaling: tuple[float, ...] = ()
+) -> tuple[Float[Array, "b t 1 half"], Float[Array, "b t 1 half"]]:
+    """cos and sin of position * theta^(-2i/d), i < d/2, shared by all heads and layers; `scaling` as in `_scaled`."""
+    frequency = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    frequency = _scaled(frequency, *scaling) if scaling else frequency
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None, :]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def _scaled(frequency: Array, factor: float, low: float, high: float, original: float) -> Array:
+    """Llama 3's longer context (arXiv 2407.21783): with n = original * frequency / 2 pi turns over the original length,
+
+    frequency / factor for n < low,   frequency for n > high,   and a mixture, linear in n, in between.
+    """
+    kept = jnp.clip((original * frequency / (2 * math.pi) - low) / (high - low), 0.0, 1.0)
+    return kept * frequency + (1 - kept) * frequency / factor
+
+
+def rotate(
+    x: Float[Array, "b t h d"], rope: tuple[Float[Array, "b t 1 half"], Float[Array, "b t 1 half"]]
+) -> Float[Array, "b t h d"]:
+    """(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), computed in float32."""
+    cos, sin = rope
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)

@@ -7,11 +7,11 @@ Rows are left-aligned and contiguous: the token at position p of a row is in col
 (behind a prefix: in column p minus the prompt's length). A query sees the columns up to its own, so columns left over
 from padding or from an earlier answer are never read.
 
-A long cache is cut into stretches of columns, arrays of their own, so that attention can leave out those that no row
-has reached: a slice of one array would be copied before it is multiplied.
+A long cache is cut into stretches of columns, which are arrays of their own, so that attention can leave out those that
+no row has reached; a slice of one array would be copied before it is multiplied.
 
-Where the answers of a group stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored
-and read once per group.
+If the answers of a group stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored and
+read once per group.
 """
 
 import itertools
@@ -26,8 +26,7 @@ from jaxrl_llm.models.architecture import ModelConfig
 
 __all__ = ["KVCache", "LayerCache", "Prefix", "by_layer", "copy_rows", "empty", "write"]
 
-_SHORTEST = 64  # columns of a stretch at least,
-_MOST = 8  # and stretches of a cache at most
+_SHORTEST, _MOST = 64, 8  # a stretch has at least 64 columns, and a cache at most 8 stretches
 
 Keys = tuple[Float[Array, "_ kv head _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
 Values = tuple[Float[Array, "_ kv _ head"], ...]
@@ -65,7 +64,7 @@ def empty(config: ModelConfig, rows: int, length: int) -> KVCache:
 
 
 class LayerCache(NamedTuple):
-    """One layer, the column that each row's tokens are written to from, and the prefix's stretches."""
+    """One layer, the column from which each row's tokens are written, and the prefix's stretches."""
 
     keys: Keys
     values: Values
@@ -87,7 +86,7 @@ def by_layer(cache: KVCache, positions: Integer[Array, "b t"]) -> tuple[list[Lay
 
 
 def starts(values: Values) -> list[int]:
-    """First column of each stretch, and the length of all."""
+    """The first column of each stretch, and the length of all together."""
     return list(itertools.accumulate((stretch.shape[2] for stretch in values), initial=0))
 
 

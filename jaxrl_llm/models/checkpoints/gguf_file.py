@@ -1,7 +1,7 @@
 """A GGUF file as if it were a folder in the Hugging Face layout: a config.json, and tensors under their names there.
 
 Quantised tensors are dequantised to float32 a few rows at a time. Files of architecture `llama` hold the rows of q and
-k interleaved, (0, half, 1, half + 1, ...) of each head; they are put back here in the half-split order of `rope.py`.
+k interleaved, (0, half, 1, half + 1, ...) of each head; they are put back here in the half-split order of `rotate`.
 Needs the package `gguf` (extra `hf`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GGUFFile", "open_gguf"]
+__all__ = ["GGUFTensor", "open_gguf"]
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 _ENDS = {
@@ -50,7 +50,7 @@ _IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_tok
 
 @dataclasses.dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor of the file, or one expert's part of it; heads: of q or k whose rows are interleaved, otherwise 0."""
+    """A tensor of the file, or one expert's part of it. heads: how many q or k have if their rows are interleaved."""
 
     data: np.ndarray
     kind: Any
@@ -61,28 +61,18 @@ class GGUFTensor:
         """Rows start..stop of the first axis, float32."""
         from gguf import quants
 
-        if len(self.shape) == 1 and not self.heads:
-            return quants.dequantize(self.data, self.kind)[start:stop]
-        rows = np.arange(start, stop)
+        rows = slice(start, stop)
         if self.heads:
             half = self.shape[0] // self.heads // 2
-            head, within = np.divmod(rows, 2 * half)
+            head, within = np.divmod(np.arange(start, stop), 2 * half)
             rows = head * 2 * half + within % half * 2 + within // half
         if len(self.shape) == 1:
             return quants.dequantize(self.data, self.kind)[rows]
         return quants.dequantize(self.data[rows], self.kind)
 
 
-@dataclasses.dataclass(frozen=True)
-class GGUFFile:
-    """config: as config.json holds it. tensors: by their names in the Hugging Face layout."""
-
-    config: dict[str, Any]
-    tensors: dict[str, GGUFTensor]
-
-
-def open_gguf(path: Path) -> GGUFFile:
-    """Read the metadata of a GGUF file; each tensor is read on access.
+def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """(what config.json would hold, tensors by their names in the Hugging Face layout); a tensor is read on access.
 
     Raises:
       ImportError: the package `gguf` is missing.
@@ -92,8 +82,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 @functools.lru_cache(maxsize=1)  # decoding its token tables takes the reader seconds
-def _open(path: Path, modified: int) -> GGUFFile:
-    del modified
+def _open(path: Path, _modified: int) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -135,7 +124,7 @@ def _open(path: Path, modified: int) -> GGUFFile:
         tensors |= _named(tensor.name, whole)
     config["vocab_size"] = tensors["model.embed_tokens.weight"].shape[0]
     config["dtype"] = "bfloat16" if any(t.kind.name == "BF16" for t in tensors.values()) else "float32"
-    return GGUFFile(config, tensors)
+    return config, tensors
 
 
 def _named(name: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:

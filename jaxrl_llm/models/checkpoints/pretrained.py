@@ -1,7 +1,7 @@
 """Published checkpoints (safetensors folders, GGUF files) <-> the parameters of `Model`.
 
-Each device's part of an array is read on its own, in strips of a few rows: no process ever holds more of the checkpoint
-on the host than that part.
+Each device's part of an array is read on its own, in strips of a few rows, so that no process ever holds more of the
+checkpoint on the host than that part.
 """
 
 import concurrent.futures
@@ -83,7 +83,8 @@ def save_pretrained(
     folder = Path(path)
     if any(folder.glob("*.safetensors")) or (folder / "config.json").exists():
         raise FileExistsError(f"path={str(path)!r} holds a checkpoint already; give an empty folder")
-    arrays, leaves = stacked_arrays(Model(config)), _flat(params)
+    arrays = stacked_arrays(Model(config))
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     wrong = {key for key in arrays if key not in leaves or leaves[key].shape != arrays[key].shape}
     if wrong or len(leaves) != len(arrays):
         raise ValueError(f"params are not those of this config: {some(wrong or set(leaves) - set(arrays))} differ")
@@ -92,14 +93,12 @@ def save_pretrained(
     for name, content in ({} if published is None else published.files).items():
         (folder / name).write_bytes(content)
     shards = list(_shards(arrays, shard_bytes))
-    names = [SINGLE] if len(shards) == 1 else [_of(i, len(shards)) for i in range(1, len(shards) + 1)]
+    count = len(shards)
+    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     for file, shard in zip(names, shards, strict=True):
-        save_file(
-            {array.names[place]: _tensor(leaves[key], array, place) for key, array, place in shard},
-            folder / file,
-            metadata={"format": "pt"},
-        )
-    if len(shards) > 1:
+        tensors = {array.names[place]: _tensor(leaves[key], array, place) for key, array, place in shard}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if count > 1:
         weight_map = {array.names[place]: f for f, s in zip(names, shards, strict=True) for _, array, place in s}
         size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
@@ -108,7 +107,7 @@ def save_pretrained(
 
 def _load(tensors: Mapping[str, StoredTensor], model: Model) -> dict[str, Any]:
     arrays, shapes = stacked_arrays(model), model.shapes()
-    tensors = _checked(tensors, list(arrays.values()), model.config.tie_word_embeddings)
+    _check_tensors(tensors, list(arrays.values()), model.config.tie_word_embeddings)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         loaded = [
             _on_devices(array, tensors, leaf.sharding, pool)
@@ -129,12 +128,8 @@ def _on_devices(array: Stacked, tensors: Mapping[str, StoredTensor], sharding: A
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
 
 
-def _flat(tree: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _checked(tensors: Mapping[str, StoredTensor], arrays: list[Stacked], tied: bool) -> Mapping[str, StoredTensor]:
-    """The tensors, once their names and shapes are those of the model; nothing is read before."""
+def _check_tensors(tensors: Mapping[str, StoredTensor], arrays: list[Stacked], tied: bool) -> None:
+    """Refuses tensors whose names or shapes are not the model's, before any of them is read."""
     expected = {name: array.stored for array in arrays for name in array.names.flat}
     missing, extra = set(expected) - set(tensors), set(tensors) - set(expected)
     if tied and HEAD in extra and not missing:  # some tied checkpoints hold the head as well
@@ -149,7 +144,6 @@ def _checked(tensors: Mapping[str, StoredTensor], arrays: list[Stacked], tied: b
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise ValueError(f"{name} has shape {tensors[name].shape}, config.json asks for {shape}")
-    return tensors
 
 
 def _shards(arrays: dict[str, Stacked], limit: int) -> Iterator[list[tuple[str, Stacked, tuple[int, ...]]]]:
@@ -168,10 +162,6 @@ def _shards(arrays: dict[str, Stacked], limit: int) -> Iterator[list[tuple[str, 
 def _tensor(leaf: jax.Array, array: Stacked, place: tuple[int, ...]) -> np.ndarray:
     tensor = np.asarray(leaf[place])
     return np.ascontiguousarray(tensor.T if array.transposed else tensor)
-
-
-def _of(i: int, n: int) -> str:
-    return f"model-{i:05d}-of-{n:05d}.safetensors"
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -49,17 +49,13 @@ def family_of(config: ModelConfig) -> str:
       ValueError: no published family does.
     """
     moe = config.num_moe_layers > 0
+    asked = (config.qk_norm, config.attention_bias, moe)
     for name, family in _FAMILIES.items():
-        if (family.qk_norm, family.attention_bias, bool(family.experts)) != (
-            config.qk_norm,
-            config.attention_bias,
-            moe,
-        ):
-            continue
+        same = asked == (family.qk_norm, family.attention_bias, bool(family.experts))
         whole = name in ("olmoe", "mixtral") and "dense" in config.kinds
         gates = "norm_topk_prob" not in family.experts and moe and not config.norm_topk_prob
         width = name in _HEAD_DIM_IS_IMPLIED and config.head_dim * config.num_attention_heads != config.hidden_size
-        if not (whole or gates or width):
+        if same and not (whole or gates or width):
             return name
     raise ValueError(
         f"no published family has model.qk_norm={config.qk_norm!r}, attention_bias={config.attention_bias}, "
@@ -111,20 +107,17 @@ def to_published(config: ModelConfig, published: Mapping[str, Any] | None = None
     """The config.json of a ModelConfig, in both spellings; fields of `published` beyond the architecture are kept."""
     kind = family_of(config)
     values = dataclasses.asdict(config)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling:
         rope |= {"rope_type": "llama3", **dict(zip(_SCALING, config.rope_scaling, strict=True))}
         rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     ours = {
         "architectures": [_FAMILIES[kind].architecture],
         "model_type": kind,
-        **{name: values[name] for name in _SAME_NAME},
-        "head_dim": config.head_dim,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        **{name: values[name] for name in (*_SAME_NAME, "head_dim", "tie_word_embeddings", "rope_theta")},
         "hidden_act": "silu",
-        "rope_theta": config.rope_theta,
-        "rope_parameters": rope,
-        "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if config.rope_scaling else None,
+        "rope_parameters": rope | {"rope_theta": config.rope_theta},
+        "rope_scaling": rope if config.rope_scaling else None,
         "dtype": config.param_dtype,
         "torch_dtype": config.param_dtype,
     }

@@ -15,8 +15,8 @@ from jaxrl_llm.models.checkpoints.tensor_names import StoredTensor
 
 __all__ = ["Published", "fingerprint", "open_checkpoint", "read_published"]
 
-_WHOLE = 256 * 2**20  # bytes of weights up to which every byte is digested,
-_SAMPLE = 4096  # and beyond, so many at both ends of every tensor
+_WHOLE = 256 * 2**20  # weights of up to so many bytes are digested whole,
+_SAMPLE = 4096  # larger ones by so many bytes at both ends of every tensor
 _BESIDE = (
     "generation_config.json",
     "tokenizer.json",
@@ -35,8 +35,8 @@ _BESIDE = (
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """config: config.json, with what no ModelConfig holds (positions, end ids). files: name -> content of the others,
-    generation_config.json and the tokenizer's among them, to be written beside an export as they were."""
+    """config: config.json, with what no ModelConfig holds (positions, end ids). files: name -> content of the other
+    files that an export gets unchanged, generation_config.json and the tokenizer's among them."""
 
     config: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -52,38 +52,37 @@ def read_published(path: str | os.PathLike[str]) -> Published:
     """
     path = _checked(path)
     if path.is_file():
-        config = open_gguf(path).config
+        config, _ = open_gguf(path)
         ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
         return Published(config, {"generation_config.json": json.dumps(ids, indent=2).encode() + b"\n"})
-    config = json.loads(existing(path / "config.json").read_text())
-    return Published(config, {name: (path / name).read_bytes() for name in _BESIDE if (path / name).is_file()})
+    files = {name: (path / name).read_bytes() for name in _BESIDE if (path / name).is_file()}
+    return Published(_config_of(path), files)
 
 
 @contextlib.contextmanager
 def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, StoredTensor]]]:
     """(config.json, tensors by name) of a folder or a GGUF file, to be read while the context is open."""
     path = _checked(path)
-    with contextlib.ExitStack() as stack:
-        if path.is_file():
-            file = open_gguf(path)
-            yield file.config, file.tensors
-        else:
-            yield json.loads(existing(path / "config.json").read_text()), open_folder(path, stack)
+    if path.is_file():
+        yield open_gguf(path)
+    else:
+        with contextlib.ExitStack() as stack:
+            yield _config_of(path), open_folder(path, stack)
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
     """A digest (BLAKE2b, 128 bits) of a checkpoint's config.json and weights, not of its path.
 
-    Weights of up to 256 MiB are digested whole. Of larger safetensors files it takes the header, which holds every
-    tensor's name, type and shape, and 4 KiB at both ends of every tensor; of a larger GGUF file its size and 4 KiB at
-    every MiB. It takes seconds for any checkpoint, and changed weights are noticed.
+    Weights of up to 256 MiB are digested whole. Larger safetensors files give their header, which holds every tensor's
+    name, type and shape, and 4 KiB at both ends of every tensor; a larger GGUF file gives its size and 4 KiB at every
+    MiB. This takes seconds for any checkpoint, and notices changed weights.
     """
     path = _checked(path)
     digest = hashlib.blake2b(digest_size=16)
     if path.is_file():
         files = [path]
     else:
-        digest.update(json.dumps(json.loads(existing(path / "config.json").read_text()), sort_keys=True).encode())
+        digest.update(json.dumps(_config_of(path), sort_keys=True).encode())
         files, _ = weight_files(path)
     whole = sum(file.stat().st_size for file in files) <= _WHOLE
     for file in files:
@@ -100,12 +99,16 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 
 
 def _samples(file: Path, size: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of what is read of a large file."""
+    """(offset, number of bytes) of every piece that is read of a large file."""
     if file.suffix != ".safetensors":
         return [(start, _SAMPLE) for start in range(0, size, 2**20)] + [(max(0, size - _SAMPLE), _SAMPLE)]
     data, header = read_header(file)
     ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     return [(0, data)] + [(data + max(a, p), _SAMPLE) for a, b in ends for p in (a, b - _SAMPLE)]
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    return json.loads(existing(folder / "config.json").read_text())
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

@@ -43,7 +43,7 @@ class FileTensor:
 
 
 def weight_files(folder: Path) -> tuple[list[Path], set[str]]:
-    """The files that hold a folder's tensors, and the names that its index lists (none without an index)."""
+    """The files that hold a folder's tensors, and the tensors that its index lists (none without an index)."""
     if not (folder / INDEX).is_file():
         return [existing(folder / SINGLE)], set()
     listed = json.loads((folder / INDEX).read_text())["weight_map"]

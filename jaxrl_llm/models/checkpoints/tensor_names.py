@@ -49,7 +49,7 @@ class StoredTensor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """One of our arrays: tensor names over its leading (layer, expert) axes; the rest is one tensor's own axes."""
+    """One of our arrays. names: its tensors over its leading (layer, expert) axes; the other axes are each tensor's."""
 
     names: np.ndarray
     shape: tuple[int, ...]

@@ -7,7 +7,7 @@ Everything besides the matmuls is a gather: dispatch reads x by the sorted order
 inverse, and the backward pass does the same the other way round.
 
 The block size follows the mean load: a decode step uses blocks of 8 or 16 rows, and experts without a row are skipped.
-One batched matmul over [expert, slot] is a tenth faster there for even loads and slower for real, skewed ones.
+One batched matmul over [expert, slot] decodes a tenth faster with even loads, and slower with real, skewed ones.
 XLA:CPU's `ragged_dot` multiplies every row by every expert; see experiments/performance/README.md for the figures.
 """
 
@@ -27,14 +27,14 @@ _BLOCK = 128  # rows; 128 and 256 are within noise of each other, 512 is slower 
 class Groups(NamedTuple):
     """The (token, expert) pairs in expert order.
 
-    order   i32[p]  pair index n * k + slot of each sorted row      starts  i32[e]  first row of each expert
-    rank    i32[p]  sorted row of each pair (the inverse)           counts  i32[e]  rows of each expert
+    order: pair index n * k + slot of each sorted row; rank: its inverse, the sorted row of each pair.
+    starts, counts: the first row and the number of rows of each expert.
     """
 
-    order: Array
-    rank: Array
-    starts: Array
-    counts: Array
+    order: Integer[Array, "p"]
+    rank: Integer[Array, "p"]
+    starts: Integer[Array, "e"]
+    counts: Integer[Array, "e"]
 
 
 def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
@@ -57,14 +57,14 @@ def group_by_expert(experts: Integer[Array, "n k"], num_experts: int) -> Groups:
 
 
 def _block_size(pairs: int, num_experts: int) -> int:
-    """A power of two near the mean load, at least 8; half of _BLOCK where tails would be a large share of the rows."""
+    """A power of two near the mean load, at least 8; at most half of _BLOCK where tails would be many of the rows."""
     mean = max(1, pairs // num_experts)
     most = _BLOCK if mean >= 2 * _BLOCK else _BLOCK // 2
     return min(most, max(8, 1 << (mean - 1).bit_length()))
 
 
 def _walk(groups: Groups, block: int, step, per_expert, carry):
-    """carry = per_expert(e, carry, walk) for the experts that have rows; walk(weights, inner) goes over the blocks:
+    """carry = per_expert(e, carry, walk) for every expert that has rows; walk(weights, inner) goes over its blocks with
     inner = step(weights, first row, live rows, inner)."""
     empty = (groups.counts == 0).astype(jnp.int32)
     used_first = lax.sort((empty, jnp.arange(empty.size, dtype=jnp.int32)), num_keys=1, is_stable=True)[1]
@@ -85,12 +85,11 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
 
 
 def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
-    """(results in expert order, what was kept); `block` rows at the end are scratch. keep: x W_gate and x W_up, too."""
+    """(results in expert order, [x W_gate, x W_up] if `keep`); the last `block` rows are scratch."""
     pairs, (d, f) = groups.order.size, weights[0].shape[1:]
     token = jnp.pad(groups.order, (0, block)) // k
 
-    def step(w, row, live, carry):
-        del live  # rows past the group's end are overwritten by the next group
+    def step(w, row, _, carry):  # rows past the group's end are overwritten by the next group
         gate, up, down = w
         rows = x[lax.dynamic_slice(token, (row,), (block,))].astype(jnp.float32)
         a, b = rows @ gate, rows @ up
@@ -110,12 +109,10 @@ def block_experts(
     x: Float[Array, "n d"],
     experts: Integer[Array, "n k"],
     gates: Float[Array, "n k"],
-    w_gate: Float[Array, "e d f"],
-    w_up: Float[Array, "e d f"],
-    w_down: Float[Array, "e f d"],
+    weights: tuple[Float[Array, "e d f"], Float[Array, "e d f"], Float[Array, "e f d"]],
 ) -> Float[Array, "n d"]:
     """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; sums in float32."""
-    return _apply(x, experts, gates, (w_gate, w_up, w_down), keep=False)[0]
+    return _apply(x, experts, gates, weights, keep=False)[0]
 
 
 def _apply(x, experts, gates, weights, keep):
@@ -126,8 +123,7 @@ def _apply(x, experts, gates, weights, keep):
     return y.astype(x.dtype), groups, kept
 
 
-def _block_experts_fwd(x, experts, gates, w_gate, w_up, w_down):
-    weights = (w_gate, w_up, w_down)
+def _block_experts_fwd(x, experts, gates, weights):
     y, groups, kept = _apply(x, experts, gates, weights, keep=True)
     return y, (x, gates, weights, groups, kept)
 
@@ -139,7 +135,8 @@ def _block_experts_bwd(residuals, dy):
     dW_down = (g h)^T dy     dW_gate = x^T da      dW_up = x^T db     dx = da W_gate^T + db W_up^T
     with silu(a) = a s, silu'(a) = s + silu(a) (1 - s), s = sigmoid(a).
 
-    a and b are kept from the forward, 2 f floats a pair: two of eleven matmuls less. Rematerialisation drops them.
+    a and b are kept from the forward, 2 f floats a pair, which saves two of eleven matmuls. Rematerialisation drops
+    them.
     """
     x, gates, weights, groups, kept = residuals
     k, (num_experts, d, _) = gates.shape[1], weights[0].shape
@@ -182,7 +179,7 @@ def _block_experts_bwd(residuals, dy):
     dx, dg, *dw = _walk(groups, block, step, per_expert, (*start, *(jnp.zeros_like(w) for w in weights)))
     dx = jnp.sum(dx[groups.rank].reshape(*gates.shape, d), axis=1).astype(x.dtype)
     dg = dg[groups.rank].reshape(gates.shape).astype(gates.dtype)
-    return dx, None, dg, *dw
+    return dx, None, dg, tuple(dw)
 
 
 block_experts.defvjp(_block_experts_fwd, _block_experts_bwd)

@@ -55,14 +55,11 @@ def move_tokens(
     weights: Sequence[Array],
 ) -> Float[Array, "n d"]:
     """y of these tokens with all experts, where `local` computes with the weights that each device holds."""
-    pairs = _Pairs(axes, experts, weights[0].shape[0])
+    pairs = _Pairs(axes, experts, gates, weights[0].shape[0])
 
     def one_round(r: Array, y: Array) -> Array:
-        rows, expert, gate = pairs.to_experts(
-            r, (x, None), (experts % pairs.local_experts, pairs.local_experts), (gates, 0)
-        )
-        z = local(rows, expert, gate, weights)
-        (z,) = pairs.to_tokens(r, z)
+        rows, expert, gate = pairs.to_experts(r, x)
+        (z,) = pairs.to_tokens(r, local(rows, expert, gate, weights))
         return y + jnp.sum(z, axis=1, dtype=jnp.float32)
 
     return pairs.in_rounds(one_round, jnp.zeros(x.shape, jnp.float32)).astype(x.dtype)
@@ -74,12 +71,10 @@ def _move_tokens_fwd(local: Local, axes: Axes, *args: Any) -> tuple[Array, Any]:
 
 def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tuple[Any, ...]:
     x, experts, gates, weights = residuals
-    pairs = _Pairs(axes, experts, weights[0].shape[0])
+    pairs = _Pairs(axes, experts, gates, weights[0].shape[0])
 
     def one_round(r: Array, totals: Any) -> Any:
-        rows, cotangents, expert, gate = pairs.to_experts(
-            r, (x, None), (dy, None), (experts % pairs.local_experts, pairs.local_experts), (gates, 0)
-        )
+        rows, cotangents, expert, gate = pairs.to_experts(r, x, dy)
         _, pull = jax.vjp(lambda rows, gate, weights: local(rows, expert, gate, weights), rows, gate, weights)
         d_rows, d_gate, d_weights = pull(cotangents)
         d_rows, d_gate = pairs.to_tokens(r, d_rows, d_gate)
@@ -98,8 +93,9 @@ move_tokens.defvjp(_move_tokens_fwd, _move_tokens_bwd)
 class _Pairs:
     """The (token, expert) pairs of a device, sorted by expert, and how they travel."""
 
-    def __init__(self, axes: Axes, experts: Array, local_experts: int):
-        self.axes, self.local_experts, (self.n, self.k) = axes, local_experts, experts.shape
+    def __init__(self, axes: Axes, experts: Array, gates: Array, local_experts: int):
+        self.axes, self.experts, self.gates, self.local_experts = axes, experts, gates, local_experts
+        self.n, self.k = experts.shape
         self.devices = lax.axis_size(axes.experts)
         most, mean = self.n * min(self.k, local_experts), -(-self.n * self.k // self.devices)
         self.capacity = min(most, max(8, int(SLACK * mean)))
@@ -119,18 +115,16 @@ class _Pairs:
             start = jnp.zeros((), jnp.int32), start
             return lax.while_loop(lambda carry: carry[0] < self.rounds, turn, start)[1]
 
-    def to_experts(self, r: Array, *arrays: tuple[Array, int | None]) -> list[Array]:
-        """What this device receives in round r, [devices x capacity, ...], of arrays (of tokens, None) or (of pairs,
-        the filler of empty rows)."""
+    def to_experts(self, r: Array, *of_tokens: Array) -> list[Array]:
+        """What this device receives in round r, [devices x capacity, ...]: rows of these arrays, experts and gates. An
+        empty row has an expert past the last and gate 0."""
+        local = self.experts % self.local_experts
         place = r * self.capacity + jnp.arange(self.capacity)
         used = (place[None] < self.sizes[:, None]).ravel()
         pair = self.order[jnp.minimum(self.starts[:, None] + place[None], self.order.size - 1)].ravel()
-        sent = []
-        for array, empty in arrays:
-            if empty is None:
-                sent.append(jnp.where(used[:, None], array[pair // self.k], 0))
-            else:
-                sent.append(jnp.where(used, array.ravel()[pair], empty)[:, None])
+        sent = [jnp.where(used[:, None], array[pair // self.k], 0) for array in of_tokens]
+        for array, empty in ((local, self.local_experts), (self.gates, 0)):
+            sent.append(jnp.where(used, array.ravel()[pair], empty)[:, None])
         sizes = jnp.clip(self.sizes - r * self.capacity, 0, self.capacity)
         return [self._swap(a, sizes, back=False) for a in sent]
 

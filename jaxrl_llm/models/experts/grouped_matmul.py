@@ -1,10 +1,9 @@
-"""Rows sorted by group times each group's matrix, by a kernel that computes only these products where the platform has
-one.
+"""Rows sorted by group times each group's matrix; on a TPU or GPU by a kernel that computes only these products.
 
-TPU      megablox (jax.experimental.pallas): in both gradients, where `jax.lax.ragged_dot` of jax 0.10 multiplies every
-         row by every group for the gradient of the matrices
-GPU      two kernels in Triton (`triton_matmul.py`), where `jax.lax.ragged_dot` is dense over all groups both ways
-CPU      `jax.lax.ragged_dot`, as dense: a reference, since the experts of a CPU run in blocks (`expert_blocks.py`)
+TPU  megablox (jax.experimental.pallas); for the gradient of the matrices `jax.lax.ragged_dot` of jax 0.10 multiplies
+     every row by every group
+GPU  two Triton kernels (`triton_matmul.py`); `jax.lax.ragged_dot` is dense over all groups both ways
+CPU  `jax.lax.ragged_dot`, dense too: a reference, since a CPU runs its experts in blocks (`expert_blocks.py`)
 
 Source of the kernels: MegaBlocks, arXiv 2211.15841.
 """
@@ -36,7 +35,7 @@ def grouped_matmul(
       platform: cpu, gpu or tpu.
     """
     used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
-    rows = jnp.where(used, rows, 0)  # kernels leave rows past the last group undefined, forward and backward
+    rows = jnp.where(used, rows, 0)  # the kernels leave rows past the last group undefined, forward and backward
     if platform == "tpu":
         out: Any = _by_tiles(rows, weights, counts, False)
     elif platform == "gpu":
@@ -48,7 +47,7 @@ def grouped_matmul(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Array:
-    """Megablox; interpret: on any platform. As jax.experimental's own gradient, but in the operands' precision."""
+    """Megablox; interpret: run it as plain JAX. Its own gradient is not in the operands' precision, the one here is."""
     padded = _whole_tiles(rows, len(counts))
     tiles = _tiles(padded.shape[0], len(counts), *weights.shape[1:])
     out = gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)
@@ -65,12 +64,9 @@ def _by_tiles_bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Arra
     groups, d, f = weights.shape
     padded, cotangent = (_whole_tiles(x, groups) for x in (rows, cotangent.astype(rows.dtype)))
     m = len(padded)
-    d_rows = gmm(
-        cotangent, weights, counts, rows.dtype, _tiles(m, groups, f, d), transpose_rhs=True, interpret=interpret
-    )
-    d_weights = tgmm(
-        padded.swapaxes(0, 1), cotangent, counts, weights.dtype, _tiles(m, groups, d, f), interpret=interpret
-    )
+    to_rows, to_weights = _tiles(m, groups, f, d), _tiles(m, groups, d, f)
+    d_rows = gmm(cotangent, weights, counts, rows.dtype, to_rows, transpose_rhs=True, interpret=interpret)
+    d_weights = tgmm(padded.swapaxes(0, 1), cotangent, counts, weights.dtype, to_weights, interpret=interpret)
     return d_rows[: len(rows)], d_weights, None
 
 
@@ -84,7 +80,7 @@ def _row_tile(m: int, groups: int) -> int:
 
 
 def _whole_tiles(rows: Array, groups: int) -> Array:
-    """Padded with zeros to whole tiles."""
+    """The rows padded with zeros to whole tiles."""
     return jnp.pad(rows, ((0, -len(rows) % _row_tile(len(rows), groups)), (0, 0)))
 
 

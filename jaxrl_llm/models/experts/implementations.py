@@ -1,7 +1,7 @@
 """The experts of a mixture: one function, three ways to run them on one device, and experts spread over devices.
 
 dense    every expert for every token; the reference that the others must equal
-grouped  pairs sorted by expert and grouped matmuls, a kernel on TPU (`grouped_matmul.py`)
+grouped  pairs sorted by expert and grouped matmuls, a kernel on TPU and GPU (`grouped_matmul.py`)
 blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`)
 
 All are dropless: every (token, expert) pair is computed, whatever the load. On a mesh each device runs its own rows;
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from jax import lax
 from jax.sharding import Mesh
 
@@ -30,15 +31,28 @@ IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")
 
 
 def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None) -> str:
-    """The implementation that will run; `auto` goes by the platform of the mesh.
+    """The implementation that will run. `auto` goes by the platform of the mesh; on a GPU it says, once in a process,
+    which kernels it takes.
 
     Raises:
       ValueError: unknown name.
     """
     ranges.one_of("model.experts_implementation", implementation, IMPLEMENTATIONS)
-    if implementation == "auto":
-        return "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
-    return implementation
+    if implementation != "auto":
+        return implementation
+    platform = sharding.platform(mesh)
+    if platform == "gpu":
+        _say_which_kernels()
+    return "blocks" if platform == "cpu" else "grouped"
+
+
+@functools.cache  # once in a process
+def _say_which_kernels() -> None:
+    logging.warning(
+        "model.experts_implementation='auto' takes 'grouped' on a GPU: the Triton kernels of "
+        "jaxrl_llm/models/experts/triton_matmul.py, which have only run interpreted, never on a GPU. Set it to "
+        "'grouped' to take them without this message, or to 'dense' for XLA's matmuls of every expert for every token"
+    )
 
 
 def apply_experts(
@@ -57,8 +71,6 @@ def apply_experts(
     Args:
       x: token states; the result has this dtype, sums are float32.
       experts: valid expert indices; a row that must not count has gates 0.
-      gates: float32 weights of the k experts of each token.
-      w_gate, w_up, w_down: SwiGLU weights of all experts.
       implementation: auto, dense, grouped or blocks.
       mesh: the mesh of the enclosing jit, if any. Each device runs its own rows; its experts stay where they are if the
         mesh spreads them, and its part of their width if it spreads that.
@@ -74,7 +86,7 @@ def apply_experts(
     args = (x, experts, gates, (w_gate, w_up, w_down))
     if form == "dense":
         return _dense(*args)
-    local = _blocks if form == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
+    local = block_experts if form == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
     return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
 
 
@@ -107,10 +119,6 @@ def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
     dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     hidden = jax.nn.silu(dot("nd,edf->nef", x, w_gate)) * dot("nd,edf->nef", x, w_up)
     return dot("nef,efd->nd", (hidden * weight[..., None]).astype(w_down.dtype), w_down).astype(x.dtype)
-
-
-def _blocks(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
-    return block_experts(x, experts, gates, *weights)
 
 
 def _grouped(x: Array, experts: Array, gates: Array, weights: Any, platform: str) -> Array:

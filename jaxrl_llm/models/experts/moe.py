@@ -9,12 +9,10 @@ from flax import nnx
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.masking import segment_sum
-from jaxrl_llm.models import routing as routing_lib
 from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.grouped_query import matrix
 from jaxrl_llm.models.experts.implementations import apply_experts
-from jaxrl_llm.models.low_rank import project, whole
-from jaxrl_llm.models.routing import EXACT, Router, Routing
+from jaxrl_llm.models.layers import matrix, project, whole
+from jaxrl_llm.models.routing import EXACT, Router, Routing, select_experts
 
 __all__ = ["MoE", "SwiGLU", "load_balance_loss"]
 
@@ -53,17 +51,14 @@ class MoE(nnx.Module):
         mesh: jax.sharding.Mesh | None,
         axes: tuple[str, str | None] = sharding.MICRO_BATCH,
         router: Router = EXACT,
-    ) -> tuple[Float[Array, "b t d"], Integer[Array, "b t k"], Float[Array, "b t e"]]:
-        """Returns the output, the experts used and the current router's logits.
-
-        axes: the logical axes of b and t.
-        """
+    ) -> tuple[Float[Array, "b t d"], Routing]:
+        """Returns the output, and the experts used with the current router's logits; axes: those of b and t."""
         logits = router.logits(x, whole(self.router[...]))
-        experts, gates = routing_lib.select_experts(logits, self.num_chosen, self.normalise, replay)
+        experts, gates = select_experts(logits, self.num_chosen, self.normalise, replay)
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
         y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)
-        return sharding.unflat(y, x.shape[:2], axes, mesh), experts, logits
+        return sharding.unflat(y, x.shape[:2], axes, mesh), Routing(experts, logits)
 
 
 def load_balance_loss(
@@ -76,12 +71,13 @@ def load_balance_loss(
     """Load-balance loss of each sequence, summed over sequences and averaged over layers: (total, count).
 
     E sum_e f_e p_e per sequence and layer, with f_e the share of the sequence's (token, slot) pairs sent to expert e
-    and p_e its mean router probability over the sequence's tokens; 1 when balanced. Per sequence, not per batch, so
-    that it does not depend on how the batch is cut. Source: Switch Transformer, arXiv 2101.03961, eq. 4;
+    and p_e its mean router probability over the sequence's tokens; 1 when balanced. It is taken per sequence, not per
+    batch, so that it does not depend on how the batch is cut. Source: Switch Transformer, arXiv 2101.03961, eq. 4;
     sequence-wise as in DeepSeek-V3, arXiv 2412.19437, eq. 17.
     """
     num_experts, experts_per_token = logits.shape[-1], experts.shape[-1]
-    length = jnp.maximum(segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences), 1)
+    tokens = segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences)
+    length = jnp.maximum(tokens, 1)
 
     @functools.partial(jax.vmap, in_axes=-1, out_axes=-1)
     def mean_per_sequence(x: Array) -> Array:
@@ -93,5 +89,4 @@ def load_balance_loss(
         share, prob = mean_per_sequence(used), mean_per_sequence(probs)
         return num_experts * jnp.sum(share * prob)
 
-    count = jnp.sum(segment_sum(mask.astype(jnp.float32), mask, sequence_ids, num_sequences) > 0)
-    return jnp.mean(jax.vmap(of_layer)(logits, experts)), count.astype(jnp.float32)
+    return jnp.mean(jax.vmap(of_layer)(logits, experts)), jnp.sum(tokens > 0).astype(jnp.float32)

@@ -1,12 +1,11 @@
-"""Grouped matmul on GPUs: two Pallas kernels in Triton, of which the first is the forward and the gradient of the rows.
+"""Grouped matmul on GPUs: two Pallas kernels in Triton; the first serves the forward and the gradient of the rows.
 
-multiply     out_i = rows_i @ weights_e, or @ weights_e^T     a program a (tile of rows, block of columns)
-accumulate   d weights_e = sum of rows_i^T cotangent_i        a program a (group, block of weights_e)
+multiply     out_i = rows_i @ weights_e, or @ weights_e^T     one program per (tile of rows, block of columns)
+accumulate   d weights_e = sum of rows_i^T cotangent_i        one program per (group, block of weights_e)
 
-Rows are sorted by group. A tile is inside one group: a schedule made on the device names each tile's group and rows,
+Rows are sorted by group. A tile lies inside one group: a schedule made on the device names each tile's group and rows,
 with room for every way of cutting m rows into groups, so that nothing waits for the host. Tiles that are left over do
-nothing, and a group without rows costs nothing but its zeros in the gradient. XLA runs `jax.lax.ragged_dot` on GPUs as
-a product of every row with every group.
+nothing, and a group without rows costs nothing but its zeros in the gradient.
 
 Source: MegaBlocks, arXiv 2211.15841. The library tokamax has such kernels, from Python 3.12 and jax 0.11.1 on; its last
 release for Python 3.11, 0.0.12, adds rows of another group to the gradient of a group without rows.
@@ -26,23 +25,15 @@ from jaxrl_llm.ground.array_typing import Array, Float, Int
 __all__ = ["accumulate", "grouped_matmul_gpu", "multiply", "tiles_of"]
 
 
-class _Blocks(NamedTuple):
-    """What one program works on at a time. out: sides of its block of the result; inner: of the summed axis."""
-
-    out: tuple[int, int]
-    inner: int
-    warps: int
-    stages: int
-
-
-# By bytes of an operand, for both kernels. For bfloat16 what tokamax 0.0.12 records as best on an H100: a forward of
+# By bytes of an operand, for both kernels: the sides of a program's block of the result, the places of the summed axis
+# that it takes at a time, warps and stages. For bfloat16 what tokamax 0.0.12 records as best on an H100: a forward of
 # 393216 rows, 128 groups, 2048 x 768 in 3.41 ms, 363 TFLOP/s. Those for float32 take less shared memory.
-_BLOCKS = {2: _Blocks((128, 128), 32, 4, 4), 4: _Blocks((64, 64), 32, 4, 3)}
+_BLOCKS = {2: ((128, 128), 32, 4, 4), 4: ((64, 64), 32, 4, 3)}
 _SMALLEST = 16  # side of a block that a tensor core takes
 
 
 class Tiles(NamedTuple):
-    """Of each tile: its group, its first row and where the rows of its group end. A tile of no rows ends at 0."""
+    """For each tile its group, its first row, and where the rows of its group end. A tile of no rows ends at 0."""
 
     group: Array
     start: Array
@@ -171,7 +162,7 @@ def accumulate(
 
 
 class _Span(NamedTuple):
-    """`size` places from `start` on; those from `stop` on do not count."""
+    """`size` places from `start` on; places from `stop` on do not count."""
 
     start: Any
     size: int
@@ -179,7 +170,7 @@ class _Span(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """All places count, wherever the span starts: its sides divide the array."""
+        """Whether all places count wherever the span starts, because its size divides the array."""
         return isinstance(self.stop, int) and self.stop % self.size == 0
 
 
@@ -191,7 +182,7 @@ def _mask(first: _Span, second: _Span) -> Array | None:
 
 
 def _load(ref: Any, first: _Span, second: _Span, *group: Array) -> Array:
-    """A block, 0 where it does not count."""
+    """A block, with 0 at places that do not count."""
     mask = _mask(first, second)
     block = ref.at[*group, pl.ds(first.start, first.size), pl.ds(second.start, second.size)]
     return triton.load(block, mask=mask, other=None if mask is None else 0.0)

@@ -1,0 +1,88 @@
+"""What all layers are made of: a norm, a weight, and a weight with a low-rank change beside it."""
+
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm.ground.array_typing import Array, Float
+from jaxrl_llm.models.architecture import ModelConfig
+
+__all__ = ["LowRank", "RMSNorm", "matrix", "project", "whole"]
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang & Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, size: int, config: ModelConfig):
+        self.scale = nnx.Param(jnp.ones(size, config.param_dtype), logical=("norm",))
+        self.eps = config.rms_norm_eps
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        return _normalise(x, self.scale[...], self.eps)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normalise(x: Array, scale: Array, eps: float) -> Array:
+    return _normalise_fwd(x, scale, eps)[0]
+
+
+def _normalise_fwd(x: Array, scale: Array, eps: float) -> tuple[Array, Any]:
+    y = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return (y * inverse * _on_last_axis(scale, x.ndim)).astype(x.dtype), (x, inverse, scale)
+
+
+def _normalise_bwd(eps: float, residuals: Any, cotangent: Array) -> tuple[Array, Array]:
+    """With y = x / rms and g = scale dy: dx = (g - y mean(g y)) / rms, dscale = sum dy y. Written by hand, because the
+    one that autodiff derives reads and writes the states about twice as often."""
+    x, inverse, scale = residuals
+    y, dy = x.astype(jnp.float32) * inverse, cotangent.astype(jnp.float32)
+    g = dy * _on_last_axis(scale, x.ndim)
+    dx = inverse * (g - y * jnp.mean(g * y, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), jnp.sum(dy * y, axis=tuple(range(x.ndim - 1))).astype(scale.dtype)
+
+
+_normalise.defvjp(_normalise_fwd, _normalise_bwd)
+
+
+def _on_last_axis(scale: Array, ndim: int) -> Array:
+    return scale.astype(jnp.float32).reshape((1,) * (ndim - 1) + (-1,))
+
+
+def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], config: ModelConfig) -> nnx.Param:
+    """A weight with standard deviation 1/sqrt(fan_in) and its logical axes."""
+    values = jax.random.normal(rngs.params(), shape, jnp.float32) * shape[-2] ** -0.5
+    return nnx.Param(values.astype(config.param_dtype), logical=axes)
+
+
+class LowRank(flax.struct.PyTreeNode):
+    """weight [*lead m n], a [*lead m r], b [*lead r n]; the scale is part of a. Indexes and casts as a weight does."""
+
+    weight: Float[Array, "*lead m n"]
+    a: Float[Array, "*lead m r"]
+    b: Float[Array, "*lead r n"]
+
+    def __getitem__(self, index: Any) -> "LowRank":
+        return jax.tree.map(lambda x: x[index], self)
+
+    def astype(self, dtype: Any) -> "LowRank":
+        return jax.tree.map(lambda x: x.astype(dtype), self)
+
+
+def project(x: Float[Array, "*batch m"], weight: Any) -> Float[Array, "*batch n"]:
+    """x W, or x W + (x A) B: where W is frozen its gradient, a third of a step's FLOPs, is never computed."""
+    if isinstance(weight, LowRank):
+        weight = weight.astype(x.dtype)
+        return x @ weight.weight + (x @ weight.a) @ weight.b
+    return x @ weight.astype(x.dtype)
+
+
+def whole(weight: Any) -> Float[Array, "*shape"]:
+    """W, or W + A B in the type of W: for experts and the router, which take whole matrices."""
+    if not isinstance(weight, LowRank):
+        return weight
+    return (weight.weight + weight.a @ weight.b).astype(weight.weight.dtype)
