@@ -8,10 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
-from jaxrl_llm.ground.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground.masking import masked_sum
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 __all__ = [
@@ -21,19 +21,8 @@ __all__ = [
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
     "TokenMean",
-    "count_sequences",
     "name_of",
 ]
-
-
-def count_sequences(
-    mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
-) -> Float[Array, ""]:
-    """Sequences with at least one unmasked token."""
-    if sequence_ids is None:
-        return jnp.sum(jnp.any(mask, axis=1), dtype=jnp.float32)
-    lengths = segment_sum(mask.astype(jnp.int32), mask, sequence_ids, num_sequences or mask.size)
-    return jnp.sum(lengths > 0, dtype=jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +47,7 @@ class SequenceMeanTokenMean(Aggregation):
     """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
 
     def weights(self, batch: Batch) -> PerToken:
-        return batch.per_token(1 / jnp.maximum(batch.lengths, 1))
+        return to_tokens(1 / jnp.maximum(batch.lengths, 1), *batch.sequences)
 
     def formula(self) -> str:
         return "mean_y mean_t"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 from jaxrl_llm.ground.metrics import EffectiveSize, ExplainedVariance, Histogram, Maximum, Mean, Metric, Moments
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, sequence_mean, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.objectives.ratios import Ratio
@@ -35,7 +35,7 @@ def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerTo
 
 
 def _ratio_metrics(batch: Batch) -> dict[str, Metric]:
-    log_s = batch.sequence_mean(batch.log_ratio)
+    log_s = sequence_mean(batch.log_ratio, *batch.sequences)
     sequences = batch.lengths > 0
     return {
         "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
@@ -49,7 +49,7 @@ def _ratio_metrics(batch: Batch) -> dict[str, Metric]:
 
 
 def _mismatch_metrics(sampler_logprobs: PerToken, batch: Batch) -> dict[str, Metric]:
-    log_k = batch.safe(batch.old_logprobs - sampler_logprobs)
+    log_k = token_log_ratio(batch.old_logprobs, sampler_logprobs, batch.mask)
     return {
         "kl/sampler": Mean.of(k3(log_k), batch.mask),
         "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
@@ -85,7 +85,7 @@ def diagnose(
     if correction is not None:
         metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
     if batch.ref_logprobs is not None:
-        metrics["kl/ref"] = Mean.of(k3(batch.safe(batch.ref_logprobs - batch.logprobs)), batch.mask)
+        metrics["kl/ref"] = Mean.of(k3(token_log_ratio(batch.ref_logprobs, batch.logprobs, batch.mask)), batch.mask)
     if batch.returns is not None and batch.old_values is not None:
         metrics["value/explained_variance"] = ExplainedVariance.of(batch.returns, batch.old_values, batch.mask)
     if batch.entropy is not None:

@@ -1,17 +1,18 @@
 """An objective: four choices (advantage, ratio, surrogate, aggregation) plus KL, entropy, correction and value."""
 
+import abc
 import dataclasses
 import functools
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.metrics import Metric
 from jaxrl_llm.ground.ranges import at_least_zero
 from jaxrl_llm.objectives.advantages import Advantage
-from jaxrl_llm.objectives.aggregation import Aggregation, count_sequences
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.aggregation import Aggregation
+from jaxrl_llm.objectives.batch import Batch, Ids, occupied, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
 from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
@@ -20,13 +21,30 @@ from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["Objective", "Terms"]
+__all__ = ["Objective", "Terms", "TermsBase", "pieces"]
 
 Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
 
 
+class TermsBase(abc.ABC):
+    """Base of the objectives: a loss is the sum over its terms of total / count."""
+
+    @abc.abstractmethod
+    def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
+        """Terms and metrics of one batch."""
+
+    def terms(self, **arrays: Any) -> Terms:
+        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
+        return self.evaluate(**arrays)[0]
+
+    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
+        """(loss, metrics) of one batch; a term without a token, or without a complete pair, contributes 0."""
+        terms, metrics = self.evaluate(**arrays)
+        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+
+
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(TermsBase):
     """loss = - agg(w S(r, A)) + kl_coef agg(KL) - entropy_coef agg(H) + value loss, minimised.
 
     `w` is the sampler correction (1 without one), S the surrogate, r the ratio, A the advantage, agg the aggregation.
@@ -94,10 +112,11 @@ class Objective:
         return surrogate if self.correction is None else self.correction(batch) * surrogate
 
     def counts(
-        self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
+        self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
     ) -> dict[str, Float[Array, ""]]:
         """What each term's total is divided by; depends on masks only, and adds up over micro-batches."""
-        tokens, sequences = jnp.sum(mask, dtype=jnp.float32), count_sequences(mask, sequence_ids, num_sequences)
+        tokens = jnp.sum(mask, dtype=jnp.float32)
+        sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)
         count = self.aggregation.count(tokens, sequences)
         out = {"policy": count}
         if self.kl_coef:
@@ -130,20 +149,38 @@ class Objective:
         batch = Batch.of(self.needs, **arrays)
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
         if self.kl_coef:
-            totals["kl"] = self.kl_coef * self.aggregation.total(kl_loss(batch, self.kl_estimator), batch)
+            log_q = token_log_ratio(batch.require("ref_logprobs"), batch.logprobs, batch.mask)
+            kl = kl_loss(log_q, batch.log_ratio, self.kl_estimator)
+            totals["kl"] = self.kl_coef * self.aggregation.total(kl, batch)
         if self.entropy_coef:
             totals["entropy"] = -self.entropy_coef * self.aggregation.total(batch.require("entropy"), batch)
         if self.value is not None:
             totals["value"] = self.value.aggregation.total(self.value(batch), batch)
-        counts = self.counts(batch.mask, batch.sequence_ids, batch.num_sequences)
+        counts = self.counts(*batch.sequences)
         terms = {name: (total, counts[name]) for name, total in totals.items()}
         return terms, diagnose(self.policy, self.ratio, self.surrogate, self.correction, batch, terms)
 
-    def terms(self, **arrays: Any) -> Terms:
-        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
-        return self.evaluate(**arrays)[0]
+    def formula(self) -> tuple[list[str], list[str]]:
+        """What is maximised, term by term, and its letters: (["mean_yt M r A", "- 0.1 KL(pi, pi_ref)"], ["M = ..."]).
 
-    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
-        """(loss, metrics) of one batch: loss = sum of total / count, a term without a token contributes 0."""
-        terms, metrics = self.evaluate(**arrays)
-        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+        y is an answer, t a token of it, R its reward, sg the stopped gradient. Every part writes its own piece.
+        """
+        aggregation, *definitions = pieces(self.aggregation)
+        surrogate, *letters = pieces(self.surrogate)
+        letters += [*pieces(self.ratio, "r = "), *pieces(self.advantage, "A = ")]
+        if self.correction is not None:
+            letters += pieces(self.correction, "w = ")
+        terms = [f"{aggregation} {'w ' if self.correction else ''}{surrogate}"]
+        if self.kl_coef:
+            terms.append(f"- {self.kl_coef:g} KL(pi, pi_ref)")
+        if self.entropy_coef:
+            terms.append(f"+ {self.entropy_coef:g} H(pi)")
+        if self.value is not None:
+            terms.append(f"- {self.value.value_coef:g} value loss")
+        return terms, [definition for definition in (*letters, *definitions) if definition]
+
+
+def pieces(part: Part, letter: str = "") -> list[str]:
+    """A part's formula, cut at its definitions; name and fields of a class that inherits one and computes another."""
+    written = "formula" in vars(type(part))
+    return part.formula().split("; ") if written else [letter + Part.formula(part)]

@@ -11,6 +11,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.objectives.advantages import Gae
+from jaxrl_llm.objectives.aggregation import Constant, TokenMean
+from jaxrl_llm.objectives.corrections import Truncated
+from jaxrl_llm.objectives.ratios import NoRatio, SamplerRatio, SequenceProduct, SequenceRatio
+from jaxrl_llm.objectives.surrogates import GeometricMean, Vespo
+from jaxrl_llm.objectives.value import ValueLoss
 from tests.reference.answers import corrected, make, random_batch
 from tests.reference.gradient_formulas import GRADIENTS
 from tests.reference.objective_loops import RECIPES
@@ -192,10 +198,10 @@ def test_defaults_are_what_make_uses(name):
 
 
 def test_aggregation_can_be_chosen():
-    assert objectives.make("grpo", aggregation="token_mean").aggregation == objectives.TokenMean()
+    assert objectives.make("grpo", aggregation="token_mean").aggregation == TokenMean()
     assert objectives.hyperparameters("grpo", "constant")["max_length"] is None
     chosen = objectives.make("gspo", aggregation="constant", max_length=16)
-    assert chosen.aggregation == objectives.Constant(16)
+    assert chosen.aggregation == Constant(16)
 
 
 @pytest.mark.parametrize(
@@ -240,20 +246,20 @@ def test_bad_choices_are_refused_with_the_remedy(name, hyperparameters, message)
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"ratio": objectives.NoRatio()}, "Clip with NoRatio: .*unit token or sequence.* unit none; use TokenRatio"),
+        ({"ratio": NoRatio()}, "Clip with NoRatio: .*unit token or sequence.* unit none; use TokenRatio"),
         (
-            {"surrogate": objectives.GeometricMean(), "ratio": objectives.SequenceRatio()},
+            {"surrogate": GeometricMean(), "ratio": SequenceRatio()},
             "GeometricMean with SequenceRatio: .*unit token.* unit sequence; use TokenRatio",
         ),
-        ({"surrogate": objectives.Vespo()}, "Vespo with TokenRatio: .*use SequenceProduct"),
-        ({"ratio": objectives.SequenceProduct()}, "Clip with SequenceProduct: .* unit product; use TokenRatio"),
-        ({"advantage": objectives.Gae()}, "Gae needs a value function; set value"),
-        ({"value": objectives.ValueLoss()}, "ValueLoss needs returns, which GroupAdvantage does not make; use Gae"),
+        ({"surrogate": Vespo()}, "Vespo with TokenRatio: .*use SequenceProduct"),
+        ({"ratio": SequenceProduct()}, "Clip with SequenceProduct: .* unit product; use TokenRatio"),
+        ({"advantage": Gae()}, "Gae needs a value function; set value"),
+        ({"value": ValueLoss()}, "ValueLoss needs returns, which GroupAdvantage does not make; use Gae"),
         (
-            {"ratio": objectives.SamplerRatio(), "correction": objectives.Truncated()},
+            {"ratio": SamplerRatio(), "correction": Truncated()},
             "correction would count the sampler's mismatch twice.*set correction=None",
         ),
-        ({"aggregation": objectives.Constant()}, "max_length=None"),
+        ({"aggregation": Constant()}, "max_length=None"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(parts, message):
