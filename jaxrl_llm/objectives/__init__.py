@@ -1,9 +1,6 @@
 """What is maximised. In: arrays of log-probs, rewards and masks. Out: un-reduced terms, a loss, metrics. An objective
-is four choices, each with its bare function in the file of its kind (`ratios.SequenceRatio` on `ratios.
-sequence_log_ratio`), which need no export here. Knows no model, config or optimizer: docs/objectives.md."""
-
-from jaxrl_llm.objectives import ratios`. It needs no export here.
-"""
+is four choices; each, and the bare function behind it, is in the file of its kind (`ratios.SequenceRatio` and
+`ratios.sequence_log_ratio`) and needs no export here. Knows no model, config or optimizer: docs/objectives.md."""
 
 from jaxrl_llm.objectives.advantages import degenerate_groups, gae, group_advantages
 from jaxrl_llm.objectives.batch import Batch
