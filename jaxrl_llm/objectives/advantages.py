@@ -187,7 +187,7 @@ class Advantage(Part, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class GroupAdvantage(Advantage):
-    """`group_advantages` as a choice: std, baseline and the constant added to the deviation."""
+    """`group_advantages` as a choice."""
 
     std: str = hyperparameter(
         "sample", "sample | population | batch | none: deviation that centred rewards are divided by"
@@ -235,8 +235,7 @@ class Imitation(Advantage):
 
 @dataclasses.dataclass(frozen=True)
 class Gae(Advantage):
-    """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`, where it starts if
-    there is a `kl_target` (`KlController`)."""
+    """`gae` of `token_rewards` with beta = `reward_kl_coef`, steered by a `KlController` if there is a `kl_target`."""
 
     gamma: float = hyperparameter(1.0, "discount per token")
     lam: float = hyperparameter(1.0, "GAE's lambda")

@@ -47,7 +47,7 @@ class SequenceMeanTokenMean(Aggregation):
     """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
 
     def weights(self, batch: Batch) -> PerToken:
-        return to_tokens(1 / jnp.maximum(batch.lengths, 1), *batch.sequences)
+        return to_tokens(1 / jnp.maximum(batch.lengths, 1), batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return "mean_y mean_t"

@@ -1,9 +1,9 @@
 """The arrays that an objective reads, checked once, and the answers inside them.
 
-An answer is a row, or in packed rows the tokens with one id. Functions that need to know take three arguments:
-  mask: [b t], True on the tokens that count (EOS included).
-  sequence_ids: integers [b t], from 0 to num_sequences - 1; None if every row is one answer.
-  num_sequences: a static int, at most b t, which it is if None; unread without sequence_ids.
+An answer is a row, or in packed rows the tokens with one id. Functions that need to know take
+  mask: [b t], True on the tokens that count (EOS included);
+  sequence_ids: integers [b t] from 0, below num_sequences; None if every row is one answer;
+  num_sequences: a static int, the length of what is returned for each answer; b t if None, unread without sequence_ids.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ __all__ = [
     "Ids",
     "clamp",
     "last_tokens",
+    "mean_of_answer",
     "occupied",
     "sequence_mean",
     "sequence_sum",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Ids = Integer[Array, "b t"] | None
+PerSequence = Float[Array, "s"]
 
 _DIFFERENTIATED = ("logprobs", "values", "entropy", "scores")
 _DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns", "margins")
@@ -53,28 +55,29 @@ def token_log_ratio(logprobs: PerToken, other: PerToken, mask: Mask) -> PerToken
     return clamp(jnp.where(mask, logprobs - other, 0), 20.0)
 
 
-def sequence_sum(
-    x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> Float[Array, "s"]:
+def sequence_sum(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerSequence:
     """Sum over the unmasked tokens of each answer, [b t] -> [s]."""
     if sequence_ids is None:
         return masked_sum(x, mask, axis=1)
     return segment_sum(x, mask, sequence_ids, num_sequences or mask.size)
 
 
-def sequence_mean(
-    x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> Float[Array, "s"]:
+def sequence_mean(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerSequence:
     """Mean over the unmasked tokens of each answer, [b t] -> [s]; 0 for an empty one."""
     where = (mask, sequence_ids, num_sequences)
     return sequence_sum(x, *where) / jnp.maximum(sequence_sum(jnp.ones_like(x), *where), 1)
 
 
-def to_tokens(x: Float[Array, "s"], mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerToken:
+def to_tokens(x: PerSequence, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """The number of its answer at every token, [s] -> [b t]."""
     if sequence_ids is None:
         return jnp.broadcast_to(x[:, None], mask.shape)
     return x[jnp.clip(sequence_ids, 0, x.shape[0] - 1)]
+
+
+def mean_of_answer(x: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+    """The mean over the unmasked tokens of its answer at every token, [b t]."""
+    return to_tokens(sequence_mean(x, mask, sequence_ids), mask, sequence_ids)
 
 
 def occupied(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Bool[Array, "s"]:
@@ -82,21 +85,19 @@ def occupied(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = N
     return sequence_sum(jnp.ones(mask.shape), mask, sequence_ids, num_sequences) > 0
 
 
-def last_tokens(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Mask:
+def last_tokens(mask: Mask, sequence_ids: Ids = None) -> Mask:
     """True at the last unmasked token of each answer, [b t]."""
     place = jnp.arange(mask.size).reshape(mask.shape)
     marked = jnp.where(mask, place, -1)
     if sequence_ids is None:
         return mask & (place == jnp.max(marked, axis=1, keepdims=True))
-    count = num_sequences or mask.size
-    ids = jnp.clip(sequence_ids, 0, count - 1)
-    return mask & (place == jax.ops.segment_max(marked.ravel(), ids.ravel(), count)[ids])
+    ids = jnp.clip(sequence_ids, 0, mask.size - 1)
+    return mask & (place == jax.ops.segment_max(marked.ravel(), ids.ravel(), mask.size)[ids])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of answers, as `Batch.of` builds it: what is not differentiated is detached, arrays [b t] are 0 where
-    masked."""
+    """One batch of answers, as `Batch.of` builds it: what is not differentiated is detached."""
 
     logprobs: PerToken
     old_logprobs: PerToken
@@ -147,8 +148,8 @@ class Batch:
             given["advantages"] = jnp.broadcast_to(given["advantages"][:, None], shape)
         for name, x in given.items():
             x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            x = x if name in _ROUTER_ARRAYS else jnp.where(mask, x, 0)
             given[name] = x if name in _DIFFERENTIATED else jax.lax.stop_gradient(x)
+        given["advantages"] = jnp.where(mask, given["advantages"], 0)
         return cls(mask=mask, sequence_ids=ids, num_sequences=count, **given)
 
     def detached(self) -> "Batch":
@@ -163,6 +164,10 @@ class Batch:
             raise ValueError(f"{name} is missing; a part that reads it must list it in `needs`")
         return array
 
+    def masked(self, name: str) -> PerToken:
+        """The array `name` [b t], which a part declared in its `needs`, 0 where masked."""
+        return jnp.where(self.mask, self.require(name), 0)
+
     @functools.cached_property
     def log_ratio(self) -> PerToken:
         """log r = log pi_theta - log pi_old by token, as `token_log_ratio` gives it."""
@@ -174,7 +179,7 @@ class Batch:
         return self.mask, self.sequence_ids, self.num_sequences
 
     @functools.cached_property
-    def lengths(self) -> Float[Array, "s"]:
+    def lengths(self) -> PerSequence:
         """|y_i|: the unmasked tokens of each answer, EOS included."""
         return sequence_sum(jnp.ones_like(self.logprobs), *self.sequences)
 

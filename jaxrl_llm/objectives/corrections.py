@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.ranges import one_of, positive
-from jaxrl_llm.objectives.batch import Batch, Ids, token_log_ratio
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
 from jaxrl_llm.objectives.parts import Part
-from jaxrl_llm.objectives.ratios import sequence_log_ratio
 
 __all__ = [
     "CORRECTIONS",
@@ -46,15 +45,13 @@ def icepop(log_k: PerToken, floor: float = 0.5, cap: float = 5.0) -> PerToken:
     return jnp.where((k >= floor) & (k <= cap), k, 0)
 
 
-def sequence_mask(
-    log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> PerToken:
+def sequence_mask(log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, not the sum: a fixed threshold on the product would punish long answers for their length. The last three
-    arguments say where the answers are, as in `batch`.
+    The mean, not the sum: a fixed threshold on the product would punish long answers for their length.
+    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
     """
-    s = jnp.exp(sequence_log_ratio(log_k, mask, sequence_ids, num_sequences))
+    s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
 
 
@@ -118,7 +115,7 @@ class SequenceMask(Correction):
         positive("correction_cap", self.cap, above=1.0)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return sequence_mask(log_ratio, self.cap, *batch.sequences)
+        return sequence_mask(log_ratio, self.cap, batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return f"w = 1 if exp(mean_t log(pi_old / mu)) in [1/{self.cap:g}, {self.cap:g}], else 0; mu the sampler"

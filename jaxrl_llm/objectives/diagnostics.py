@@ -34,30 +34,6 @@ def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerTo
     return jnp.where(signed, gradient / jnp.where(signed, batch.advantages, 1), 0)
 
 
-def _ratio_metrics(batch: Batch) -> dict[str, Metric]:
-    log_s = sequence_mean(batch.log_ratio, *batch.sequences)
-    sequences = batch.lengths > 0
-    return {
-        "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
-        "ratio/ess": EffectiveSize.of(jnp.expm1(batch.log_ratio), batch.mask),
-        "ratio/token_p99": Histogram.of(batch.log_ratio, batch.mask),
-        "ratio/token_max": Maximum.of(jnp.exp(batch.log_ratio), batch.mask),
-        "ratio/sequence": Moments.of(jnp.expm1(log_s), sequences),
-        "ratio/sequence_max": Maximum.of(jnp.exp(log_s), sequences),
-        "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
-    }
-
-
-def _mismatch_metrics(sampler_logprobs: PerToken, batch: Batch) -> dict[str, Metric]:
-    log_k = token_log_ratio(batch.old_logprobs, sampler_logprobs, batch.mask)
-    return {
-        "kl/sampler": Mean.of(k3(log_k), batch.mask),
-        "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
-        "mismatch/max": Maximum.of(jnp.abs(log_k), batch.mask),
-        "mismatch/above_2": Mean.of(jnp.abs(log_k) > jnp.log(2.0), batch.mask),
-    }
-
-
 def diagnose(
     policy: Callable[[Batch], PerToken],
     ratio: Ratio,
@@ -74,14 +50,29 @@ def diagnose(
         for name, (total, count) in terms.items()
         if name != "entropy"
     }
-    metrics |= _ratio_metrics(batch)
+    log_s, answers = sequence_mean(batch.log_ratio, *batch.sequences), batch.lengths > 0
+    metrics |= {
+        "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/ess": EffectiveSize.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/token_p99": Histogram.of(batch.log_ratio, batch.mask),
+        "ratio/token_max": Maximum.of(jnp.exp(batch.log_ratio), batch.mask),
+        "ratio/sequence": Moments.of(jnp.expm1(log_s), answers),
+        "ratio/sequence_max": Maximum.of(jnp.exp(log_s), answers),
+        "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
+    }
     metrics |= surrogate.metrics(ratio(batch), batch)
     metrics["gradient_weight/positive"] = Mean.of(weights, batch.mask & (batch.advantages > 0))
     rare = batch.old_logprobs < jnp.log(RARE)
     metrics["gradient_weight/positive_rare"] = Mean.of(weights, batch.mask & (batch.advantages > 0) & rare)
     metrics["gradient_weight/negative"] = Mean.of(weights, batch.mask & (batch.advantages < 0))
     if batch.sampler_logprobs is not None:
-        metrics |= _mismatch_metrics(batch.sampler_logprobs, batch)
+        log_k = token_log_ratio(batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+        metrics |= {
+            "kl/sampler": Mean.of(k3(log_k), batch.mask),
+            "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
+            "mismatch/max": Maximum.of(jnp.abs(log_k), batch.mask),
+            "mismatch/above_2": Mean.of(jnp.abs(log_k) > jnp.log(2.0), batch.mask),
+        }
     if correction is not None:
         metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
     if batch.ref_logprobs is not None:

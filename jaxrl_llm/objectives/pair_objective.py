@@ -81,11 +81,9 @@ class PairObjective(TermsBase):
           mask: [b t], boolean, True on answer tokens (EOS included).
           logprobs, ref_logprobs: [b t], as `needs` says.
           scores: [b t], the scalar head's output in the state after each token; read at an answer's last token.
-          margins: [b t], optional: how far apart the rewards of a pair should be, the same on every token of its
-            chosen answer.
+          margins: [b t], optional: how far apart the rewards of a pair should be, on every token of its chosen answer.
           entropy: [b t], optional, for a metric.
-          sequence_ids: integers [b t] for packed rows (default: the row is the sequence); num_sequences, a static
-            int, is then twice the number of pairs.
+          sequence_ids, num_sequences: as for `Objective`; num_sequences is twice the number of pairs.
           Other arrays that a training step has for every objective are checked and not read.
 
         Returns:
@@ -144,8 +142,8 @@ class PairObjective(TermsBase):
             logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
             metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
             metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
-        if "logprobs" in self.needs and batch.entropy is not None:
-            metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+            if batch.entropy is not None:
+                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
         return metrics
 
     def formula(self) -> tuple[list[str], list[str]]:

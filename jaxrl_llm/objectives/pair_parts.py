@@ -32,16 +32,14 @@ __all__ = [
 PerPair = Float[Array, "p"]
 
 
-def last_token_scores(
-    scores: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> PerToken:
+def last_token_scores(scores: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """The scalar head's output in the state after the last token of each answer, 0 at its other tokens.
 
-    The sum over an answer is its reward r(x, y). The last three arguments say where the answers are, as in `batch`.
+    The sum over an answer is its reward r(x, y). `sequence_ids` [b t] name the answers of packed rows.
 
     Source: InstructGPT, arXiv 2203.02155 eq. 1.
     """
-    return jnp.where(last_tokens(mask, sequence_ids, num_sequences), scores, 0)
+    return jnp.where(last_tokens(mask, sequence_ids), scores, 0)
 
 
 def logistic_loss(
@@ -53,12 +51,8 @@ def logistic_loss(
 ) -> PerPair:
     """-(1 - eps) log sigma(z) - eps log sigma(-z) with z = beta D - target_margin - margin, eps = label_smoothing.
 
-    Args:
-      difference: D = score(chosen) - score(rejected), [p].
-      beta: reward per unit of score.
-      label_smoothing: the share of labels that are believed to be swapped; the loss is least at sigma(z) = 1 - eps.
-      target_margin: by how much every reward difference should exceed 0.
-      margins: the same for single pairs, [p].
+    D = score(chosen) - score(rejected) and margin are [p], one number a pair. eps is the share of labels that are
+    believed to be swapped: the loss is least at sigma(z) = 1 - eps.
 
     Source: DPO, arXiv 2305.18290 eq. 7; label smoothing: Mitchell 2023, "A note on DPO with noisy preferences";
     target margin: SimPO, arXiv 2405.14734 eq. 6; a margin for each pair: Llama 2, arXiv 2307.09288 eq. 2.
@@ -140,7 +134,7 @@ class RewardHead(Score):
             )
 
     def __call__(self, batch: Batch) -> PerToken:
-        return last_token_scores(batch.require("scores"), *batch.sequences)
+        return last_token_scores(batch.require("scores"), batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         centre = self.center_rewards_coefficient

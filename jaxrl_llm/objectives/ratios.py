@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.ranges import positive
-from jaxrl_llm.objectives.batch import Batch, Ids, clamp, sequence_mean, sequence_sum, to_tokens, token_log_ratio
+from jaxrl_llm.objectives.batch import Batch, Ids, clamp, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 __all__ = [
@@ -33,39 +33,32 @@ __all__ = [
 ]
 
 
-def sequence_log_ratio(
-    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> PerToken:
+def sequence_log_ratio(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """log s_i = mean_t log r_t, the same at every token of answer i; s_i = PPL_old / PPL_theta. 0 where masked.
 
-    The last three arguments say where the answers are, as in `batch`.
+    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
 
     Source: GSPO, arXiv 2507.18071 eq. 7.
     """
-    mean = sequence_mean(log_ratio, mask, sequence_ids, num_sequences)
-    return jnp.where(mask, to_tokens(mean, mask, sequence_ids, num_sequences), 0)
+    return jnp.where(mask, mean_of_answer(log_ratio, mask, sequence_ids), 0)
 
 
-def sequence_token_log_ratio(
-    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> PerToken:
+def sequence_token_log_ratio(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """log s_t = sg(log s_i) + log pi_t - sg(log pi_t): the value of the sequence ratio, the gradient of the token's.
 
     Arguments as for `sequence_log_ratio`.  Source: GSPO-token, arXiv 2507.18071 eq. 14.
     """
-    mean = sequence_log_ratio(log_ratio, mask, sequence_ids, num_sequences)
-    return jax.lax.stop_gradient(mean) + (log_ratio - jax.lax.stop_gradient(log_ratio))
+    sequence = jax.lax.stop_gradient(mean_of_answer(log_ratio, mask, sequence_ids))
+    return jnp.where(mask, sequence + (log_ratio - jax.lax.stop_gradient(log_ratio)), 0)
 
 
-def sequence_product(
-    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-) -> PerToken:
+def sequence_product(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-80; not divided by |y_i|.
 
     Arguments as for `sequence_log_ratio`.  Source: VESPO, arXiv 2602.10693.
     """
-    total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), 80.0)
-    return jnp.where(mask, to_tokens(total, mask, sequence_ids, num_sequences), 0)
+    total = clamp(sequence_sum(log_ratio, mask, sequence_ids), 80.0)
+    return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
 
 
 def router_shift(
@@ -76,12 +69,7 @@ def router_shift(
 ) -> PerToken:
     """log gamma_t, gamma_t = sg(max(gamma_min, exp(-mean_l mean_k |log p_theta(e) - log p_old(e)|))); 0 where masked.
 
-    A token whose router has moved counts less.
-
-    Args:
-      router_logprobs, old_router_logprobs: log p(e), the softmax over all experts, at the experts that pi_old used.
-      mask: True on response tokens.
-      gamma_min: the least weight, in (0, 1].
+    p is the softmax over all experts, e runs over the experts that pi_old used; a token whose router moved counts less.
 
     Source: RSPO, arXiv 2510.23027.
     """
@@ -161,7 +149,7 @@ class SequenceRatio(Ratio):
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_log_ratio(batch.log_ratio, *batch.sequences)
+        return sequence_log_ratio(batch.log_ratio, batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|)"
@@ -174,7 +162,7 @@ class SequenceTokenRatio(Ratio):
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_token_log_ratio(batch.log_ratio, *batch.sequences)
+        return sequence_token_log_ratio(batch.log_ratio, batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
@@ -187,7 +175,7 @@ class SequenceProduct(Ratio):
     unit: ClassVar[str] = "product"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_product(batch.log_ratio, *batch.sequences)
+        return sequence_product(batch.log_ratio, batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return "r = pi(y) / pi_old(y)"

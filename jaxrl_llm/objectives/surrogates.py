@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
 from jaxrl_llm.ground.ranges import positive
-from jaxrl_llm.objectives.batch import Batch, Ids
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import Part, hyperparameter
-from jaxrl_llm.objectives.ratios import sequence_log_ratio
 
 __all__ = [
     "Cispo",
@@ -57,10 +56,7 @@ def clip(
 
     The gradient is 0 exactly when A > 0 and r > 1 + high, A < 0 and r < 1 - low, or A < 0 and r > dual_clip.
 
-    Args:
-      log_ratio, advantages: [b t].
-      low, high: how far r may be below and above 1, a number or one for each token.
-      dual_clip: bound on r for negative advantages, above 1; None for none.
+    low and high are numbers, or [b t]; dual_clip is above 1, None for none.
 
     Source: PPO, arXiv 1707.06347 eq. 7; low != high: DAPO, arXiv 2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5.
     """
@@ -94,22 +90,17 @@ def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: fl
 
 
 def geometric_mean(
-    log_ratio: PerToken,
-    advantages: PerToken,
-    log_clip: float,
-    mask: Mask,
-    sequence_ids: Ids = None,
-    num_sequences: int | None = None,
+    log_ratio: PerToken, advantages: PerToken, log_clip: float, mask: Mask, sequence_ids: Ids = None
 ) -> PerToken:
     """A exp(mean_t c(log r_t)), one value an answer; c bounds log r by +log_clip if A > 0, by -log_clip if A < 0.
 
-    mask, sequence_ids and num_sequences say where the answers are, as in `batch`.
+    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
 
     Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
     """
     low, high = clipped(log_ratio, advantages, -log_clip, log_clip)
     bounded = jnp.where(low, -log_clip, jnp.where(high, log_clip, log_ratio))
-    return advantages * jnp.exp(sequence_log_ratio(bounded, mask, sequence_ids, num_sequences))
+    return advantages * jnp.exp(mean_of_answer(bounded, mask, sequence_ids))
 
 
 def vespo(
@@ -121,9 +112,7 @@ def vespo(
 ) -> PerToken:
     """sg(phi(W)) A log pi with phi(W) = W^c1 exp(c2 (1 - W)), computed in log space; phi(1) = 1.
 
-    Args:
-      log_product: log W of its answer at every token, as `ratios.sequence_product` gives it.
-      phi_pos, phi_neg: (c1, c2) for A > 0 and for A < 0.
+    log_product is log W of its answer at every token (`ratios.sequence_product`); phi_pos and phi_neg are (c1, c2).
 
     Source: VESPO, arXiv 2602.10693.
     """
@@ -174,7 +163,7 @@ class LogProb(Surrogate):
     units: ClassVar[tuple[str, ...]] = ("none", "token", "sequence")
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return policy_gradient(batch.logprobs, batch.advantages)
+        return policy_gradient(batch.masked("logprobs"), batch.advantages)
 
     def formula(self) -> str:
         return "A log pi"
@@ -247,7 +236,7 @@ class Cispo(Surrogate):
         return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return cispo(log_ratio, batch.logprobs, batch.advantages, self.cap)
+        return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap)
 
     def formula(self) -> str:
         return f"sg(min(r, {self.cap:g})) A log pi"
@@ -267,7 +256,7 @@ class GeometricMean(Surrogate):
         return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
+        return geometric_mean(log_ratio, batch.advantages, self.log_clip, batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
@@ -289,7 +278,7 @@ class Vespo(Surrogate):
                 positive(name, value)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return vespo(log_ratio, batch.logprobs, batch.advantages, self.phi_pos, self.phi_neg)
+        return vespo(log_ratio, batch.masked("logprobs"), batch.advantages, self.phi_pos, self.phi_neg)
 
     def formula(self) -> str:
         (a, b), (c, d) = self.phi_pos, self.phi_neg

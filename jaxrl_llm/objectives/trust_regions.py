@@ -22,9 +22,8 @@ def staleness_contraction(log_ratio: PerToken, mask: Mask, tail: float = 0.9) ->
     1 + c high only above, it contracts the one bound that the token moves towards, and never hinders a token on its
     way back to ratio 1. With tail = 1, c is 1 everywhere.
 
-    Source: SAT, arXiv 2607.18722 section 4: detached log-ratio, quantile 0.9 of the batch, a Hill kernel of exponent 2
-    and the contraction of one endpoint, read in descriptions of the paper, not in its text. The normalisation of the
-    kernel is a choice made here: the Hill function of |d| / q, which is 1/2 at the quantile.
+    Source: SAT, arXiv 2607.18722 section 4, read in descriptions of the paper, not in its text: the Hill kernel has
+    exponent 2; its normalisation, 1/2 at the quantile, is a choice made here.
     """
     size = jnp.abs(jax.lax.stop_gradient(log_ratio))
     q = jnp.nanquantile(jnp.where(mask, size, jnp.nan), tail)  # NaN if empty: nothing is above it
@@ -103,7 +102,7 @@ class DivergenceMask(Surrogate):
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         bounds = (self.divergence_low, self.divergence_high)
-        return divergence_mask(log_ratio, batch.logprobs, batch.advantages, *bounds, self.divergence)
+        return divergence_mask(log_ratio, batch.masked("logprobs"), batch.advantages, *bounds, self.divergence)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         low, high = self.clipped(log_ratio, batch)

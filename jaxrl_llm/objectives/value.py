@@ -57,5 +57,5 @@ class ValueLoss(Part):
 
     def __call__(self, batch: Batch) -> PerToken:
         """The loss of every token, [b t], to be minimised; 0 where masked."""
-        values, old, returns = (batch.require(name) for name in ("values", "old_values", "returns"))
+        values, old, returns = (batch.masked(name) for name in ("values", "old_values", "returns"))
         return self.value_coef * value_loss(values, old, returns, self.value_clip)
