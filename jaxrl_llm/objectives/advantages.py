@@ -159,7 +159,6 @@ def whiten(advantages: PerToken, mask: Mask, *, eps: float = 1e-8) -> PerToken:
     return jnp.where(constant, 0, centred / (std + eps))
 
 
-@dataclasses.dataclass(frozen=True)
 class Advantage(Part, abc.ABC):
     """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
 
@@ -214,7 +213,6 @@ class GroupAdvantage(Advantage):
         return f"A = ({centred}) / std R" + (" of the batch" if self.std == "batch" else "")
 
 
-@dataclasses.dataclass(frozen=True)
 class Imitation(Advantage):
     """A = 1 on every token of a given answer: supervised training is REINFORCE of answers that all earn 1."""
 

@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
 class Aggregation(Part):
     """Base of the aggregations; one that averages over sequences overrides `weights` alone."""
 
@@ -42,7 +41,6 @@ class Aggregation(Part):
         return masked_sum(self.weights(batch) * x, batch.mask)
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceMeanTokenMean(Aggregation):
     """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
 
@@ -53,7 +51,6 @@ class SequenceMeanTokenMean(Aggregation):
         return "mean_y mean_t"
 
 
-@dataclasses.dataclass(frozen=True)
 class TokenMean(Aggregation):
     """sum x / sum_i |y_i|: every token of the minibatch weighs alike.  Source: DAPO, arXiv 2503.14476 eq. 12."""
 
@@ -64,7 +61,6 @@ class TokenMean(Aggregation):
         return "mean_yt"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceMeanTokenSum(Aggregation):
     """mean_i sum_t x: the gradient of the whole answer's log-probability."""
 

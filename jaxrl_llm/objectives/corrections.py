@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def truncated_importance(log_k: PerToken, cap: float = 2.0) -> PerToken:
+def truncated_importance(log_k: PerToken, cap: float) -> PerToken:
     """min(k, cap) with k = exp(log_k) = pi_old / mu: truncated importance sampling (TIS).
 
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025.
@@ -36,7 +36,7 @@ def truncated_importance(log_k: PerToken, cap: float = 2.0) -> PerToken:
     return jnp.minimum(jnp.exp(log_k), cap)
 
 
-def icepop(log_k: PerToken, floor: float = 0.5, cap: float = 5.0) -> PerToken:
+def icepop(log_k: PerToken, floor: float, cap: float) -> PerToken:
     """k = exp(log_k) = pi_old / mu if floor <= k <= cap, else 0: tokens on which the two engines disagree are dropped.
 
     Source: IcePop, Ling team, "Every step evolves", arXiv 2510.18855.
@@ -55,7 +55,6 @@ def sequence_mask(log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = N
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
 
 
-@dataclasses.dataclass(frozen=True)
 class Correction(Part, abc.ABC):
     """Base of the corrections."""
 

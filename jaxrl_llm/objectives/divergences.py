@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
-from jaxrl_llm.ground.ranges import one_of
 
-__all__ = ["ESTIMATORS", "check_estimator", "k3", "kl_loss"]
+__all__ = ["ESTIMATORS", "k3", "kl_loss"]
 
 ESTIMATORS = ("k2", "k3", "k3_unbiased")
 
@@ -44,13 +43,3 @@ def kl_loss(log_q: PerToken, log_ratio: PerToken, estimator: str) -> PerToken:
     if estimator == "k2":
         return jax.lax.stop_gradient(jnp.exp(log_ratio)) * log_q**2 / 2
     return jnp.exp(log_ratio) * k3(log_q) if estimator == "k3_unbiased" else k3(log_q)
-
-
-def check_estimator(estimator: str) -> None:
-    """Raises ValueError for k1 (with the reason) and for unknown names."""
-    if estimator == "k1":
-        raise ValueError(
-            'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, k3 '
-            "or k3_unbiased, or put k1 inside the rewards (reward_kl_coef of ppo)"
-        )
-    one_of("kl_estimator", estimator, ESTIMATORS)

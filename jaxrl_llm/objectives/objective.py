@@ -9,20 +9,21 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.metrics import Metric
-from jaxrl_llm.ground.ranges import at_least_zero
+from jaxrl_llm.ground.ranges import at_least_zero, one_of
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import Aggregation
 from jaxrl_llm.objectives.batch import Batch, Ids, occupied, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
-from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
+from jaxrl_llm.objectives.divergences import ESTIMATORS, kl_loss
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["Objective", "Terms", "TermsBase", "pieces"]
+__all__ = ["Counts", "Objective", "Terms", "TermsBase", "pieces"]
 
+Counts = dict[str, Float[Array, ""]]
 Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
 
 
@@ -68,7 +69,12 @@ class Objective(TermsBase):
     def __post_init__(self) -> None:
         at_least_zero("kl_coef", self.kl_coef)
         at_least_zero("entropy_coef", self.entropy_coef)
-        check_estimator(self.kl_estimator)
+        if self.kl_estimator == "k1":
+            raise ValueError(
+                'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, '
+                "k3 or k3_unbiased, or put k1 inside the rewards (reward_kl_coef of ppo)"
+            )
+        one_of("kl_estimator", self.kl_estimator, ESTIMATORS)
         for part in self.parts:
             part.check(self)
 
@@ -81,10 +87,9 @@ class Objective(TermsBase):
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
-        own = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
-        return frozenset(name for name, coefficient in own.items() if coefficient).union(
-            *(part.needs for part in self.parts)
-        )
+        terms = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
+        own = {name for name, coefficient in terms.items() if coefficient}
+        return frozenset(own).union(*(part.needs for part in self.parts))
 
     @property
     def reads(self) -> str:
@@ -111,9 +116,7 @@ class Objective(TermsBase):
         surrogate = self.surrogate(self.ratio(batch), batch)
         return surrogate if self.correction is None else self.correction(batch) * surrogate
 
-    def counts(
-        self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-    ) -> dict[str, Float[Array, ""]]:
+    def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
         """What each term's total is divided by; depends on masks only, and adds up over micro-batches."""
         tokens = jnp.sum(mask, dtype=jnp.float32)
         sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)

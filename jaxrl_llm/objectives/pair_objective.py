@@ -12,7 +12,7 @@ from jaxrl_llm.ground.metrics import Mean, Metric
 from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.aggregation import Aggregation, name_of
 from jaxrl_llm.objectives.batch import Batch, Ids, occupied, sequence_mean, sequence_sum
-from jaxrl_llm.objectives.objective import Terms, TermsBase, pieces
+from jaxrl_llm.objectives.objective import Counts, Terms, TermsBase, pieces
 from jaxrl_llm.objectives.pair_parts import PairLoss, Score
 
 __all__ = ["PairObjective"]
@@ -26,9 +26,8 @@ _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
 class PairObjective(TermsBase):
     """loss = mean over pairs of f(score(chosen) - score(rejected)), minimised; score(y) = sum_t w_t s_t.
 
-    The four choices of an objective, on pairs: the label takes the place of the advantage (+1 chosen, -1 rejected), s
-    that of the ratio, f that of the surrogate, and the aggregation's weights w (1, or 1 / |y|) make a score of tokens.
-    A value: hashable, compares by content, usable as a static argument of jit.
+    The four choices of an objective, on pairs: a label (+1 chosen, -1 rejected) in place of the advantage, s in place of
+    the ratio, f in place of the surrogate; the aggregation's weights w are 1 or 1 / |y|. A value, as `Objective` is.
 
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
@@ -60,14 +59,8 @@ class PairObjective(TermsBase):
         """Whether it trains a reward model and not a policy."""
         return "scores" in self.needs
 
-    def counts(
-        self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
-    ) -> dict[str, Float[Array, ""]]:
-        """What each term's total is divided by: pairs with both answers. Adds up over micro-batches.
-
-        Raises:
-          ValueError: sequence_ids without num_sequences, or an odd number of sequences.
-        """
+    def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
+        """What each term's total is divided by: pairs with both answers. Adds up over micro-batches."""
         if sequence_ids is not None and num_sequences is None:
             raise ValueError("sequence_ids without num_sequences; give num_sequences, twice the number of pairs")
         here = _sides(occupied(mask, sequence_ids, num_sequences))

@@ -70,7 +70,6 @@ def square_loss(difference: PerPair, beta: float) -> PerPair:
     return (difference - 1 / (2 * beta)) ** 2
 
 
-@dataclasses.dataclass(frozen=True)
 class Score(Part, abc.ABC):
     """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer.
 
@@ -85,7 +84,6 @@ class Score(Part, abc.ABC):
         """s_t [b t], un-reduced; anything where masked."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ReferenceRatio(Score):
     """log pi - log pi_ref: beta times its sum is the reward that the policy is optimal for.
 
@@ -101,7 +99,6 @@ class ReferenceRatio(Score):
         return "(log pi - log pi_ref)"
 
 
-@dataclasses.dataclass(frozen=True)
 class LogLikelihood(Score):
     """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
 
@@ -181,7 +178,6 @@ class Logistic(PairLoss):
         return logistic_loss(difference, self.beta, self.label_smoothing, self.target_margin, margins)
 
 
-@dataclasses.dataclass(frozen=True)
 class Square(PairLoss):
     """`square_loss`, of IPO."""
 

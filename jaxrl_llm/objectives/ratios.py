@@ -32,6 +32,8 @@ __all__ = [
     "token_log_ratio",
 ]
 
+PerExpert = Float[Array, "l b t k"]
+
 
 def sequence_log_ratio(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     """log s_i = mean_t log r_t, the same at every token of answer i; s_i = PPL_old / PPL_theta. 0 where masked.
@@ -61,12 +63,7 @@ def sequence_product(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) 
     return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
 
 
-def router_shift(
-    router_logprobs: Float[Array, "l b t k"],
-    old_router_logprobs: Float[Array, "l b t k"],
-    mask: Mask,
-    gamma_min: float = 0.8,
-) -> PerToken:
+def router_shift(router_logprobs: PerExpert, old_router_logprobs: PerExpert, mask: Mask, gamma_min: float) -> PerToken:
     """log gamma_t, gamma_t = sg(max(gamma_min, exp(-mean_l mean_k |log p_theta(e) - log p_old(e)|))); 0 where masked.
 
     p is the softmax over all experts, e runs over the experts that pi_old used; a token whose router moved counts less.
@@ -77,7 +74,6 @@ def router_shift(
     return jax.lax.stop_gradient(jnp.maximum(-jnp.where(mask, shift, 0), math.log(gamma_min)))
 
 
-@dataclasses.dataclass(frozen=True)
 class Ratio(Part, abc.ABC):
     """Base of the ratios.
 
@@ -92,7 +88,6 @@ class Ratio(Part, abc.ABC):
         """log ratio of every token, [b t]; 0 where masked."""
 
 
-@dataclasses.dataclass(frozen=True)
 class NoRatio(Ratio):
     """r = 1, a constant: for surrogates that differentiate log pi itself (REINFORCE)."""
 
@@ -105,7 +100,6 @@ class NoRatio(Ratio):
         return ""
 
 
-@dataclasses.dataclass(frozen=True)
 class TokenRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / pi_old(y_t | y_<t).  Source: PPO, arXiv 1707.06347 section 3."""
 
@@ -116,7 +110,6 @@ class TokenRatio(Ratio):
         return "r = pi / pi_old by token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SamplerRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
 
@@ -142,7 +135,6 @@ class SamplerRatio(Ratio):
         return "r = pi / mu by token, mu the sampler"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceRatio(Ratio):
     """`sequence_log_ratio`: one number an answer, with gradient through the mean."""
 
@@ -155,7 +147,6 @@ class SequenceRatio(Ratio):
         return "r = (pi(y) / pi_old(y))^(1 / |y|)"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceTokenRatio(Ratio):
     """`sequence_token_log_ratio`: the value of the sequence, the gradient of the token."""
 
@@ -168,7 +159,6 @@ class SequenceTokenRatio(Ratio):
         return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceProduct(Ratio):
     """`sequence_product`: the importance weight of the whole answer."""
 

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 Bound = PerToken | float
+Powers = tuple[float, float]
 
 
 def policy_gradient(logprobs: PerToken, advantages: PerToken) -> PerToken:
@@ -66,7 +67,7 @@ def clip(
     return advantages * jnp.where(too_low, 1 - low, jnp.where(too_high, ceiling, ratio))
 
 
-def soft_gate(log_ratio: PerToken, advantages: PerToken, tau_pos: float = 1.0, tau_neg: float = 1.05) -> PerToken:
+def soft_gate(log_ratio: PerToken, advantages: PerToken, tau_pos: float, tau_neg: float) -> PerToken:
     """(4 / tau) sigmoid(tau (r - 1)) A with tau = tau_pos for A > 0, else tau_neg: a gate instead of a bound.
 
     The gradient with respect to r is w(r) A with the gate w(r) = sech^2(tau (r - 1) / 2), so w(1) = 1.
@@ -81,7 +82,7 @@ def _temperature(advantages: PerToken, tau_pos: float, tau_neg: float) -> PerTok
     return jnp.where(advantages > 0, tau_pos, tau_neg).astype(advantages.dtype)
 
 
-def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: float = 5.0) -> PerToken:
+def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: float) -> PerToken:
     """sg(min(r, cap)) A log pi: the weight is bounded, the gradient never cut; `cap` is the ratio itself, not 1 + eps.
 
     Source: CISPO, arXiv 2506.13585 eqs 4-5 (which does not print its bound).
@@ -104,11 +105,7 @@ def geometric_mean(
 
 
 def vespo(
-    log_product: PerToken,
-    logprobs: PerToken,
-    advantages: PerToken,
-    phi_pos: tuple[float, float] = (2.0, 3.0),
-    phi_neg: tuple[float, float] = (3.0, 2.0),
+    log_product: PerToken, logprobs: PerToken, advantages: PerToken, phi_pos: Powers, phi_neg: Powers
 ) -> PerToken:
     """sg(phi(W)) A log pi with phi(W) = W^c1 exp(c2 (1 - W)), computed in log space; phi(1) = 1.
 
@@ -125,7 +122,6 @@ def vespo(
 _EXAMPLES = {"token": "TokenRatio", "sequence": "SequenceRatio", "product": "SequenceProduct", "none": "NoRatio"}
 
 
-@dataclasses.dataclass(frozen=True)
 class Surrogate(Part, abc.ABC):
     """Base of the surrogates. A user's own needs `__call__` alone.
 
@@ -156,7 +152,6 @@ class Surrogate(Part, abc.ABC):
         return {"clip/low": Mean.of(low, batch.mask), "clip/high": Mean.of(high, batch.mask)}
 
 
-@dataclasses.dataclass(frozen=True)
 class LogProb(Surrogate):
     """`policy_gradient`: REINFORCE's, with or without a ratio."""
 

@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 __all__ = ["DivergenceMask", "StalenessClip", "binary_divergence", "divergence_mask", "staleness_contraction"]
 
 
-def staleness_contraction(log_ratio: PerToken, mask: Mask, tail: float = 0.9) -> PerToken:
+def staleness_contraction(log_ratio: PerToken, mask: Mask, tail: float) -> PerToken:
     """c_t = 1 / (1 + (|d_t| / q)^2) if |d_t| > q > 0, else 1, with d = sg(log r) and q = quantile(|d|, tail).
 
     The quantile is over unmasked tokens. c multiplies both clip ranges; as 1 - c low only binds below ratio 1 and
@@ -31,7 +31,7 @@ def staleness_contraction(log_ratio: PerToken, mask: Mask, tail: float = 0.9) ->
     return jnp.where(beyond, 1 / (1 + (size / jnp.where(q > 0, q, 1)) ** 2), 1)
 
 
-def binary_divergence(log_p: PerToken, log_q: PerToken, divergence: str = "tv") -> PerToken:
+def binary_divergence(log_p: PerToken, log_q: PerToken, divergence: str) -> PerToken:
     """D(q, p) of two Bernoulli distributions, from the log-probabilities of one outcome (a sampled token).
 
         tv   |p - q|                                              kl   q log(q / p) + (1 - q) log((1 - q) / (1 - p))
@@ -46,7 +46,7 @@ def binary_divergence(log_p: PerToken, log_q: PerToken, divergence: str = "tv") 
 
 
 def divergence_mask(
-    log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, low: float, high: float, divergence: str = "tv"
+    log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, low: float, high: float, divergence: str
 ) -> tuple[Mask, Mask]:
     """Tokens that have moved too far: A < 0, r < 1 and D(q, p) > low; and A > 0, r > 1 and D(q, p) > high.
 

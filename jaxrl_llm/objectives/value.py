@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.parts import Part, hyperparameter
 __all__ = ["ValueLoss", "value_loss"]
 
 
-def value_loss(values: PerToken, old_values: PerToken, returns: PerToken, value_clip: float | None = 0.2) -> PerToken:
+def value_loss(values: PerToken, old_values: PerToken, returns: PerToken, value_clip: float | None) -> PerToken:
     """1/2 max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2) of every token, to be minimised.
 
     The gradient is exactly 0 where V is outside the range and the clipped branch is the larger. None: no clip.
@@ -38,6 +38,7 @@ class ValueLoss(Part):
     value_clip: float | None = hyperparameter(0.2, "range of the clipped value loss")
     value_coef: float = hyperparameter(1.0, "weight of the value loss")
     needs: ClassVar[frozenset[str]] = frozenset({"values", "old_values", "returns"})
+    aggregation: ClassVar[TokenMean] = TokenMean()
 
     def __post_init__(self) -> None:
         at_least_zero("value_coef", self.value_coef)
@@ -50,10 +51,6 @@ class ValueLoss(Part):
                 f"ValueLoss needs returns, which {type(objective.advantage).__name__} does not make; "
                 "use Gae as the advantage or set value=None"
             )
-
-    @property
-    def aggregation(self) -> TokenMean:
-        return TokenMean()
 
     def __call__(self, batch: Batch) -> PerToken:
         """The loss of every token, [b t], to be minimised; 0 where masked."""

@@ -143,16 +143,6 @@ def test_gae_carries_through_a_hole_in_the_mask():
     assert holed[0, 1] == 0
 
 
-def test_lambda_zero_is_td_and_lambda_one_is_monte_carlo():
-    rewards, values = jnp.asarray([[0.0, 0.0, 1.0]]), jnp.asarray([[0.2, 0.5, 0.6]])
-    mask = jnp.ones((1, 3), bool)
-    td, _ = objectives.gae(rewards, values, mask, lam=0.0)
-    np.testing.assert_allclose(td, [[0.3, 0.1, 0.4]], rtol=1e-5)  # V_{t+1} - V_t, then R - V_T
-    monte_carlo, returns = objectives.gae(rewards, values, mask, lam=1.0)
-    np.testing.assert_allclose(monte_carlo, [[0.8, 0.5, 0.4]], rtol=1e-5)  # R - V_t
-    np.testing.assert_allclose(returns, [[1.0, 1.0, 1.0]], rtol=1e-6)
-
-
 def test_nan_where_masked_changes_nothing():
     clean = jnp.asarray([[1.0, 2.0, 0.0]])
     dirty = clean.at[0, 2].set(jnp.nan)
