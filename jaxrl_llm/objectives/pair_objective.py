@@ -26,8 +26,8 @@ _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
 class PairObjective(TermsBase):
     """loss = mean over pairs of f(score(chosen) - score(rejected)), minimised; score(y) = sum_t w_t s_t.
 
-    The four choices of an objective, on pairs: a label (+1 chosen, -1 rejected) in place of the advantage, s in place of
-    the ratio, f in place of the surrogate; the aggregation's weights w are 1 or 1 / |y|. A value, as `Objective` is.
+    The four choices of an objective, on pairs: a label (+1 chosen, -1 rejected) in place of the advantage, s in place
+    of the ratio, f of the surrogate; the aggregation's weights w are 1 or 1 / |y|. A value, as `Objective` is.
 
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.

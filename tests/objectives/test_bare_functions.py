@@ -11,7 +11,7 @@ from tests.reference.answers import make, random_batch
 
 A = jnp.asarray([[1.0, 1.0], [-1.0, -1.0]])
 MASK = jnp.asarray([[True, True], [True, False]])
-NEW = jnp.log(jnp.asarray([[0.6, 0.2], [0.5, 0.5]]))  # the batch of tests/golden/objectives.json
+NEW = jnp.log(jnp.asarray([[0.6, 0.2], [0.5, 0.5]]))  # the golden batch of tests/reference/objective_loops.py
 X = jnp.log(jnp.asarray([[1.5, 0.5], [2.0, 1.0]]))  # its log-ratios
 ROUTER = jnp.asarray([[0.1, 10.0], [0.0, 0.0]])[None, :, :, None]
 FAR, IDS = jnp.asarray([[30.0, 1.0], [-30.0, jnp.nan]]), jnp.asarray([[0, 1], [1, 0]])
@@ -29,7 +29,7 @@ GOLDEN = {
     "soft gate": (lambda: surrogates.soft_gate(X, A, 1.0, 1.05), [[2.48983735, 1.51016265], [-2.8219996, -2 / 1.05]]),
     "cispo": (lambda: surrogates.cispo(X, NEW, A, 1.6), A * NEW * jnp.asarray([[1.5, 0.5], [1.6, 1.0]])),
     "geometric mean": (lambda: surrogates.geometric_mean(X, A, 0.4, MASK), [[0.8636614] * 2, [-2, -2]]),
-    "vespo": (lambda: surrogates.vespo(jnp.log(jnp.asarray([[0.75, 0.75], [2, 1]])), -A, A, (2, 3), (3, 2)),
+    "vespo": (lambda: surrogates.vespo(jnp.log(jnp.asarray([[0.75, 0.75], [2, 1]])), -A, A, (2.0, 3.0), (3.0, 2.0)),
               [[-1.1908125] * 2, [-1.0826823, -1]]),
     "contraction": (lambda: trust_regions.staleness_contraction(X, MASK, 0.25), [[1, 0.3857594], [0.3857594, 1]]),
     "tv": (lambda: trust_regions.binary_divergence(NEW, NEW - X, "tv"), [[0.2, 0.2], [0.25, 0]]),
@@ -65,7 +65,7 @@ def test_a_function_is_what_its_class_computes():
         "sapo": surrogates.soft_gate(x, a, 1.0, 1.05),
         "cispo": surrogates.cispo(x, log_p, a, 5.0),
         "gmpo": surrogates.geometric_mean(x, a, 0.4, mask),
-        "vespo": surrogates.vespo(ratios.sequence_product(x, mask), log_p, a, (2, 3), (3, 2)),
+        "vespo": surrogates.vespo(ratios.sequence_product(x, mask), log_p, a, (2.0, 3.0), (3.0, 2.0)),
         "rspo": surrogates.clip(
             x + ratios.router_shift(made.require("router_logprobs"), made.require("old_router_logprobs"), mask, 0.8),
             a, 0.2, 0.2,
