@@ -75,9 +75,9 @@ def to_tokens(x: PerSequence, mask: Mask, sequence_ids: Ids = None) -> PerToken:
     return x[jnp.clip(sequence_ids, 0, x.shape[0] - 1)]
 
 
-def mean_of_answer(x: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def mean_of_answer(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerToken:
     """The mean over the unmasked tokens of its answer at every token, [b t]."""
-    return to_tokens(sequence_mean(x, mask, sequence_ids), mask, sequence_ids)
+    return to_tokens(sequence_mean(x, mask, sequence_ids, num_sequences), mask, sequence_ids)
 
 
 def occupied(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Bool[Array, "s"]:
@@ -85,14 +85,15 @@ def occupied(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = N
     return sequence_sum(jnp.ones(mask.shape), mask, sequence_ids, num_sequences) > 0
 
 
-def last_tokens(mask: Mask, sequence_ids: Ids = None) -> Mask:
+def last_tokens(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Mask:
     """True at the last unmasked token of each answer, [b t]."""
     place = jnp.arange(mask.size).reshape(mask.shape)
     marked = jnp.where(mask, place, -1)
     if sequence_ids is None:
         return mask & (place == jnp.max(marked, axis=1, keepdims=True))
-    ids = jnp.clip(sequence_ids, 0, mask.size - 1)
-    return mask & (place == jax.ops.segment_max(marked.ravel(), ids.ravel(), mask.size)[ids])
+    count = num_sequences or mask.size
+    ids = jnp.clip(sequence_ids, 0, count - 1)
+    return mask & (place == jax.ops.segment_max(marked.ravel(), ids.ravel(), count)[ids])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

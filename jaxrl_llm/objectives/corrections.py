@@ -45,13 +45,15 @@ def icepop(log_k: PerToken, floor: float, cap: float) -> PerToken:
     return jnp.where((k >= floor) & (k <= cap), k, 0)
 
 
-def sequence_mask(log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def sequence_mask(
+    log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, not the sum: a fixed threshold on the product would punish long answers for their length.
-    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
+    The mean, not the sum: a fixed threshold on the product would punish long answers for their length. `batch` says what
+    the last three arguments are.
     """
-    s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids))
+    s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
 
 
@@ -114,7 +116,7 @@ class SequenceMask(Correction):
         positive("correction_cap", self.cap, above=1.0)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return sequence_mask(log_ratio, self.cap, batch.mask, batch.sequence_ids)
+        return sequence_mask(log_ratio, self.cap, *batch.sequences)
 
     def formula(self) -> str:
         return f"w = 1 if exp(mean_t log(pi_old / mu)) in [1/{self.cap:g}, {self.cap:g}], else 0; mu the sampler"

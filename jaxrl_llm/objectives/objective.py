@@ -32,7 +32,11 @@ class TermsBase(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch."""
+        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
+        """
 
     def terms(self, **arrays: Any) -> Terms:
         """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
@@ -142,12 +146,6 @@ class Objective(TermsBase):
             that pi_old used.
           sequence_ids: integers [b t] for packed rows, from 0 to num_sequences - 1 (default: the row is the sequence).
           num_sequences: static int; b * t if only sequence_ids are given.
-
-        Returns:
-          {name: (total, count)} with sign and coefficient inside the total, and metrics that merge over micro-batches.
-
-        Raises:
-          ValueError: an array is unknown, missing or misshapen.
         """
         batch = Batch.of(self.needs, **arrays)
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}

@@ -78,12 +78,6 @@ class PairObjective(TermsBase):
           entropy: [b t], optional, for a metric.
           sequence_ids, num_sequences: as for `Objective`; num_sequences is twice the number of pairs.
           Other arrays that a training step has for every objective are checked and not read.
-
-        Returns:
-          {name: (total, count)} and metrics that merge over micro-batches.
-
-        Raises:
-          ValueError: an array is unknown, missing or misshapen.
         """
         batch = self._batch(arrays)
         here, complete, scores = self._scores(batch)

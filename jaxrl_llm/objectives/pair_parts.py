@@ -32,14 +32,16 @@ __all__ = [
 PerPair = Float[Array, "p"]
 
 
-def last_token_scores(scores: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def last_token_scores(
+    scores: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
     """The scalar head's output in the state after the last token of each answer, 0 at its other tokens.
 
-    The sum over an answer is its reward r(x, y). `sequence_ids` [b t] name the answers of packed rows.
+    The sum over an answer is its reward r(x, y). `batch` says what the last three arguments are.
 
     Source: InstructGPT, arXiv 2203.02155 eq. 1.
     """
-    return jnp.where(last_tokens(mask, sequence_ids), scores, 0)
+    return jnp.where(last_tokens(mask, sequence_ids, num_sequences), scores, 0)
 
 
 def logistic_loss(
@@ -131,7 +133,7 @@ class RewardHead(Score):
             )
 
     def __call__(self, batch: Batch) -> PerToken:
-        return last_token_scores(batch.require("scores"), batch.mask, batch.sequence_ids)
+        return last_token_scores(batch.require("scores"), *batch.sequences)
 
     def formula(self) -> str:
         centre = self.center_rewards_coefficient

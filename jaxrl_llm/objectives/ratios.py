@@ -35,31 +35,35 @@ __all__ = [
 PerExpert = Float[Array, "l b t k"]
 
 
-def sequence_log_ratio(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def sequence_log_ratio(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
     """log s_i = mean_t log r_t, the same at every token of answer i; s_i = PPL_old / PPL_theta. 0 where masked.
 
-    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
-
-    Source: GSPO, arXiv 2507.18071 eq. 7.
+    `batch` says what the last three arguments are.  Source: GSPO, arXiv 2507.18071 eq. 7.
     """
-    return jnp.where(mask, mean_of_answer(log_ratio, mask, sequence_ids), 0)
+    return jnp.where(mask, mean_of_answer(log_ratio, mask, sequence_ids, num_sequences), 0)
 
 
-def sequence_token_log_ratio(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def sequence_token_log_ratio(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
     """log s_t = sg(log s_i) + log pi_t - sg(log pi_t): the value of the sequence ratio, the gradient of the token's.
 
     Arguments as for `sequence_log_ratio`.  Source: GSPO-token, arXiv 2507.18071 eq. 14.
     """
-    sequence = jax.lax.stop_gradient(mean_of_answer(log_ratio, mask, sequence_ids))
+    sequence = jax.lax.stop_gradient(mean_of_answer(log_ratio, mask, sequence_ids, num_sequences))
     return jnp.where(mask, sequence + (log_ratio - jax.lax.stop_gradient(log_ratio)), 0)
 
 
-def sequence_product(log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+def sequence_product(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
     """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-80; not divided by |y_i|.
 
     Arguments as for `sequence_log_ratio`.  Source: VESPO, arXiv 2602.10693.
     """
-    total = clamp(sequence_sum(log_ratio, mask, sequence_ids), 80.0)
+    total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), 80.0)
     return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
 
 
@@ -113,8 +117,7 @@ class TokenRatio(Ratio):
 class SamplerRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
 
-    Equals the token ratio where sampler and trainer compute the same; elsewhere it includes their mismatch, so a
-    sampler correction would count it twice.
+    It includes the mismatch of sampler and trainer, which a sampler correction would count twice.
 
     Source: DPPO, arXiv 2602.04879 eq. 11.
     """
@@ -141,7 +144,7 @@ class SequenceRatio(Ratio):
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_log_ratio(batch.log_ratio, batch.mask, batch.sequence_ids)
+        return sequence_log_ratio(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|)"
@@ -153,7 +156,7 @@ class SequenceTokenRatio(Ratio):
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_token_log_ratio(batch.log_ratio, batch.mask, batch.sequence_ids)
+        return sequence_token_log_ratio(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
@@ -165,7 +168,7 @@ class SequenceProduct(Ratio):
     unit: ClassVar[str] = "product"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return sequence_product(batch.log_ratio, batch.mask, batch.sequence_ids)
+        return sequence_product(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = pi(y) / pi_old(y)"

@@ -91,17 +91,20 @@ def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: fl
 
 
 def geometric_mean(
-    log_ratio: PerToken, advantages: PerToken, log_clip: float, mask: Mask, sequence_ids: Ids = None
+    log_ratio: PerToken,
+    advantages: PerToken,
+    log_clip: float,
+    mask: Mask,
+    sequence_ids: Ids = None,
+    num_sequences: int | None = None,
 ) -> PerToken:
     """A exp(mean_t c(log r_t)), one value an answer; c bounds log r by +log_clip if A > 0, by -log_clip if A < 0.
 
-    `sequence_ids` [b t] name the answers of packed rows; None if every row is one.
-
-    Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
+    `batch` says what the last three arguments are.  Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
     """
     low, high = clipped(log_ratio, advantages, -log_clip, log_clip)
     bounded = jnp.where(low, -log_clip, jnp.where(high, log_clip, log_ratio))
-    return advantages * jnp.exp(mean_of_answer(bounded, mask, sequence_ids))
+    return advantages * jnp.exp(mean_of_answer(bounded, mask, sequence_ids, num_sequences))
 
 
 def vespo(
@@ -251,7 +254,7 @@ class GeometricMean(Surrogate):
         return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return geometric_mean(log_ratio, batch.advantages, self.log_clip, batch.mask, batch.sequence_ids)
+        return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
 
     def formula(self) -> str:
         return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
