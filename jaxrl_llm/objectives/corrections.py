@@ -50,8 +50,8 @@ def sequence_mask(
 ) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, not the sum: a fixed threshold on the product would punish long answers for their length. `batch` says what
-    the last three arguments are.
+    The mean, not the sum: a fixed threshold on the product would punish long answers. `batch` says what the last three
+    arguments are.
     """
     s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)

@@ -28,7 +28,7 @@ Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
 
 
 class TermsBase(abc.ABC):
-    """Base of the objectives: a loss is the sum over its terms of total / count."""
+    """Base of the objectives: a loss is the sum of total / count over its terms."""
 
     @abc.abstractmethod
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
