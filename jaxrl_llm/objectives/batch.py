@@ -1,9 +1,9 @@
 """The arrays that an objective reads, checked once, and the answers inside them.
 
-An answer is a row, or in packed rows the tokens with one id. Functions that need to know take
+An answer is a row, or in packed rows the tokens with one id. Functions that look at whole answers take
   mask: [b t], True on the tokens that count (EOS included);
-  sequence_ids: integers [b t] from 0, below num_sequences; None if every row is one answer;
-  num_sequences: a static int, the length of what is returned for each answer; b t if None, unread without sequence_ids.
+  sequence_ids: integers [b t], from 0 to num_sequences - 1, for packed rows; None if every row is one answer;
+  num_sequences: static int, b t if None; read only with sequence_ids.
 """
 
 import dataclasses

@@ -22,8 +22,8 @@ RARE = 0.2  # a token is rare where the policy that sampled it gave it less prob
 def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerToken:
     """g_t = (d/d logprobs_t of sum_u policy_u) / A_t, [b t]; 0 where A_t = 0.
 
-    REINFORCE has g = 1, a clip r_t or 0, SAPO w(r_t) r_t, GSPO s_i or 0 on every token of the answer. The un-reduced
-    policy term is differentiated, so that the aggregation does not enter.
+    REINFORCE has g = 1, a clip r_t or 0, SAPO w(r_t) r_t, GSPO s_i or 0 on every token of the answer. The aggregation
+    does not enter, because the un-reduced policy term is differentiated.
     """
 
     def total(logprobs: PerToken) -> Float[Array, ""]:

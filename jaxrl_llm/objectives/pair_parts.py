@@ -75,8 +75,8 @@ def square_loss(difference: PerPair, beta: float) -> PerPair:
 class Score(Part, abc.ABC):
     """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer.
 
-    center_rewards_coefficient: weight of (r_chosen + r_rejected)^2, a second loss, which keeps rewards around 0, since
-      the loss of differences leaves their zero free. Source: arXiv 2312.09244.
+    center_rewards_coefficient: weight of a second loss, (r_chosen + r_rejected)^2 (arXiv 2312.09244): the loss of
+      differences does not fix the zero of the rewards.
     """
 
     center_rewards_coefficient: ClassVar[float] = 0.0
