@@ -55,9 +55,8 @@ def clip(
 ) -> PerToken:
     """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 at least dual_clip A, with r = exp(log_ratio).
 
-    The gradient is 0 exactly when A > 0 and r > 1 + high, A < 0 and r < 1 - low, or A < 0 and r > dual_clip.
-
-    low and high are numbers, or [b t]; dual_clip is above 1, None for none.
+    The gradient is 0 exactly when A > 0 and r > 1 + high, A < 0 and r < 1 - low, or A < 0 and r > dual_clip. low and
+    high are numbers, or [b t]; dual_clip is above 1, or None.
 
     Source: PPO, arXiv 1707.06347 eq. 7; low != high: DAPO, arXiv 2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5.
     """
@@ -212,8 +211,7 @@ class Soft(Surrogate):
         return soft_gate(log_ratio, batch.advantages, self.tau_pos, self.tau_neg)
 
     def metrics(self, log_ratio: PerToken, batch: Batch) -> dict[str, Metric]:
-        tau = _temperature(batch.advantages, self.tau_pos, self.tau_neg)
-        gate = jax.nn.sigmoid(tau * jnp.expm1(log_ratio))
+        gate = jax.nn.sigmoid(_temperature(batch.advantages, self.tau_pos, self.tau_neg) * jnp.expm1(log_ratio))
         return super().metrics(log_ratio, batch) | {"gate/mean": Mean.of(4 * gate * (1 - gate), batch.mask)}
 
     def formula(self) -> str:

@@ -18,7 +18,7 @@ __all__ = ["ValueLoss", "value_loss"]
 def value_loss(values: PerToken, old_values: PerToken, returns: PerToken, value_clip: float | None) -> PerToken:
     """1/2 max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2) of every token, to be minimised.
 
-    The gradient is exactly 0 where V is outside the range and the clipped branch is the larger. None: no clip.
+    The gradient is exactly 0 where V is outside the range and the clipped branch is the larger. None means no clip.
 
     Source: InstructGPT's PPO (arXiv 2203.02155 appendix C); the clip: OpenAI baselines, arXiv 2005.12729 section 2.
     """
