@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerAnswer, PerToken
 from jaxrl_llm.ground.masking import masked_mean, masked_sum
-from jaxrl_llm.ground.ranges import at_least_zero, one_of, positive
-from jaxrl_llm.objectives.kl_controller import KlController
+from jaxrl_llm.ground.ranges import at_least_zero, one_of
 from jaxrl_llm.objectives.parts import Part, hyperparameter
+from jaxrl_llm.objectives.rewards import KlController, token_rewards
 
 __all__ = [
     "Advantage",
@@ -26,9 +26,6 @@ __all__ = [
     "degenerate_groups",
     "gae",
     "group_advantages",
-    "overlong_filter",
-    "overlong_penalty",
-    "token_rewards",
     "whiten",
 ]
 
@@ -152,32 +149,6 @@ def gae(
     return advantages, jnp.where(mask, advantages + values, 0)
 
 
-def token_rewards(
-    rewards: PerAnswer,
-    mask: Mask,
-    *,
-    old_logprobs: PerToken | None = None,
-    ref_logprobs: PerToken | None = None,
-    kl_coef: float | Float[Array, ""] = 0.0,
-) -> PerToken:
-    """rho_t = R 1[t = T] - beta (log pi_old - log pi_ref)_t, with T the last response token. [b] -> [b t].
-
-    The KL part is a constant (k1 inside the reward), so its return-to-go is the sequence KL.
-
-    Source: InstructGPT, arXiv 2203.02155 section 3.5.
-    """
-    steered = isinstance(kl_coef, jax.Array)
-    if not steered:
-        at_least_zero("reward_kl_coef", kl_coef)
-    later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
-    out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
-    if steered or kl_coef:
-        if old_logprobs is None or ref_logprobs is None:
-            raise ValueError(f"reward_kl_coef={kl_coef} needs old_logprobs and ref_logprobs; score both or set it to 0")
-        out = out - kl_coef * jnp.where(mask, old_logprobs - ref_logprobs, 0)
-    return out
-
-
 def whiten(advantages: PerToken, mask: Mask, *, eps: float = 1e-8) -> PerToken:
     """(A - mean) / (std + eps) over the unmasked tokens (sample standard deviation); 0 where masked or constant."""
     n = jnp.sum(mask).astype(advantages.dtype)
@@ -188,29 +159,6 @@ def whiten(advantages: PerToken, mask: Mask, *, eps: float = 1e-8) -> PerToken:
     return jnp.where(constant, 0, centred / (std + eps))
 
 
-def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: int) -> PerAnswer:
-    """Soft overlong punishment in tokens: 0 up to L - C, then (L - C - |y|) / C down to -1 at L, -1 beyond.
-
-    Args:
-      lengths: |y| [b], tokens of each answer, EOS included.
-      max_length: L.
-      cache: C, the width of the ramp, 0 < C <= L.
-
-    Source: DAPO, arXiv 2503.14476 eq. 13 (L 20480, C 4096).
-    """
-    positive("cache", cache, at_most=float(max_length))
-    return -jnp.clip((lengths - (max_length - cache)) / cache, 0.0, 1.0)
-
-
-def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
-    """Take truncated answers out of the loss and its count; they stay in their group's mean and deviation.
-
-    Source: DAPO, arXiv 2503.14476 section 3.4.
-    """
-    return mask & ~truncated[:, None]
-
-
-@dataclasses.dataclass(frozen=True)
 class Advantage(Part, abc.ABC):
     """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
 
@@ -238,7 +186,7 @@ class Advantage(Part, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class GroupAdvantage(Advantage):
-    """`group_advantages` as a choice: std, baseline and the constant added to the deviation."""
+    """`group_advantages` as a choice."""
 
     std: str = hyperparameter(
         "sample", "sample | population | batch | none: deviation that centred rewards are divided by"
@@ -265,7 +213,6 @@ class GroupAdvantage(Advantage):
         return f"A = ({centred}) / std R" + (" of the batch" if self.std == "batch" else "")
 
 
-@dataclasses.dataclass(frozen=True)
 class Imitation(Advantage):
     """A = 1 on every token of a given answer: supervised training is REINFORCE of answers that all earn 1."""
 
@@ -286,8 +233,7 @@ class Imitation(Advantage):
 
 @dataclasses.dataclass(frozen=True)
 class Gae(Advantage):
-    """`gae` as a choice. Needs a value function; `reward_kl_coef` is the beta of `token_rewards`, where it starts if
-    there is a `kl_target` (`KlController`)."""
+    """`gae` of `token_rewards` with beta = `reward_kl_coef`, steered by a `KlController` if there is a `kl_target`."""
 
     gamma: float = hyperparameter(1.0, "discount per token")
     lam: float = hyperparameter(1.0, "GAE's lambda")

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
-from jaxrl_llm.ground.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.array_typing import Array, Float, PerToken
+from jaxrl_llm.ground.masking import masked_sum
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 __all__ = [
@@ -21,22 +21,10 @@ __all__ = [
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
     "TokenMean",
-    "count_sequences",
     "name_of",
 ]
 
 
-def count_sequences(
-    mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
-) -> Float[Array, ""]:
-    """Sequences with at least one unmasked token."""
-    if sequence_ids is None:
-        return jnp.sum(jnp.any(mask, axis=1), dtype=jnp.float32)
-    lengths = segment_sum(mask.astype(jnp.int32), mask, sequence_ids, num_sequences or mask.size)
-    return jnp.sum(lengths > 0, dtype=jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
 class Aggregation(Part):
     """Base of the aggregations; one that averages over sequences overrides `weights` alone."""
 
@@ -53,18 +41,16 @@ class Aggregation(Part):
         return masked_sum(self.weights(batch) * x, batch.mask)
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceMeanTokenMean(Aggregation):
     """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
 
     def weights(self, batch: Batch) -> PerToken:
-        return batch.per_token(1 / jnp.maximum(batch.lengths, 1))
+        return to_tokens(1 / jnp.maximum(batch.lengths, 1), batch.mask, batch.sequence_ids)
 
     def formula(self) -> str:
         return "mean_y mean_t"
 
 
-@dataclasses.dataclass(frozen=True)
 class TokenMean(Aggregation):
     """sum x / sum_i |y_i|: every token of the minibatch weighs alike.  Source: DAPO, arXiv 2503.14476 eq. 12."""
 
@@ -75,7 +61,6 @@ class TokenMean(Aggregation):
         return "mean_yt"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceMeanTokenSum(Aggregation):
     """mean_i sum_t x: the gradient of the whole answer's log-probability."""
 

@@ -1,4 +1,10 @@
-"""The arrays that an objective reads, checked once, and the sequences inside them."""
+"""The arrays that an objective reads, checked once, and the answers inside them.
+
+An answer is a row, or in packed rows the tokens with one id. Functions that look at whole answers take
+  mask: [b t], True on the tokens that count (EOS included);
+  sequence_ids: integers [b t], from 0 to num_sequences - 1, for packed rows; None if every row is one answer;
+  num_sequences: static int, b t if None; read only with sequence_ids.
+"""
 
 import dataclasses
 import functools
@@ -9,13 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken
 from jaxrl_llm.ground.masking import masked_sum, segment_sum
 from jaxrl_llm.ground.ranges import suggestion
 
-__all__ = ["ARRAYS", "Batch", "clamp", "safe_exp_range"]
+__all__ = [
+    "Batch",
+    "Ids",
+    "clamp",
+    "last_tokens",
+    "mean_of_answer",
+    "occupied",
+    "sequence_mean",
+    "sequence_sum",
+    "to_tokens",
+    "token_log_ratio",
+]
 
-safe_exp_range = 20.0  # exp(20)^2 summed over 1e20 tokens is still a float32
+Ids = Integer[Array, "b t"] | None
+PerSequence = Float[Array, "s"]
 
 _DIFFERENTIATED = ("logprobs", "values", "entropy", "scores")
 _DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns", "margins")
@@ -24,24 +42,70 @@ _ROUTER_ARRAYS = ("router_logprobs", "old_router_logprobs")  # [l b t k]
 ARRAYS = frozenset([*_TOKEN_ARRAYS, *_ROUTER_ARRAYS, "advantages", "mask", "sequence_ids"])
 
 
-def clamp(x: Float[Array, "*any"], bound: float = safe_exp_range) -> Float[Array, "*any"]:
+def clamp(x: Float[Array, "*any"], bound: float) -> Float[Array, "*any"]:
     """x inside [-bound, bound], the bound outside, with gradient exactly 0 outside (and exactly 1 on the bound)."""
     return jnp.where(jnp.abs(x) <= bound, x, jax.lax.stop_gradient(jnp.clip(x, -bound, bound)))
 
 
+def token_log_ratio(logprobs: PerToken, other: PerToken, mask: Mask) -> PerToken:
+    """log p(y_t) - log q(y_t) of two policies p and q, which is safe to exponentiate: 0 where masked, then clamped.
+
+    The clamp is at +-20, because exp(20)^2 summed over 1e20 tokens is still a float32; outside the gradient is 0.
+    """
+    return clamp(jnp.where(mask, logprobs - other, 0), 20.0)
+
+
+def sequence_sum(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerSequence:
+    """Sum over the unmasked tokens of each answer, [b t] -> [s]."""
+    if sequence_ids is None:
+        return masked_sum(x, mask, axis=1)
+    return segment_sum(x, mask, sequence_ids, num_sequences or mask.size)
+
+
+def sequence_mean(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerSequence:
+    """Mean over the unmasked tokens of each answer, [b t] -> [s]; 0 for an empty one."""
+    where = (mask, sequence_ids, num_sequences)
+    return sequence_sum(x, *where) / jnp.maximum(sequence_sum(jnp.ones_like(x), *where), 1)
+
+
+def to_tokens(x: PerSequence, mask: Mask, sequence_ids: Ids = None) -> PerToken:
+    """The number of its answer at every token, [s] -> [b t]."""
+    if sequence_ids is None:
+        return jnp.broadcast_to(x[:, None], mask.shape)
+    return x[jnp.clip(sequence_ids, 0, x.shape[0] - 1)]
+
+
+def mean_of_answer(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerToken:
+    """The mean over the unmasked tokens of its answer at every token, [b t]."""
+    return to_tokens(sequence_mean(x, mask, sequence_ids, num_sequences), mask, sequence_ids)
+
+
+def occupied(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Bool[Array, "s"]:
+    """Which answers have an unmasked token, [b t] -> [s]."""
+    return sequence_sum(jnp.ones(mask.shape), mask, sequence_ids, num_sequences) > 0
+
+
+def last_tokens(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Mask:
+    """True at the last unmasked token of each answer, [b t]."""
+    place = jnp.arange(mask.size).reshape(mask.shape)
+    marked = jnp.where(mask, place, -1)
+    if sequence_ids is None:
+        return mask & (place == jnp.max(marked, axis=1, keepdims=True))
+    count = num_sequences or mask.size
+    ids = jnp.clip(sequence_ids, 0, count - 1)
+    return mask & (place == jax.ops.segment_max(marked.ravel(), ids.ravel(), count)[ids])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of answers. Build it with `Batch.of`, which checks shapes and detaches what is not differentiated.
-
-    Sequences are rows unless `sequence_ids` [b t] names them (packing); ids run from 0 to num_sequences - 1.
-    """
+    """One batch of answers, as `Batch.of` builds it: what is not differentiated is detached."""
 
     logprobs: PerToken
     old_logprobs: PerToken
     advantages: PerToken
     mask: Mask
     num_sequences: int
-    sequence_ids: Integer[Array, "b t"] | None = None
+    sequence_ids: Ids = None
     ref_logprobs: PerToken | None = None
     sampler_logprobs: PerToken | None = None
     values: PerToken | None = None
@@ -101,35 +165,24 @@ class Batch:
             raise ValueError(f"{name} is missing; a part that reads it must list it in `needs`")
         return array
 
+    def masked(self, name: str) -> PerToken:
+        """The array `name` [b t], which a part declared in its `needs`, 0 where masked."""
+        return jnp.where(self.mask, self.require(name), 0)
+
     @functools.cached_property
     def log_ratio(self) -> PerToken:
-        """log r = log pi_theta - log pi_old: masked first, then clamped to +-20."""
-        return self.safe(self.logprobs - self.old_logprobs)
+        """log r = log pi_theta - log pi_old by token, as `token_log_ratio` gives it."""
+        return token_log_ratio(self.logprobs, self.old_logprobs, self.mask)
 
-    def safe(self, x: PerToken) -> PerToken:
-        """A difference of log-probs that may be exponentiated: 0 where masked, clamped to +-20 elsewhere."""
-        return clamp(jnp.where(self.mask, x, 0))
-
-    def per_sequence(self, x: PerToken) -> Float[Array, "s"]:
-        """Sum over the unmasked tokens of each sequence, [b t] -> [s]."""
-        if self.sequence_ids is None:
-            return masked_sum(x, self.mask, axis=1)
-        return segment_sum(x, self.mask, self.sequence_ids, self.num_sequences)
-
-    def per_token(self, x: Float[Array, "s"]) -> PerToken:
-        """Each token's own sequence value, [s] -> [b t]."""
-        if self.sequence_ids is None:
-            return jnp.broadcast_to(x[:, None], self.mask.shape)
-        return x[jnp.clip(self.sequence_ids, 0, self.num_sequences - 1)]
+    @property
+    def sequences(self) -> tuple[Mask, Ids, int]:
+        """Where the answers are: the three arguments of the functions above."""
+        return self.mask, self.sequence_ids, self.num_sequences
 
     @functools.cached_property
-    def lengths(self) -> Float[Array, "s"]:
-        """|y_i|: unmasked tokens of each sequence, EOS included."""
-        return self.per_sequence(jnp.ones(self.mask.shape, self.logprobs.dtype))
-
-    def sequence_mean(self, x: PerToken) -> Float[Array, "s"]:
-        """Mean over the unmasked tokens of each sequence; 0 for an empty one."""
-        return self.per_sequence(x) / jnp.maximum(self.lengths, 1)
+    def lengths(self) -> PerSequence:
+        """|y_i|: the unmasked tokens of each answer, EOS included."""
+        return sequence_sum(jnp.ones_like(self.logprobs), *self.sequences)
 
 
 def _check_shapes(given: dict[str, Array], shape: tuple[int, ...], packed: bool) -> None:

@@ -16,8 +16,8 @@ PerBin = Float[np.ndarray, "n"]
 class Calibration:
     """Pair accuracy, Brier score and the reliability curve; nan where there is nothing to average.
 
-    Bins are equal parts of the confidence max(p, 1 - p), from 1/2 to 1. In a calibrated model `bin_accuracy` equals
-    `bin_confidence`; `expected_error` is the mean over pairs of their distance.
+    Bins are equal parts of the confidence, from 1/2 to 1; `expected_error` is the mean over pairs of the distance of
+    their bin's accuracy from its confidence, 0 in a calibrated model.
     """
 
     accuracy: float
@@ -31,9 +31,8 @@ class Calibration:
 def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibration:
     """Calibration of p = sigma(margin), the probability that the chosen answer of a pair is the better one.
 
-    accuracy = mean of [margin > 0] (a tie counts 1/2), brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. The order of
-    a pair carries no information, so a pair is right or wrong with confidence max(p, 1 - p), and the curve runs from
-    1/2 to 1.
+    A pair counts 1/2 for accuracy if margin = 0; brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. The order of a pair
+    carries no information, so a pair is right or wrong with confidence max(p, 1 - p).
 
     Args:
       margins: [p], reward(chosen) - reward(rejected) of held-out pairs.

@@ -10,15 +10,53 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import PerToken
+from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.ranges import one_of, positive
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
 from jaxrl_llm.objectives.parts import Part
 
-__all__ = ["CORRECTIONS", "Correction", "IcePop", "SequenceMask", "Truncated", "correction_named"]
+__all__ = [
+    "CORRECTIONS",
+    "Correction",
+    "IcePop",
+    "SequenceMask",
+    "Truncated",
+    "correction_named",
+    "icepop",
+    "sequence_mask",
+    "truncated_importance",
+]
 
 
-@dataclasses.dataclass(frozen=True)
+def truncated_importance(log_k: PerToken, cap: float) -> PerToken:
+    """min(k, cap) with k = exp(log_k) = pi_old / mu: truncated importance sampling (TIS).
+
+    Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025.
+    """
+    return jnp.minimum(jnp.exp(log_k), cap)
+
+
+def icepop(log_k: PerToken, floor: float, cap: float) -> PerToken:
+    """k = exp(log_k) = pi_old / mu if floor <= k <= cap, else 0: tokens on which the two engines disagree are dropped.
+
+    Source: IcePop, Ling team, "Every step evolves", arXiv 2510.18855.
+    """
+    k = jnp.exp(log_k)
+    return jnp.where((k >= floor) & (k <= cap), k, 0)
+
+
+def sequence_mask(
+    log_k: PerToken, cap: float, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
+    """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
+
+    The mean, not the sum: a fixed threshold on the product would punish long answers. `batch` says what the last three
+    arguments are.
+    """
+    s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
+    return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
+
+
 class Correction(Part, abc.ABC):
     """Base of the corrections."""
 
@@ -30,16 +68,13 @@ class Correction(Part, abc.ABC):
 
     def __call__(self, batch: Batch) -> PerToken:
         """The detached weight of every token, [b t]."""
-        log_ratio = batch.safe(batch.old_logprobs - batch.require("sampler_logprobs"))
+        log_ratio = token_log_ratio(batch.old_logprobs, batch.require("sampler_logprobs"), batch.mask)
         return jax.lax.stop_gradient(self.weight(log_ratio, batch))
 
 
 @dataclasses.dataclass(frozen=True)
 class Truncated(Correction):
-    """min(pi_old / mu, cap): truncated importance sampling (TIS).
-
-    Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025.
-    """
+    """`truncated_importance` weights."""
 
     cap: float = 2.0
 
@@ -47,7 +82,7 @@ class Truncated(Correction):
         positive("correction_cap", self.cap)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return jnp.minimum(jnp.exp(log_ratio), self.cap)
+        return truncated_importance(log_ratio, self.cap)
 
     def formula(self) -> str:
         return f"w = min(k, {self.cap:g}); k = pi_old / mu, mu the sampler"
@@ -55,10 +90,7 @@ class Truncated(Correction):
 
 @dataclasses.dataclass(frozen=True)
 class IcePop(Correction):
-    """k = pi_old / mu if floor <= k <= cap, else 0: tokens on which the two engines disagree are dropped.
-
-    Source: IcePop, Ling team, "Every step evolves", arXiv 2510.18855.
-    """
+    """`icepop`: weights outside [floor, cap] become 0."""
 
     cap: float = 5.0
     floor: float = 0.5
@@ -68,8 +100,7 @@ class IcePop(Correction):
         positive("correction_floor", self.floor, at_most=1.0)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        k = jnp.exp(log_ratio)
-        return jnp.where((k >= self.floor) & (k <= self.cap), k, 0)
+        return icepop(log_ratio, self.floor, self.cap)
 
     def formula(self) -> str:
         return f"w = k in [{self.floor:g}, {self.cap:g}], else 0; k = pi_old / mu, mu the sampler"
@@ -77,10 +108,7 @@ class IcePop(Correction):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceMask(Correction):
-    """1 if 1/cap <= exp(mean_t log(pi_old / mu)) <= cap, else 0, for a whole answer.
-
-    The mean, not the sum: a fixed threshold on the product would punish long answers for their length.
-    """
+    """`sequence_mask`: whole answers are kept or dropped."""
 
     cap: float = 2.0
 
@@ -88,8 +116,7 @@ class SequenceMask(Correction):
         positive("correction_cap", self.cap, above=1.0)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        s = jnp.exp(batch.per_token(batch.sequence_mean(log_ratio)))
-        return jnp.where((s >= 1 / self.cap) & (s <= self.cap), jnp.ones_like(s), 0)
+        return sequence_mask(log_ratio, self.cap, *batch.sequences)
 
     def formula(self) -> str:
         return f"w = 1 if exp(mean_t log(pi_old / mu)) in [1/{self.cap:g}, {self.cap:g}], else 0; mu the sampler"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 from jaxrl_llm.ground.metrics import EffectiveSize, ExplainedVariance, Histogram, Maximum, Mean, Metric, Moments
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, sequence_mean, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.objectives.ratios import Ratio
@@ -22,8 +22,8 @@ RARE = 0.2  # a token is rare where the policy that sampled it gave it less prob
 def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerToken:
     """g_t = (d/d logprobs_t of sum_u policy_u) / A_t, [b t]; 0 where A_t = 0.
 
-    REINFORCE has g = 1, a clip r_t or 0, SAPO w(r_t) r_t, GSPO s_i or 0 on every token of the answer. The un-reduced
-    policy term is differentiated, so that the aggregation does not enter.
+    REINFORCE has g = 1, a clip r_t or 0, SAPO w(r_t) r_t, GSPO s_i or 0 on every token of the answer. The aggregation
+    does not enter, because the un-reduced policy term is differentiated.
     """
 
     def total(logprobs: PerToken) -> Float[Array, ""]:
@@ -32,30 +32,6 @@ def gradient_weights(policy: Callable[[Batch], PerToken], batch: Batch) -> PerTo
     gradient = jax.grad(total)(batch.logprobs)
     signed = batch.advantages != 0
     return jnp.where(signed, gradient / jnp.where(signed, batch.advantages, 1), 0)
-
-
-def _ratio_metrics(batch: Batch) -> dict[str, Metric]:
-    log_s = batch.sequence_mean(batch.log_ratio)
-    sequences = batch.lengths > 0
-    return {
-        "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
-        "ratio/ess": EffectiveSize.of(jnp.expm1(batch.log_ratio), batch.mask),
-        "ratio/token_p99": Histogram.of(batch.log_ratio, batch.mask),
-        "ratio/token_max": Maximum.of(jnp.exp(batch.log_ratio), batch.mask),
-        "ratio/sequence": Moments.of(jnp.expm1(log_s), sequences),
-        "ratio/sequence_max": Maximum.of(jnp.exp(log_s), sequences),
-        "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
-    }
-
-
-def _mismatch_metrics(sampler_logprobs: PerToken, batch: Batch) -> dict[str, Metric]:
-    log_k = batch.safe(batch.old_logprobs - sampler_logprobs)
-    return {
-        "kl/sampler": Mean.of(k3(log_k), batch.mask),
-        "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
-        "mismatch/max": Maximum.of(jnp.abs(log_k), batch.mask),
-        "mismatch/above_2": Mean.of(jnp.abs(log_k) > jnp.log(2.0), batch.mask),
-    }
 
 
 def diagnose(
@@ -74,18 +50,33 @@ def diagnose(
         for name, (total, count) in terms.items()
         if name != "entropy"
     }
-    metrics |= _ratio_metrics(batch)
+    log_s, answers = sequence_mean(batch.log_ratio, *batch.sequences), batch.lengths > 0
+    metrics |= {
+        "ratio/token": Moments.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/ess": EffectiveSize.of(jnp.expm1(batch.log_ratio), batch.mask),
+        "ratio/token_p99": Histogram.of(batch.log_ratio, batch.mask),
+        "ratio/token_max": Maximum.of(jnp.exp(batch.log_ratio), batch.mask),
+        "ratio/sequence": Moments.of(jnp.expm1(log_s), answers),
+        "ratio/sequence_max": Maximum.of(jnp.exp(log_s), answers),
+        "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
+    }
     metrics |= surrogate.metrics(ratio(batch), batch)
     metrics["gradient_weight/positive"] = Mean.of(weights, batch.mask & (batch.advantages > 0))
     rare = batch.old_logprobs < jnp.log(RARE)
     metrics["gradient_weight/positive_rare"] = Mean.of(weights, batch.mask & (batch.advantages > 0) & rare)
     metrics["gradient_weight/negative"] = Mean.of(weights, batch.mask & (batch.advantages < 0))
     if batch.sampler_logprobs is not None:
-        metrics |= _mismatch_metrics(batch.sampler_logprobs, batch)
+        log_k = token_log_ratio(batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+        metrics |= {
+            "kl/sampler": Mean.of(k3(log_k), batch.mask),
+            "mismatch/mean": Mean.of(jnp.abs(log_k), batch.mask),
+            "mismatch/max": Maximum.of(jnp.abs(log_k), batch.mask),
+            "mismatch/above_2": Mean.of(jnp.abs(log_k) > jnp.log(2.0), batch.mask),
+        }
     if correction is not None:
         metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
     if batch.ref_logprobs is not None:
-        metrics["kl/ref"] = Mean.of(k3(batch.safe(batch.ref_logprobs - batch.logprobs)), batch.mask)
+        metrics["kl/ref"] = Mean.of(k3(token_log_ratio(batch.ref_logprobs, batch.logprobs, batch.mask)), batch.mask)
     if batch.returns is not None and batch.old_values is not None:
         metrics["value/explained_variance"] = ExplainedVariance.of(batch.returns, batch.old_values, batch.mask)
     if batch.entropy is not None:

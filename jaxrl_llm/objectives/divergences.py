@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
-from jaxrl_llm.ground.ranges import one_of
-from jaxrl_llm.objectives.batch import Batch
 
-__all__ = ["ESTIMATORS", "check_estimator", "k3", "kl_loss"]
+__all__ = ["ESTIMATORS", "k3", "kl_loss"]
 
 ESTIMATORS = ("k2", "k3", "k3_unbiased")
 
@@ -28,28 +26,20 @@ def k3(log_q: Float[Array, "*any"]) -> Float[Array, "*any"]:
     return jnp.where(near, series, jnp.expm1(log_q) - log_q)
 
 
-def kl_loss(batch: Batch, estimator: str) -> PerToken:
-    """KL(pi_theta, pi_ref) as a quantity to minimise, per token [b t]; 0 where masked.
+def kl_loss(log_q: PerToken, log_ratio: PerToken, estimator: str) -> PerToken:
+    """KL(pi_theta, pi_ref) as a quantity to minimise, per token [b t].
 
     k3           q - log q - 1, as in GRPO: its gradient is biased, on-policy too.
-    k2           sg(r) k1^2 / 2: the exact gradient, on and off the policy (r = pi_theta / pi_old).
+    k2           sg(r) (log q)^2 / 2: the exact gradient, on and off the policy.
     k3_unbiased  r k3 with a live r: the exact gradient and an unbiased value.
+
+    Args:
+      log_q: log pi_ref - log pi_theta, [b t].
+      log_ratio: log r = log pi_theta - log pi_old, [b t].
+      estimator: one of `ESTIMATORS`.
 
     Source: k3: GRPO, arXiv 2402.03300 eq. 4; the other two by enumeration over the vocabulary, see the tests.
     """
-    log_q = batch.safe(batch.require("ref_logprobs") - batch.logprobs)
     if estimator == "k2":
-        return jax.lax.stop_gradient(jnp.exp(batch.log_ratio)) * log_q**2 / 2
-    if estimator == "k3_unbiased":
-        return jnp.exp(batch.log_ratio) * k3(log_q)
-    return k3(log_q)
-
-
-def check_estimator(estimator: str) -> None:
-    """Raises ValueError for k1 (with the reason) and for unknown names."""
-    if estimator == "k1":
-        raise ValueError(
-            'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, k3 '
-            "or k3_unbiased, or put k1 inside the rewards (reward_kl_coef of ppo)"
-        )
-    one_of("kl_estimator", estimator, ESTIMATORS)
+        return jax.lax.stop_gradient(jnp.exp(log_ratio)) * log_q**2 / 2
+    return jnp.exp(log_ratio) * k3(log_q) if estimator == "k3_unbiased" else k3(log_q)

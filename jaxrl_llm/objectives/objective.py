@@ -1,32 +1,55 @@
 """An objective: four choices (advantage, ratio, surrogate, aggregation) plus KL, entropy, correction and value."""
 
+import abc
 import dataclasses
 import functools
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Float, Integer, Mask, PerToken
+from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.metrics import Metric
-from jaxrl_llm.ground.ranges import at_least_zero
+from jaxrl_llm.ground.ranges import at_least_zero, one_of
 from jaxrl_llm.objectives.advantages import Advantage
-from jaxrl_llm.objectives.aggregation import Aggregation, count_sequences
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.aggregation import Aggregation
+from jaxrl_llm.objectives.batch import Batch, Ids, occupied, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
-from jaxrl_llm.objectives.divergences import check_estimator, kl_loss
+from jaxrl_llm.objectives.divergences import ESTIMATORS, kl_loss
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["Objective", "Terms"]
+__all__ = ["Counts", "Objective", "Terms", "TermsBase", "pieces"]
 
+Counts = dict[str, Float[Array, ""]]
 Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
 
 
+class TermsBase(abc.ABC):
+    """Base of the objectives: a loss is the sum of total / count over its terms."""
+
+    @abc.abstractmethod
+    def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
+        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
+        """
+
+    def terms(self, **arrays: Any) -> Terms:
+        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
+        return self.evaluate(**arrays)[0]
+
+    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
+        """(loss, metrics) of one batch; a term without a token, or without a complete pair, contributes 0."""
+        terms, metrics = self.evaluate(**arrays)
+        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+
+
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(TermsBase):
     """loss = - agg(w S(r, A)) + kl_coef agg(KL) - entropy_coef agg(H) + value loss, minimised.
 
     `w` is the sampler correction (1 without one), S the surrogate, r the ratio, A the advantage, agg the aggregation.
@@ -50,7 +73,12 @@ class Objective:
     def __post_init__(self) -> None:
         at_least_zero("kl_coef", self.kl_coef)
         at_least_zero("entropy_coef", self.entropy_coef)
-        check_estimator(self.kl_estimator)
+        if self.kl_estimator == "k1":
+            raise ValueError(
+                'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, '
+                "k3 or k3_unbiased, or put k1 inside the rewards (reward_kl_coef of ppo)"
+            )
+        one_of("kl_estimator", self.kl_estimator, ESTIMATORS)
         for part in self.parts:
             part.check(self)
 
@@ -63,10 +91,9 @@ class Objective:
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
-        own = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
-        return frozenset(name for name, coefficient in own.items() if coefficient).union(
-            *(part.needs for part in self.parts)
-        )
+        terms = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
+        own = {name for name, coefficient in terms.items() if coefficient}
+        return frozenset(own).union(*(part.needs for part in self.parts))
 
     @property
     def reads(self) -> str:
@@ -93,11 +120,10 @@ class Objective:
         surrogate = self.surrogate(self.ratio(batch), batch)
         return surrogate if self.correction is None else self.correction(batch) * surrogate
 
-    def counts(
-        self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
-    ) -> dict[str, Float[Array, ""]]:
+    def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
         """What each term's total is divided by; depends on masks only, and adds up over micro-batches."""
-        tokens, sequences = jnp.sum(mask, dtype=jnp.float32), count_sequences(mask, sequence_ids, num_sequences)
+        tokens = jnp.sum(mask, dtype=jnp.float32)
+        sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)
         count = self.aggregation.count(tokens, sequences)
         out = {"policy": count}
         if self.kl_coef:
@@ -120,30 +146,42 @@ class Objective:
             that pi_old used.
           sequence_ids: integers [b t] for packed rows, from 0 to num_sequences - 1 (default: the row is the sequence).
           num_sequences: static int; b * t if only sequence_ids are given.
-
-        Returns:
-          {name: (total, count)} with sign and coefficient inside the total, and metrics that merge over micro-batches.
-
-        Raises:
-          ValueError: an array is unknown, missing or misshapen.
         """
         batch = Batch.of(self.needs, **arrays)
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
         if self.kl_coef:
-            totals["kl"] = self.kl_coef * self.aggregation.total(kl_loss(batch, self.kl_estimator), batch)
+            log_q = token_log_ratio(batch.require("ref_logprobs"), batch.logprobs, batch.mask)
+            kl = kl_loss(log_q, batch.log_ratio, self.kl_estimator)
+            totals["kl"] = self.kl_coef * self.aggregation.total(kl, batch)
         if self.entropy_coef:
             totals["entropy"] = -self.entropy_coef * self.aggregation.total(batch.require("entropy"), batch)
         if self.value is not None:
             totals["value"] = self.value.aggregation.total(self.value(batch), batch)
-        counts = self.counts(batch.mask, batch.sequence_ids, batch.num_sequences)
+        counts = self.counts(*batch.sequences)
         terms = {name: (total, counts[name]) for name, total in totals.items()}
         return terms, diagnose(self.policy, self.ratio, self.surrogate, self.correction, batch, terms)
 
-    def terms(self, **arrays: Any) -> Terms:
-        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
-        return self.evaluate(**arrays)[0]
+    def formula(self) -> tuple[list[str], list[str]]:
+        """What is maximised, term by term, and its letters: (["mean_yt M r A", "- 0.1 KL(pi, pi_ref)"], ["M = ..."]).
 
-    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
-        """(loss, metrics) of one batch: loss = sum of total / count, a term without a token contributes 0."""
-        terms, metrics = self.evaluate(**arrays)
-        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+        y is an answer, t a token of it, R its reward, sg the stopped gradient. Every part writes its own piece.
+        """
+        aggregation, *definitions = pieces(self.aggregation)
+        surrogate, *letters = pieces(self.surrogate)
+        letters += [*pieces(self.ratio, "r = "), *pieces(self.advantage, "A = ")]
+        if self.correction is not None:
+            letters += pieces(self.correction, "w = ")
+        terms = [f"{aggregation} {'w ' if self.correction else ''}{surrogate}"]
+        if self.kl_coef:
+            terms.append(f"- {self.kl_coef:g} KL(pi, pi_ref)")
+        if self.entropy_coef:
+            terms.append(f"+ {self.entropy_coef:g} H(pi)")
+        if self.value is not None:
+            terms.append(f"- {self.value.value_coef:g} value loss")
+        return terms, [definition for definition in (*letters, *definitions) if definition]
+
+
+def pieces(part: Part, letter: str = "") -> list[str]:
+    """A part's formula, cut at its definitions; name and fields of a class that inherits one and computes another."""
+    written = "formula" in vars(type(part))
+    return part.formula().split("; ") if written else [letter + Part.formula(part)]

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask
 from jaxrl_llm.ground.metrics import Mean, Metric
 from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.aggregation import Aggregation, name_of
-from jaxrl_llm.objectives.batch import Batch
-from jaxrl_llm.objectives.objective import Terms
-from jaxrl_llm.objectives.pair_parts import PairLoss, Score, occupied, sides
+from jaxrl_llm.objectives.batch import Batch, Ids, occupied, sequence_mean, sequence_sum
+from jaxrl_llm.objectives.objective import Counts, Terms, TermsBase, pieces
+from jaxrl_llm.objectives.pair_parts import PairLoss, Score
 
 __all__ = ["PairObjective"]
 
@@ -23,12 +23,11 @@ _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
 
 
 @dataclasses.dataclass(frozen=True)
-class PairObjective:
+class PairObjective(TermsBase):
     """loss = mean over pairs of f(score(chosen) - score(rejected)), minimised; score(y) = sum_t w_t s_t.
 
-    The four choices of an objective, on pairs: the label takes the place of the advantage (+1 chosen, -1 rejected), s
-    that of the ratio, f that of the surrogate, and the aggregation's weights w (1, or 1 / |y|) make a score of tokens.
-    A value: hashable, compares by content, usable as a static argument of jit.
+    The four choices of an objective, on pairs: a label (+1 chosen, -1 rejected) in place of the advantage, s in place
+    of the ratio, f of the surrogate; the aggregation's weights w are 1 or 1 / |y|. A value, as `Objective` is.
 
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
@@ -60,15 +59,13 @@ class PairObjective:
         """Whether it trains a reward model and not a policy."""
         return "scores" in self.needs
 
-    def counts(
-        self, mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
-    ) -> dict[str, Float[Array, ""]]:
+    def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
         """What each term's total is divided by: pairs with both answers. Adds up over micro-batches."""
-        return self._counts(jnp.all(occupied(mask, sequence_ids, num_sequences), axis=1))
-
-    def _counts(self, complete: Bool[Array, "p"]) -> dict[str, Float[Array, ""]]:
-        pairs = jnp.sum(complete, dtype=jnp.float32)
-        return {"pairs": pairs} | ({"centring": pairs} if self.score.centred else {})
+        if sequence_ids is not None and num_sequences is None:
+            raise ValueError("sequence_ids without num_sequences; give num_sequences, twice the number of pairs")
+        here = _sides(occupied(mask, sequence_ids, num_sequences))
+        pairs = jnp.sum(jnp.all(here, axis=1), dtype=jnp.float32)
+        return {"pairs": pairs} | ({"centring": pairs} if self.score.center_rewards_coefficient else {})
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
         """Terms and metrics of one batch.
@@ -77,26 +74,18 @@ class PairObjective:
           mask: [b t], boolean, True on answer tokens (EOS included).
           logprobs, ref_logprobs: [b t], as `needs` says.
           scores: [b t], the scalar head's output in the state after each token; read at an answer's last token.
-          margins: [b t], optional: how far apart the rewards of a pair should be, the same on every token of its
-            chosen answer.
+          margins: [b t], optional: how far apart the rewards of a pair should be, on every token of its chosen answer.
           entropy: [b t], optional, for a metric.
-          sequence_ids: integers [b t] for packed rows (default: the row is the sequence); num_sequences, a static
-            int, is then twice the number of pairs.
+          sequence_ids, num_sequences: as for `Objective`; num_sequences is twice the number of pairs.
           Other arrays that a training step has for every objective are checked and not read.
-
-        Returns:
-          {name: (total, count)} and metrics that merge over micro-batches.
-
-        Raises:
-          ValueError: an array is unknown, missing or misshapen.
         """
         batch = self._batch(arrays)
         here, complete, scores = self._scores(batch)
-        margins = None if batch.margins is None else sides(batch.sequence_mean(batch.margins))[:, 0]
+        margins = None if batch.margins is None else _sides(sequence_mean(batch.margins, *batch.sequences))[:, 0]
         losses = {"pairs": self.loss(scores[:, 0] - scores[:, 1], margins)}
-        if self.score.centred:
-            losses["centring"] = self.score.centring(scores)
-        counts = self._counts(complete)
+        if self.score.center_rewards_coefficient:
+            losses["centring"] = self.score.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
+        counts = self.counts(*batch.sequences)
         terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
         return terms, jax.lax.stop_gradient(self._metrics(terms, scores, here, batch))
 
@@ -109,9 +98,9 @@ class PairObjective:
 
     def _scores(self, batch: Batch) -> tuple[Bool[Array, "p 2"], Bool[Array, "p"], Float[Array, "p 2"]]:
         """Which answers are there, which pairs are complete, and the score of every answer."""
-        here = occupied(batch.mask, batch.sequence_ids, batch.num_sequences)
+        here = _sides(occupied(*batch.sequences))
         complete = jnp.all(here, axis=1)
-        scores = sides(batch.per_sequence(self.aggregation.weights(batch) * self.score(batch)))
+        scores = _sides(sequence_sum(self.aggregation.weights(batch) * self.score(batch), *batch.sequences))
         return here, complete, jnp.where(complete[:, None], scores, 0)
 
     def _batch(self, arrays: dict[str, Any]) -> Batch:
@@ -137,18 +126,24 @@ class PairObjective:
             "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
         }
         if "logprobs" in self.needs:
-            logprobs = sides(batch.per_sequence(batch.logprobs))
+            logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
             metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
             metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
-        if "logprobs" in self.needs and batch.entropy is not None:
-            metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+            if batch.entropy is not None:
+                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
         return metrics
 
-    def terms(self, **arrays: Any) -> Terms:
-        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
-        return self.evaluate(**arrays)[0]
+    def formula(self) -> tuple[list[str], list[str]]:
+        """As `Objective.formula`; D is the difference of the scores s of a pair's answers."""
+        score, *centring = pieces(self.score)
+        sum_of_tokens = pieces(self.aggregation)[0].removeprefix("mean_y ")
+        loss, *letters = pieces(self.loss)
+        letters += ["D = s(chosen) - s(rejected)", f"s = {sum_of_tokens} {score}"]
+        return [f"mean over pairs {loss}", *centring], letters
 
-    def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
-        """(loss, metrics) of one batch: loss = sum of total / count, 0 without a complete pair."""
-        terms, metrics = self.evaluate(**arrays)
-        return sum((total / jnp.maximum(count, 1) for total, count in terms.values()), jnp.zeros(())), metrics
+
+def _sides(x: Array) -> Array:
+    """The two answers of every pair, [2 p] -> [p 2]: column 0 chosen, column 1 rejected."""
+    if x.shape[0] % 2:
+        raise ValueError(f"num_sequences={x.shape[0]} is odd; give pairs: sequence 2i chosen, 2i + 1 rejected")
+    return x.reshape(-1, 2)

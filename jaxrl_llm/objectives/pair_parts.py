@@ -1,6 +1,6 @@
 """The parts of an objective on pairs: what a token adds to an answer's score, and the loss of a difference of scores.
 
-Answers are numbered in pairs: sequence 2 i is chosen over sequence 2 i + 1.
+Functions of arrays, then the choices. Answers are numbered in pairs: sequence 2 i is chosen over sequence 2 i + 1.
 """
 
 import abc
@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken
-from jaxrl_llm.ground.masking import segment_sum
+from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.ranges import at_least_zero, positive
 from jaxrl_llm.objectives.aggregation import SequenceMeanTokenSum, name_of
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, Ids, last_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 __all__ = [
@@ -25,70 +24,68 @@ __all__ = [
     "RewardHead",
     "Score",
     "Square",
-    "last_tokens",
-    "occupied",
-    "sides",
+    "last_token_scores",
+    "logistic_loss",
+    "square_loss",
 ]
 
 PerPair = Float[Array, "p"]
 
 
-def sides(x: Array) -> Array:
-    """The two answers of every pair, [2 p] -> [p 2]: column 0 chosen, column 1 rejected.
+def last_token_scores(
+    scores: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
+    """The scalar head's output in the state after the last token of each answer, 0 at its other tokens.
 
-    Raises:
-      ValueError: an odd number of sequences.
+    The sum over an answer is its reward r(x, y). `batch` says what the last three arguments are.
+
+    Source: InstructGPT, arXiv 2203.02155 eq. 1.
     """
-    if x.shape[0] % 2:
-        raise ValueError(f"num_sequences={x.shape[0]} is odd; give pairs: sequence 2i chosen, 2i + 1 rejected")
-    return x.reshape(-1, 2)
+    return jnp.where(last_tokens(mask, sequence_ids, num_sequences), scores, 0)
 
 
-def occupied(
-    mask: Mask, sequence_ids: Integer[Array, "b t"] | None = None, num_sequences: int | None = None
-) -> Bool[Array, "p 2"]:
-    """Which answers of every pair have an unmasked token.
+def logistic_loss(
+    difference: PerPair,
+    beta: float,
+    label_smoothing: float = 0.0,
+    target_margin: float = 0.0,
+    margins: PerPair | None = None,
+) -> PerPair:
+    """-(1 - eps) log sigma(z) - eps log sigma(-z) with z = beta D - target_margin - margin, eps = label_smoothing.
 
-    Raises:
-      ValueError: sequence_ids without num_sequences, or an odd number of sequences.
+    D = score(chosen) - score(rejected) and margin are [p], one number a pair. eps is the share of labels that are
+    believed to be swapped: the loss is least at sigma(z) = 1 - eps.
+
+    Source: DPO, arXiv 2305.18290 eq. 7; label smoothing: Mitchell 2023, "A note on DPO with noisy preferences";
+    target margin: SimPO, arXiv 2405.14734 eq. 6; a margin for each pair: Llama 2, arXiv 2307.09288 eq. 2.
     """
-    if sequence_ids is None:
-        return sides(jnp.any(mask, axis=1))
-    if num_sequences is None:
-        raise ValueError("sequence_ids without num_sequences; give num_sequences, twice the number of pairs")
-    return sides(segment_sum(mask.astype(jnp.int32), mask, sequence_ids, num_sequences) > 0)
+    z = beta * difference - target_margin
+    z = z if margins is None else z - margins
+    return -(1 - label_smoothing) * jax.nn.log_sigmoid(z) - label_smoothing * jax.nn.log_sigmoid(-z)
 
 
-def last_tokens(batch: Batch) -> Mask:
-    """True at the last unmasked token of each sequence, [b t]."""
-    place = jnp.arange(batch.mask.size).reshape(batch.mask.shape)
-    marked = jnp.where(batch.mask, place, -1)
-    if batch.sequence_ids is None:
-        return batch.mask & (place == jnp.max(marked, axis=1, keepdims=True))
-    ids = jnp.clip(batch.sequence_ids, 0, batch.num_sequences - 1)
-    last = jax.ops.segment_max(marked.ravel(), ids.ravel(), batch.num_sequences)
-    return batch.mask & (place == last[ids])
+def square_loss(difference: PerPair, beta: float) -> PerPair:
+    """(D - 1 / (2 beta))^2: the difference D of scores, [p], has a target beyond which it does not grow.
+
+    Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
+    """
+    return (difference - 1 / (2 * beta)) ** 2
 
 
-@dataclasses.dataclass(frozen=True)
 class Score(Part, abc.ABC):
-    """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer."""
+    """Base of the scores: s_t of every token; the aggregation's weights sum them to the score of an answer.
+
+    center_rewards_coefficient: weight of a second loss, (r_chosen + r_rejected)^2 (arXiv 2312.09244): the loss of
+      differences does not fix the zero of the rewards.
+    """
+
+    center_rewards_coefficient: ClassVar[float] = 0.0
 
     @abc.abstractmethod
     def __call__(self, batch: Batch) -> PerToken:
         """s_t [b t], un-reduced; anything where masked."""
 
-    @property
-    def centred(self) -> bool:
-        """Whether `centring` adds a loss."""
-        return False
 
-    def centring(self, scores: Float[Array, "p 2"]) -> PerPair:
-        """A loss of every pair that fixes the zero of the rewards, which the loss of differences leaves free."""
-        return jnp.zeros(scores.shape[0], scores.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
 class ReferenceRatio(Score):
     """log pi - log pi_ref: beta times its sum is the reward that the policy is optimal for.
 
@@ -104,7 +101,6 @@ class ReferenceRatio(Score):
         return "(log pi - log pi_ref)"
 
 
-@dataclasses.dataclass(frozen=True)
 class LogLikelihood(Score):
     """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
 
@@ -119,13 +115,7 @@ class LogLikelihood(Score):
 
 @dataclasses.dataclass(frozen=True)
 class RewardHead(Score):
-    """The scalar head's output in the state after the last token of the answer: the reward r(x, y).
-
-    The Bradley-Terry loss sees differences alone; center_rewards_coefficient (r_chosen + r_rejected)^2 keeps rewards
-    around 0.
-
-    Source: InstructGPT, arXiv 2203.02155 eq. 1; centring: arXiv 2312.09244.
-    """
+    """`last_token_scores`: the reward of a scalar head."""
 
     center_rewards_coefficient: float = hyperparameter(
         0.0, "times (r_chosen + r_rejected)^2: keeps the rewards of a reward model around 0"
@@ -143,19 +133,12 @@ class RewardHead(Score):
             )
 
     def __call__(self, batch: Batch) -> PerToken:
-        return jnp.where(last_tokens(batch), batch.require("scores"), 0)
+        return last_token_scores(batch.require("scores"), *batch.sequences)
 
     def formula(self) -> str:
         centre = self.center_rewards_coefficient
         own = "[t is the last] head(t)"
         return f"{own}; - {centre:g} (s(chosen) + s(rejected))^2" if centre else own
-
-    @property
-    def centred(self) -> bool:
-        return self.center_rewards_coefficient > 0
-
-    def centring(self, scores: Float[Array, "p 2"]) -> PerPair:
-        return self.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,14 +158,7 @@ class PairLoss(Part, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Logistic(PairLoss):
-    """-(1 - eps) log sigma(z) - eps log sigma(-z) with z = beta D - target_margin - margin, eps = label_smoothing.
-
-    D is the difference of scores, margin the pair's own (0 without `margins`). eps is the share of labels that are
-    believed to be swapped: the loss is least at sigma(z) = 1 - eps.
-
-    Source: DPO, arXiv 2305.18290 eq. 7; label smoothing: Mitchell 2023, "A note on DPO with noisy preferences";
-    target margin: SimPO, arXiv 2405.14734 eq. 6; a margin for each pair: Llama 2, arXiv 2307.09288 eq. 2.
-    """
+    """`logistic_loss`, of the reward model and of DPO, cDPO and SimPO."""
 
     label_smoothing: float = hyperparameter(0.0, "share of labels taken as swapped; above 0 it is cDPO")
     target_margin: float = hyperparameter(0.0, "subtracted from beta D of every pair; gamma of SimPO")
@@ -201,18 +177,11 @@ class Logistic(PairLoss):
         return f"{terms}; {z}"
 
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
-        z = self.beta * difference - self.target_margin
-        z = z if margins is None else z - margins
-        swapped = self.label_smoothing
-        return -(1 - swapped) * jax.nn.log_sigmoid(z) - swapped * jax.nn.log_sigmoid(-z)
+        return logistic_loss(difference, self.beta, self.label_smoothing, self.target_margin, margins)
 
 
-@dataclasses.dataclass(frozen=True)
 class Square(PairLoss):
-    """(D - 1 / (2 beta))^2: the difference of scores has a target beyond which it does not grow.
-
-    Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
-    """
+    """`square_loss`, of IPO."""
 
     takes_margins: ClassVar[bool] = False
 
@@ -222,4 +191,4 @@ class Square(PairLoss):
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         if margins is not None:
             raise ValueError("margins do not apply to a squared loss, whose target is 1 / (2 beta); leave them out")
-        return (difference - 1 / (2 * self.beta)) ** 2
+        return square_loss(difference, self.beta)

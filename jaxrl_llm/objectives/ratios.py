@@ -1,6 +1,6 @@
-"""Ratios of the current policy's probabilities to the old policy's. Each returns log ratios [b t].
+"""Ratios of the current policy's probabilities to the old policy's, as logarithms [b t]: functions, then the choices.
 
-Every ratio starts from the masked, clamped token log-ratio `batch.log_ratio`, so that exp of it is finite.
+Each starts from a masked, clamped token log-ratio (`token_log_ratio`), so that exp of it is finite.
 """
 
 import abc
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.ground.array_typing import PerToken
+from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.ranges import positive
-from jaxrl_llm.objectives.batch import Batch, clamp
+from jaxrl_llm.objectives.batch import Batch, Ids, clamp, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 __all__ = [
@@ -25,10 +25,59 @@ __all__ = [
     "SequenceRatio",
     "SequenceTokenRatio",
     "TokenRatio",
+    "router_shift",
+    "sequence_log_ratio",
+    "sequence_product",
+    "sequence_token_log_ratio",
+    "token_log_ratio",
 ]
 
+PerExpert = Float[Array, "l b t k"]
 
-@dataclasses.dataclass(frozen=True)
+
+def sequence_log_ratio(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
+    """log s_i = mean_t log r_t, the same at every token of answer i; s_i = PPL_old / PPL_theta. 0 where masked.
+
+    `batch` says what the last three arguments are.  Source: GSPO, arXiv 2507.18071 eq. 7.
+    """
+    return jnp.where(mask, mean_of_answer(log_ratio, mask, sequence_ids, num_sequences), 0)
+
+
+def sequence_token_log_ratio(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
+    """log s_t = sg(log s_i) + log pi_t - sg(log pi_t): the value of the sequence ratio, the gradient of the token's.
+
+    Arguments as for `sequence_log_ratio`.  Source: GSPO-token, arXiv 2507.18071 eq. 14.
+    """
+    sequence = jax.lax.stop_gradient(mean_of_answer(log_ratio, mask, sequence_ids, num_sequences))
+    return jnp.where(mask, sequence + (log_ratio - jax.lax.stop_gradient(log_ratio)), 0)
+
+
+def sequence_product(
+    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+) -> PerToken:
+    """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-80; not divided by |y_i|.
+
+    Arguments as for `sequence_log_ratio`.  Source: VESPO, arXiv 2602.10693.
+    """
+    total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), 80.0)
+    return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
+
+
+def router_shift(router_logprobs: PerExpert, old_router_logprobs: PerExpert, mask: Mask, gamma_min: float) -> PerToken:
+    """log gamma_t, gamma_t = sg(max(gamma_min, exp(-mean_l mean_k |log p_theta(e) - log p_old(e)|))); 0 where masked.
+
+    p is the softmax over all experts, e runs over the experts that pi_old used; a token whose router moved counts less.
+
+    Source: RSPO, arXiv 2510.23027.
+    """
+    shift = jnp.abs(router_logprobs - old_router_logprobs).mean((0, 3))
+    return jax.lax.stop_gradient(jnp.maximum(-jnp.where(mask, shift, 0), math.log(gamma_min)))
+
+
 class Ratio(Part, abc.ABC):
     """Base of the ratios.
 
@@ -43,7 +92,6 @@ class Ratio(Part, abc.ABC):
         """log ratio of every token, [b t]; 0 where masked."""
 
 
-@dataclasses.dataclass(frozen=True)
 class NoRatio(Ratio):
     """r = 1, a constant: for surrogates that differentiate log pi itself (REINFORCE)."""
 
@@ -56,7 +104,6 @@ class NoRatio(Ratio):
         return ""
 
 
-@dataclasses.dataclass(frozen=True)
 class TokenRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / pi_old(y_t | y_<t).  Source: PPO, arXiv 1707.06347 section 3."""
 
@@ -67,12 +114,10 @@ class TokenRatio(Ratio):
         return "r = pi / pi_old by token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SamplerRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
 
-    Equals the token ratio where sampler and trainer compute the same; elsewhere it includes their mismatch, so a
-    sampler correction would count it twice.
+    It includes the mismatch of sampler and trainer, which a sampler correction would count twice.
 
     Source: DPPO, arXiv 2602.04879 eq. 11.
     """
@@ -87,57 +132,43 @@ class SamplerRatio(Ratio):
             )
 
     def __call__(self, batch: Batch) -> PerToken:
-        return batch.safe(batch.logprobs - batch.require("sampler_logprobs"))
+        return token_log_ratio(batch.logprobs, batch.require("sampler_logprobs"), batch.mask)
 
     def formula(self) -> str:
         return "r = pi / mu by token, mu the sampler"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceRatio(Ratio):
-    """log s_i = mean_t log r_t, one number an answer, gradient through the mean; s_i = PPL_old / PPL_theta.
-
-    Source: GSPO, arXiv 2507.18071 eq. 7.
-    """
+    """`sequence_log_ratio`: one number an answer, with gradient through the mean."""
 
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return jnp.where(batch.mask, batch.per_token(batch.sequence_mean(batch.log_ratio)), 0)
+        return sequence_log_ratio(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|)"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceTokenRatio(Ratio):
-    """log s_t = sg(log s_i) + log pi_t - sg(log pi_t): the value of the sequence, the gradient of the token.
-
-    Source: GSPO-token, arXiv 2507.18071 eq. 14.
-    """
+    """`sequence_token_log_ratio`: the value of the sequence, the gradient of the token."""
 
     unit: ClassVar[str] = "sequence"
 
     def __call__(self, batch: Batch) -> PerToken:
-        token = batch.log_ratio
-        sequence = batch.per_token(batch.sequence_mean(token))
-        return jnp.where(batch.mask, jax.lax.stop_gradient(sequence) + (token - jax.lax.stop_gradient(token)), 0)
+        return sequence_token_log_ratio(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SequenceProduct(Ratio):
-    """log W_i = sum_t log r_t, the importance weight of the whole answer (no length normalisation), clamped to +-80.
-
-    Source: VESPO, arXiv 2602.10693.
-    """
+    """`sequence_product`: the importance weight of the whole answer."""
 
     unit: ClassVar[str] = "product"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return jnp.where(batch.mask, batch.per_token(clamp(batch.per_sequence(batch.log_ratio), 80.0)), 0)
+        return sequence_product(batch.log_ratio, *batch.sequences)
 
     def formula(self) -> str:
         return "r = pi(y) / pi_old(y)"
@@ -145,13 +176,7 @@ class SequenceProduct(Ratio):
 
 @dataclasses.dataclass(frozen=True)
 class RouterShift(Ratio):
-    """log r_t + log gamma_t, gamma_t = sg(max(gamma_min, exp(-mean_l mean_k |log p_theta(e) - log p_old(e)|))).
-
-    p is the softmax over all experts, e runs over the experts that pi_old used: a token whose router has moved counts
-    less. Needs the router's log-probabilities at those experts, [l b t k], current and old.
-
-    Source: RSPO, arXiv 2510.23027.
-    """
+    """log r_t + log gamma_t: the token ratio times the weight of `router_shift`."""
 
     gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight")
     needs: ClassVar[frozenset[str]] = frozenset({"router_logprobs", "old_router_logprobs"})
@@ -160,9 +185,8 @@ class RouterShift(Ratio):
         positive("gamma_min", self.gamma_min, at_most=1.0)
 
     def __call__(self, batch: Batch) -> PerToken:
-        shift = jnp.abs(batch.require("router_logprobs") - batch.require("old_router_logprobs")).mean((0, 3))
-        log_gamma = jnp.maximum(-jnp.where(batch.mask, shift, 0), math.log(self.gamma_min))
-        return batch.log_ratio + jax.lax.stop_gradient(log_gamma)
+        current, old = batch.require("router_logprobs"), batch.require("old_router_logprobs")
+        return batch.log_ratio + router_shift(current, old, batch.mask, self.gamma_min)
 
     def formula(self) -> str:
         return f"r = g pi / pi_old by token; g = max({self.gamma_min:g}, e^-(shift of the router))"

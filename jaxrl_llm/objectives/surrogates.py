@@ -1,4 +1,4 @@
-"""Surrogates: what is maximised at every token, un-reduced, as a function of the log ratio and the advantage.
+"""Surrogates: what is maximised at every token, [b t], from log ratio and advantage: functions, then the choices.
 
 Bounds are written as masks: exactly on a bound the gradient flows, beyond it on the bad side it is exactly 0.
 """
@@ -13,15 +13,117 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
 from jaxrl_llm.ground.ranges import positive
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = ["Cispo", "Clip", "GeometricMean", "LogProb", "Soft", "Surrogate", "Vespo"]
+__all__ = [
+    "Cispo",
+    "Clip",
+    "GeometricMean",
+    "LogProb",
+    "Soft",
+    "Surrogate",
+    "Vespo",
+    "cispo",
+    "clip",
+    "clipped",
+    "geometric_mean",
+    "policy_gradient",
+    "soft_gate",
+    "vespo",
+]
+
+Bound = PerToken | float
+Powers = tuple[float, float]
+
+
+def policy_gradient(logprobs: PerToken, advantages: PerToken) -> PerToken:
+    """A_t log pi(y_t).  Source: REINFORCE, Williams 1992 (doi 10.1007/BF00992696) theorem 1."""
+    return advantages * logprobs
+
+
+def clipped(
+    ratio: PerToken, advantages: PerToken, low: Bound, high: Bound, dual_clip: float | None = None
+) -> tuple[Mask, Mask]:
+    """Tokens that are cut, below (A < 0, r < low) and above (A > 0, r > high; A < 0, r > dual_clip)."""
+    too_low, too_high = (advantages < 0) & (ratio < low), (advantages > 0) & (ratio > high)
+    return too_low, too_high if dual_clip is None else too_high | ((advantages < 0) & (ratio > dual_clip))
+
+
+def clip(
+    log_ratio: PerToken, advantages: PerToken, low: Bound, high: Bound, dual_clip: float | None = None
+) -> PerToken:
+    """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 at least dual_clip A, with r = exp(log_ratio).
+
+    The gradient is 0 exactly when A > 0 and r > 1 + high, A < 0 and r < 1 - low, or A < 0 and r > dual_clip. low and
+    high are numbers, or [b t]; dual_clip is above 1, or None.
+
+    Source: PPO, arXiv 1707.06347 eq. 7; low != high: DAPO, arXiv 2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5.
+    """
+    ratio = jnp.exp(log_ratio)
+    too_low, too_high = clipped(ratio, advantages, 1 - low, 1 + high, dual_clip)
+    ceiling = 1 + high if dual_clip is None else jnp.where(advantages < 0, dual_clip, 1 + high)
+    return advantages * jnp.where(too_low, 1 - low, jnp.where(too_high, ceiling, ratio))
+
+
+def soft_gate(log_ratio: PerToken, advantages: PerToken, tau_pos: float, tau_neg: float) -> PerToken:
+    """(4 / tau) sigmoid(tau (r - 1)) A with tau = tau_pos for A > 0, else tau_neg: a gate instead of a bound.
+
+    The gradient with respect to r is w(r) A with the gate w(r) = sech^2(tau (r - 1) / 2), so w(1) = 1.
+
+    Source: SAPO, arXiv 2511.20347 eqs 5-8.
+    """
+    tau = _temperature(advantages, tau_pos, tau_neg)
+    return 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(log_ratio)) * advantages
+
+
+def _temperature(advantages: PerToken, tau_pos: float, tau_neg: float) -> PerToken:
+    return jnp.where(advantages > 0, tau_pos, tau_neg).astype(advantages.dtype)
+
+
+def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: float) -> PerToken:
+    """sg(min(r, cap)) A log pi: the weight is bounded, the gradient never cut; `cap` is the ratio itself, not 1 + eps.
+
+    Source: CISPO, arXiv 2506.13585 eqs 4-5 (which does not print its bound).
+    """
+    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_ratio), cap)) * advantages * logprobs
+
+
+def geometric_mean(
+    log_ratio: PerToken,
+    advantages: PerToken,
+    log_clip: float,
+    mask: Mask,
+    sequence_ids: Ids = None,
+    num_sequences: int | None = None,
+) -> PerToken:
+    """A exp(mean_t c(log r_t)), one value an answer; c bounds log r by +log_clip if A > 0, by -log_clip if A < 0.
+
+    `batch` says what the last three arguments are.  Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
+    """
+    low, high = clipped(log_ratio, advantages, -log_clip, log_clip)
+    bounded = jnp.where(low, -log_clip, jnp.where(high, log_clip, log_ratio))
+    return advantages * jnp.exp(mean_of_answer(bounded, mask, sequence_ids, num_sequences))
+
+
+def vespo(
+    log_product: PerToken, logprobs: PerToken, advantages: PerToken, phi_pos: Powers, phi_neg: Powers
+) -> PerToken:
+    """sg(phi(W)) A log pi with phi(W) = W^c1 exp(c2 (1 - W)), computed in log space; phi(1) = 1.
+
+    log_product is log W of its answer at every token (`ratios.sequence_product`); phi_pos and phi_neg are (c1, c2).
+
+    Source: VESPO, arXiv 2602.10693.
+    """
+    good = advantages > 0
+    power, decay = (jnp.where(good, positive, negative) for positive, negative in zip(phi_pos, phi_neg, strict=True))
+    phi = jnp.exp(power * log_product - decay * jnp.expm1(log_product))
+    return jax.lax.stop_gradient(phi) * advantages * logprobs
+
 
 _EXAMPLES = {"token": "TokenRatio", "sequence": "SequenceRatio", "product": "SequenceProduct", "none": "NoRatio"}
 
 
-@dataclasses.dataclass(frozen=True)
 class Surrogate(Part, abc.ABC):
     """Base of the surrogates. A user's own needs `__call__` alone.
 
@@ -52,14 +154,13 @@ class Surrogate(Part, abc.ABC):
         return {"clip/low": Mean.of(low, batch.mask), "clip/high": Mean.of(high, batch.mask)}
 
 
-@dataclasses.dataclass(frozen=True)
 class LogProb(Surrogate):
-    """A_t log pi(y_t).  Source: REINFORCE, Williams 1992 (doi 10.1007/BF00992696) theorem 1."""
+    """`policy_gradient`: REINFORCE's, with or without a ratio."""
 
     units: ClassVar[tuple[str, ...]] = ("none", "token", "sequence")
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
+        return policy_gradient(batch.masked("logprobs"), batch.advantages)
 
     def formula(self) -> str:
         return "A log pi"
@@ -67,13 +168,7 @@ class LogProb(Surrogate):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Surrogate):
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and for A < 0 at least dual_clip A.
-
-    The gradient is 0 exactly when A > 0 and r > 1 + clip_high, A < 0 and r < 1 - clip_low, or A < 0 and r > dual_clip.
-
-    Source: PPO, arXiv 1707.06347 eq. 7; clip_low != clip_high: DAPO, arXiv 2503.14476 eq. 10; dual clip:
-    arXiv 1912.09729 eq. 5.
-    """
+    """`clip` with the range clip_low, clip_high."""
 
     clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
     clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped")
@@ -85,24 +180,16 @@ class Clip(Surrogate):
         if self.dual_clip is not None:
             positive("dual_clip", self.dual_clip, above=1.0)
 
-    def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken | float, PerToken | float]:
+    def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[Bound, Bound]:
         """How far a ratio may be below and above 1: numbers, or one per token."""
         return self.clip_low, self.clip_high
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
-        ratio, good, bad = jnp.exp(log_ratio), batch.advantages > 0, batch.advantages < 0
         below, above = self.radii(log_ratio, batch)
-        low, high = bad & (ratio < 1 - below), good & (ratio > 1 + above)
-        return low, high if self.dual_clip is None else high | (bad & (ratio > self.dual_clip))
+        return clipped(jnp.exp(log_ratio), batch.advantages, 1 - below, 1 + above, self.dual_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        ratio = jnp.exp(log_ratio)
-        low, high = self.clipped(log_ratio, batch)
-        below, above = self.radii(log_ratio, batch)
-        ceiling = 1 + above
-        if self.dual_clip is not None:
-            ceiling = jnp.where(batch.advantages < 0, self.dual_clip, ceiling)
-        return batch.advantages * jnp.where(low, 1 - below, jnp.where(high, ceiling, ratio))
+        return clip(log_ratio, batch.advantages, *self.radii(log_ratio, batch), self.dual_clip)
 
     def formula(self) -> str:
         bounded = f"min(r A, clip(r, {1 - self.clip_low:.6g}, {1 + self.clip_high:.6g}) A)"
@@ -111,12 +198,7 @@ class Clip(Surrogate):
 
 @dataclasses.dataclass(frozen=True)
 class Soft(Surrogate):
-    """f(r) A with f(r) = (4 / tau) sigmoid(tau (r - 1)): a gate instead of a bound; tau_pos for A > 0, else tau_neg.
-
-    The gradient with respect to r is w(r) A with the gate w(r) = sech^2(tau (r - 1) / 2), w(1) = 1.
-
-    Source: SAPO, arXiv 2511.20347 eqs 5-8.
-    """
+    """`soft_gate` with one temperature for each sign of the advantage."""
 
     tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages")
     tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages")
@@ -125,15 +207,11 @@ class Soft(Surrogate):
         positive("tau_pos", self.tau_pos)
         positive("tau_neg", self.tau_neg)
 
-    def _tau(self, batch: Batch) -> PerToken:
-        return jnp.where(batch.advantages > 0, self.tau_pos, self.tau_neg).astype(batch.advantages.dtype)
-
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        tau = self._tau(batch)
-        return 4 / tau * jax.nn.sigmoid(tau * jnp.expm1(log_ratio)) * batch.advantages
+        return soft_gate(log_ratio, batch.advantages, self.tau_pos, self.tau_neg)
 
     def metrics(self, log_ratio: PerToken, batch: Batch) -> dict[str, Metric]:
-        gate = jax.nn.sigmoid(self._tau(batch) * jnp.expm1(log_ratio))
+        gate = jax.nn.sigmoid(_temperature(batch.advantages, self.tau_pos, self.tau_neg) * jnp.expm1(log_ratio))
         return super().metrics(log_ratio, batch) | {"gate/mean": Mean.of(4 * gate * (1 - gate), batch.mask)}
 
     def formula(self) -> str:
@@ -142,10 +220,7 @@ class Soft(Surrogate):
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(Surrogate):
-    """sg(min(r, cap)) A log pi: the weight is bounded, the gradient never cut; `cap` is the ratio itself, not 1 + eps.
-
-    Source: CISPO, arXiv 2506.13585 eqs 4-5 (which does not print its bound).
-    """
+    """`cispo`: the weight is bounded at `cap`, the gradient never cut."""
 
     cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)")
     units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
@@ -157,8 +232,7 @@ class Cispo(Surrogate):
         return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        weight = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_ratio), self.cap))
-        return weight * batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
+        return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap)
 
     def formula(self) -> str:
         return f"sg(min(r, {self.cap:g})) A log pi"
@@ -166,10 +240,7 @@ class Cispo(Surrogate):
 
 @dataclasses.dataclass(frozen=True)
 class GeometricMean(Surrogate):
-    """A exp(mean_t c(log r_t)), one value an answer; c bounds log r by +log_clip if A > 0, by -log_clip if A < 0.
-
-    Source: GMPO, arXiv 2507.20673 eq. 4 (bounds e^-0.4, e^0.4).
-    """
+    """`geometric_mean` of the ratios of an answer, each bounded on its bad side."""
 
     log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio")
     units: ClassVar[tuple[str, ...]] = ("token",)
@@ -178,13 +249,10 @@ class GeometricMean(Surrogate):
         positive("log_clip", self.log_clip)
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
-        low = (batch.advantages < 0) & (log_ratio < -self.log_clip)
-        return low, (batch.advantages > 0) & (log_ratio > self.log_clip)
+        return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        low, high = self.clipped(log_ratio, batch)
-        bounded = jnp.where(low, -self.log_clip, jnp.where(high, self.log_clip, log_ratio))
-        return batch.advantages * jnp.exp(batch.per_token(batch.sequence_mean(bounded)))
+        return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
 
     def formula(self) -> str:
         return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
@@ -192,10 +260,7 @@ class GeometricMean(Surrogate):
 
 @dataclasses.dataclass(frozen=True)
 class Vespo(Surrogate):
-    """sg(phi(W)) A log pi with phi(W) = W^c1 exp(c2 (1 - W)), computed in log space; phi(1) = 1.
-
-    `phi_pos` and `phi_neg` are (c1, c2) for A > 0 and for A < 0.  Source: VESPO, arXiv 2602.10693.
-    """
+    """`vespo`: a smooth weight of the answer's importance weight."""
 
     phi_pos: tuple[float, float] = hyperparameter((2.0, 3.0), "VESPO's (c1, c2) for positive advantages")
     phi_neg: tuple[float, float] = hyperparameter((3.0, 2.0), "VESPO's (c1, c2) for negative advantages")
@@ -209,11 +274,7 @@ class Vespo(Surrogate):
                 positive(name, value)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        good = batch.advantages > 0
-        power = jnp.where(good, self.phi_pos[0], self.phi_neg[0])
-        decay = jnp.where(good, self.phi_pos[1], self.phi_neg[1])
-        phi = jnp.exp(power * log_ratio - decay * jnp.expm1(log_ratio))
-        return jax.lax.stop_gradient(phi) * batch.advantages * jnp.where(batch.mask, batch.logprobs, 0)
+        return vespo(log_ratio, batch.masked("logprobs"), batch.advantages, self.phi_pos, self.phi_neg)
 
     def formula(self) -> str:
         (a, b), (c, d) = self.phi_pos, self.phi_neg

@@ -11,7 +11,6 @@ import jax
 
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
-from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.records.run_log import read_json, read_rows
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.settings import Settings
@@ -48,7 +47,7 @@ def opening(
     device = jax.devices()[0]
     meshes = [f"mesh of {_mesh(model)}"] + [f"of rollouts {_mesh(sampler)}"] * (sampler != model)
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
-    (first, *more), definitions = formula(settings.objective)
+    (first, *more), definitions = settings.objective.formula()
     n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
     lines: dict[str, Any] = {
         "model": size,

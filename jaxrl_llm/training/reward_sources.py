@@ -14,7 +14,7 @@ from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, PerAnswer
 from jaxrl_llm.ground.ranges import at_least, at_least_zero
-from jaxrl_llm.objectives.reward_sum import weighted_rewards
+from jaxrl_llm.objectives.rewards import weighted_rewards
 
 __all__ = ["RewardConfig", "RolloutStream", "total_rewards"]
 

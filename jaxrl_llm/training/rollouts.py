@@ -10,7 +10,7 @@ import jax
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.array_typing import PerAnswer, SegmentIds, Tokens
-from jaxrl_llm.objectives.kl_controller import KlController
+from jaxrl_llm.objectives.rewards import KlController
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.objectives.corrections import IcePop, SequenceMask, Truncated
+from jaxrl_llm.objectives.value import ValueLoss
 from tests.reference.answers import corrected, make
 
 
@@ -27,10 +29,10 @@ def batch(ratios, mask=None, **more):
 @pytest.mark.parametrize(
     ("correction", "expected"),
     [
-        (objectives.Truncated(), [[0.1, 1.0, 2.0, 2.0]]),
-        (objectives.Truncated(4.0), [[0.1, 1.0, 4.0, 4.0]]),
-        (objectives.IcePop(), [[0.0, 1.0, 4.0, 0.0]]),
-        (objectives.IcePop(3.0, 0.05), [[0.1, 1.0, 0.0, 0.0]]),
+        (Truncated(), [[0.1, 1.0, 2.0, 2.0]]),
+        (Truncated(4.0), [[0.1, 1.0, 4.0, 4.0]]),
+        (IcePop(), [[0.0, 1.0, 4.0, 0.0]]),
+        (IcePop(3.0, 0.05), [[0.1, 1.0, 0.0, 0.0]]),
     ],
 )
 def test_token_weights(correction, expected):
@@ -43,7 +45,7 @@ def test_sequence_mask_is_length_normalised():
     ratios = np.asarray([[1.9] * 6, [2.1] * 6, [1 / 2.1] * 6, [1.9, 100, 100, 100, 100, 100]])
     mask = np.ones_like(ratios, bool)
     mask[3, 1:] = False
-    got = objectives.SequenceMask()(objectives.Batch.of(**batch(ratios, mask)))
+    got = SequenceMask()(objectives.Batch.of(**batch(ratios, mask)))
     np.testing.assert_array_equal(got[:, 0], [1, 0, 0, 1])
 
 
@@ -108,4 +110,4 @@ def test_value_coefficient_and_no_clip():
     parts = objectives.Batch.of(
         **batch([[1.0]]), values=jnp.full((1, 1), 0.5), old_values=jnp.zeros((1, 1)), returns=jnp.ones((1, 1))
     )
-    np.testing.assert_allclose(objectives.ValueLoss(None, 4.0)(parts), [[0.5]], rtol=1e-6)  # 4 * 1/2 * 0.5^2
+    np.testing.assert_allclose(ValueLoss(None, 4.0)(parts), [[0.5]], rtol=1e-6)  # 4 * 1/2 * 0.5^2

@@ -26,14 +26,9 @@ def expected_gradient(estimator, current, behaviour, reference):
         def row(x):
             return x[:, None]
 
-        batch = objectives.Batch.of(
-            logprobs=row(jax.nn.log_softmax(logits)),
-            old_logprobs=row(jax.nn.log_softmax(behaviour)),
-            ref_logprobs=row(jax.nn.log_softmax(reference)),
-            advantages=jnp.zeros(VOCABULARY),
-            mask=jnp.ones((VOCABULARY, 1), bool),
-        )
-        values = batch.logprobs - batch.require("ref_logprobs") if estimator == "k1" else kl_loss(batch, estimator)
+        log_q = row(jax.nn.log_softmax(reference) - jax.nn.log_softmax(logits))
+        log_ratio = row(jax.nn.log_softmax(logits) - jax.nn.log_softmax(behaviour))
+        values = -log_q if estimator == "k1" else kl_loss(log_q, log_ratio, estimator)
         return jnp.sum(weights * values[:, 0])
 
     return jax.jit(jax.value_and_grad(average))(current)

@@ -37,6 +37,12 @@ def test_first_block_runs():
     assert np.isfinite(block("objectives.make")["loss"])
 
 
+def test_bare_functions():
+    names = block("surrogates.clip")
+    np.testing.assert_allclose(names["clipped"], [[1.28, 0.5], [-2.0, -1.0]], rtol=1e-6)
+    np.testing.assert_allclose(names["log_s"], np.log([[0.75**0.5] * 2, [2.0, 1.0]]), rtol=1e-6)
+
+
 def test_own_objective():
     """Value by hand at one token, gradient weight 1 - (r - 1) sign(A) / width, and everything that comes with it."""
     mine = block("class Quadratic")["mine"]

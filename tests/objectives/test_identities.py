@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.objectives.aggregation import Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
+from jaxrl_llm.objectives.ratios import SequenceRatio
+from jaxrl_llm.objectives.surrogates import Clip
 from tests.reference.answers import make, random_batch
 
 AGGREGATIONS = {
-    "sequence_mean_token_mean": objectives.SequenceMeanTokenMean(),
-    "token_mean": objectives.TokenMean(),
-    "sequence_mean_token_sum": objectives.SequenceMeanTokenSum(),
-    "constant": objectives.Constant(8),
+    "sequence_mean_token_mean": SequenceMeanTokenMean(),
+    "token_mean": TokenMean(),
+    "sequence_mean_token_sum": SequenceMeanTokenSum(),
+    "constant": Constant(8),
 }
 
 
@@ -61,7 +64,7 @@ def test_at_ratio_one_all_have_the_gradient_of_reinforce(aggregation):
     _, expected = policy(with_parts("reinforce", aggregation), batch)
     for name in objectives.names("rollouts"):
         np.testing.assert_allclose(policy(with_parts(name, aggregation), batch)[1], expected, rtol=1e-9, err_msg=name)
-    dual = with_parts("grpo", aggregation, objectives.Clip(0.2, 0.2, 3.0))
+    dual = with_parts("grpo", aggregation, Clip(0.2, 0.2, 3.0))
     np.testing.assert_allclose(policy(dual, batch)[1], expected, rtol=1e-9)
 
 
@@ -120,7 +123,7 @@ def test_sequence_ratio_is_a_ratio_of_perplexities():
     made = objectives.Batch.of(**batch)
     mask = batch["mask"][0]
     perplexity = {key: np.exp(-batch[key][0][mask].mean()) for key in ("logprobs", "old_logprobs")}
-    log_s = objectives.SequenceRatio()(made)[0][mask]
+    log_s = SequenceRatio()(made)[0][mask]
     np.testing.assert_allclose(np.exp(log_s), perplexity["old_logprobs"] / perplexity["logprobs"], rtol=1e-5)
 
 

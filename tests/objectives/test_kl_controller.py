@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives.kl_controller import KlController
+from jaxrl_llm.objectives.rewards import KlController
 
 
 @pytest.mark.parametrize(

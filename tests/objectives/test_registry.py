@@ -7,10 +7,12 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives import registry as known
+from jaxrl_llm.objectives.aggregation import Aggregation, TokenMean
+from jaxrl_llm.objectives.ratios import NoRatio, TokenRatio
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled(objectives.TokenRatio):
+class Scaled(TokenRatio):
     """A ratio with one hyper-parameter of every type that a config holds."""
 
     scale: float = objectives.hyperparameter(1.0, "factor of log r")
@@ -76,14 +78,14 @@ def test_a_value_of_another_type_is_refused(field, value, message):
 
 def test_an_aggregation_of_ones_own_stays_unless_another_is_named():
     @dataclasses.dataclass(frozen=True)
-    class Longest(objectives.Aggregation):
+    class Longest(Aggregation):
         def weights(self, batch):
             return jnp.ones_like(batch.logprobs) / batch.mask.shape[1]
 
     objectives.register("longest", objectives.recipe("grpo")._replace(aggregation=Longest()))
     assert objectives.hyperparameters("longest")["aggregation"] is None
     assert objectives.make("longest").aggregation == Longest()
-    assert objectives.make("longest", aggregation="token_mean").aggregation == objectives.TokenMean()
+    assert objectives.make("longest", aggregation="token_mean").aggregation == TokenMean()
 
 
 def test_the_same_definition_may_come_twice():
@@ -98,17 +100,17 @@ def test_the_same_definition_may_come_twice():
 
 
 @dataclasses.dataclass(frozen=True)
-class Twice(objectives.TokenRatio):
+class Twice(TokenRatio):
     clip_low: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherType(objectives.TokenRatio):
+class OtherType(TokenRatio):
     cap: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Unheld(objectives.TokenRatio):
+class Unheld(TokenRatio):
     table: dict = dataclasses.field(default_factory=dict)
 
 
@@ -123,7 +125,7 @@ class Unheld(objectives.TokenRatio):
             with_ratio(Unheld()),
             "Unheld.table has type <class 'dict'>, which no config holds; declare it as bool",
         ),
-        ("mine", with_ratio(objectives.NoRatio()), "Clip with NoRatio"),
+        ("mine", with_ratio(NoRatio()), "Clip with NoRatio"),
         ("mine", objectives.recipe("ppo")._replace(value=None), "Gae needs a value function"),
     ],
 )

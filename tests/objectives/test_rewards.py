@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground.metrics import finalize
-from jaxrl_llm.objectives.reward_sum import weighted_rewards
+from jaxrl_llm.objectives.rewards import weighted_rewards
 
 SOURCES = {"verifier": np.asarray([1.0, 0.0, 1.0]), "model": np.asarray([0.5, -2.0, 4.0]), "length": np.zeros(3)}
 

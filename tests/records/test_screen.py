@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from jaxrl_llm.objectives import TokenRatio, make, names
-from jaxrl_llm.objectives.formula import formula
+from jaxrl_llm.objectives import make, names
+from jaxrl_llm.objectives.ratios import TokenRatio
 from jaxrl_llm.records import screen as screen_module
 from jaxrl_llm.records.run_log import RunLog, write_json
 from jaxrl_llm.records.screen import Screen
@@ -182,7 +182,7 @@ def test_a_finished_dir_says_what_it_reached(tmp_path):
     ],
 )
 def test_formulas(name, changes, terms, letters):
-    shown, definitions = formula(make(name, **changes))
+    shown, definitions = make(name, **changes).formula()
     assert terms in " ".join(shown)
     assert letters in "; ".join(definitions)
 
@@ -195,7 +195,7 @@ def test_every_recipe_has_a_formula_that_fits(name, everything):
     changes: dict = {"max_length": 8} if name == "dr_grpo" else {}
     if everything:
         changes |= {"kl_coef": 0.001, "entropy_coef": 0.001} | corrected(name, "sequence_mask")
-    terms, definitions = formula(make(name, **changes))
+    terms, definitions = make(name, **changes).formula()
     lines = [*folded([f"{name}: max {terms[0]}", *terms[1:]], " "), *folded(definitions, "; ")]
     assert max(map(len, lines)) <= 69
     assert not re.search(r"[A-Z][a-z]\w*\(", "".join(lines))
@@ -207,7 +207,7 @@ def test_what_a_part_of_ones_own_inherits_is_not_shown_for_it():
     class Tempered(TokenRatio):
         pass
 
-    _, definitions = formula(dataclasses.replace(make("grpo"), ratio=Tempered()))
+    _, definitions = dataclasses.replace(make("grpo"), ratio=Tempered()).formula()
     assert definitions[0] == "r = Tempered()"
 
 

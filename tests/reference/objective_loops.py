@@ -3,11 +3,32 @@
 An answer is a dict of lists: `new`, `old` (log-probabilities of its tokens), `advantage` (one per token) and, where a
 recipe reads it, `gamma` (RSPO's router weight). `frozen` repeats `new` for every factor that the paper detaches, so
 that a finite difference in `new` alone gives the gradient the paper means. All functions return what is maximised.
+
+`@golden` enters a loop under its name, with the loss of one batch and its derivation by hand. The batch has answers of
+2 and 1 tokens, with advantages +1 and -1. Probabilities are 0.6 0.2 | 0.5 under the new policy and 0.4 0.4 | 0.25 under
+the old one, so ratios are 1.5 0.5 | 2. J is what is maximised, the loss is -J.
 """
 
 import math
 
 import numpy as np
+
+GOLDEN_BATCH = {
+    "new": [[0.6, 0.2], [0.5, 1.0]],
+    "old": [[0.4, 0.4], [0.25, 1.0]],
+    "mask": [[True, True], [True, False]],
+    "advantages": [1.0, -1.0],
+    "router_shift": [[0.1, 10.0], [0.0, 0.0]],
+}
+GOLDEN, RECIPES = {}, {}
+
+
+def golden(loss, derivation):
+    def enter(loop):
+        GOLDEN[loop.__name__], RECIPES[loop.__name__] = (loss, derivation), loop
+        return loop
+
+    return enter
 
 
 def clipped(ratio, advantage, low, high):
@@ -42,30 +63,37 @@ def token_clip(low, high):
     return per_answer
 
 
+@golden(0.7135582, "J = (log 0.6 + log 0.2 - log 0.5) / 2 = (-0.5108256 - 1.6094379 + 0.6931472) / 2")
 def reinforce(answers):
     return mean_of_sums(answers, lambda a: [adv * n for n, adv in zip(a["new"], a["advantage"], strict=True)])
 
 
+@golden(0.575, "as grpo: the baseline is in the advantage")
 def rloo(answers):
     return mean_of_means(answers, token_clip(0.2, 0.2))
 
 
+@golden(0.1, "J = (1.2 + 0.5 - 2) / 3; the value term is tested apart")
 def ppo(answers):
     return mean_of_tokens(answers, token_clip(0.2, 0.2))
 
 
+@golden(0.575, "A = 1: min(1.5, 1.2) = 1.2 and 0.5, mean 0.85; A = -1: min(-2, -1.2) = -2; J = (0.85 - 2) / 2")
 def grpo(answers):
     return mean_of_means(answers, token_clip(0.2, 0.2))
 
 
+@golden(0.0375, "max_length 4: J = (1.2 + 0.5 - 2) / (2 * 4)")
 def dr_grpo(answers, max_length=8):
     return mean_of_sums(answers, token_clip(0.2, 0.2), max_length)
 
 
+@golden(0.07333333, "J = (1.28 + 0.5 - 2) / 3")
 def dapo(answers):
     return mean_of_tokens(answers, token_clip(0.2, 0.28))
 
 
+@golden(0.5669873, "s = sqrt(1.5 * 0.5) = 0.8660254 and 2, neither is clipped on its bad side; J = (0.8660254 - 2) / 2")
 def gspo(answers):
     """The paper's sequence-level form: one clipped term an answer."""
     total = 0.0
@@ -75,6 +103,7 @@ def gspo(answers):
     return total / len(answers)
 
 
+@golden(0.5669873, "the same value as gspo")
 def gspo_token(answers):
     total = 0.0
     for a in answers:
@@ -87,6 +116,10 @@ def gspo_token(answers):
     return total / len(answers)
 
 
+@golden(
+    0.4109998,
+    "4 sigmoid(0.5) + 4 sigmoid(-0.5) = 4, mean 2; 4 / 1.05 sigmoid(1.05) = 2.8219996; J = (2 - 2.8219996) / 2",
+)
 def sapo(answers):
     def per_answer(a):
         out = []
@@ -98,6 +131,7 @@ def sapo(answers):
     return mean_of_means(answers, per_answer)
 
 
+@golden(0.0615543, "J = (1.5 log 0.6 + 0.5 log 0.2 - 2 log 0.5) / 3 = (-0.7662384 - 0.8047190 + 1.3862944) / 3")
 def cispo(answers):
     def per_answer(a):
         rows = zip(a["new"], a["frozen"], a["old"], a["advantage"], strict=True)
@@ -106,6 +140,7 @@ def cispo(answers):
     return mean_of_tokens(answers, per_answer)
 
 
+@golden(0.5681693, "exp((0.4 + log 0.5) / 2) = 0.8636614 and 2; J = (0.8636614 - 2) / 2")
 def gmpo(answers):
     """(prod_t of one-sidedly bounded ratios)^(1/|y|) A; the advantage is constant along an answer."""
     total = 0.0
@@ -118,6 +153,11 @@ def gmpo(answers):
     return total / len(answers)
 
 
+@golden(
+    0.5914594,
+    "W = 0.75: 0.75^2 e^0.75 = 1.1908125; W = 2: 2^3 e^-2 = 1.0826823; J = (1.1908125 log 0.12 - "
+    "1.0826823 log 0.5) / 3",
+)
 def vespo(answers):
     def per_answer(a):
         weight = math.prod(math.exp(f - o) for f, o in zip(a["frozen"], a["old"], strict=True))
@@ -130,6 +170,7 @@ def vespo(answers):
     return mean_of_tokens(answers, per_answer)
 
 
+@golden(0.6, "gamma = e^-0.1, 0.8 (the floor), 1: ratios 1.357, 0.4, 2; J = ((1.2 + 0.4) / 2 - 2) / 2")
 def rspo(answers):
     def per_answer(a):
         rows = zip(a["new"], a["old"], a["gamma"], a["advantage"], strict=True)
@@ -145,6 +186,11 @@ def contracted_range(answers, tail=0.9):
     return [[1 / (1 + (size / q) ** 2) if size > q > 0 else 1.0 for size in row] for row in sizes]
 
 
+@golden(
+    0.575,
+    "as grpo: beyond the quantile (0.25: 0.5493) are ratios 0.5 with A > 0 and 2 with A < 0, on their way "
+    "back to 1, which no bound hinders",
+)
 def sat(answers):
     total = 0.0
     for a, row in zip(answers, contracted_range(answers), strict=True):
@@ -159,15 +205,14 @@ def dppo_keeps(new, old, advantage, threshold=0.2):
     return step <= threshold if advantage > 0 else step >= -threshold
 
 
+@golden(
+    0.5,
+    "thresholds 0.15: 0.4 to 0.6 with A > 0 is masked; 0.4 to 0.2 with A > 0 and 0.25 to 0.5 with A < 0 "
+    "are ways back; J = (0 + 0.5 - 2) / 3",
+)
 def dppo(answers):
     def per_answer(a):
         rows = zip(a["new"], a["frozen"], a["old"], a["advantage"], strict=True)
         return [math.exp(n - o) * adv * dppo_keeps(f, o, adv) for n, f, o, adv in rows]
 
     return mean_of_tokens(answers, per_answer)
-
-
-RECIPES = {f.__name__: f for f in (
-    reinforce, rloo, ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, cispo, gmpo, vespo, rspo, sat,
-    dppo,
-)}  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.objectives.kl_controller import KlController
+from jaxrl_llm.objectives.rewards import KlController
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import plain, write_json
 from jaxrl_llm.run import assembly, run_dir

@@ -14,6 +14,9 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.objectives.aggregation import Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
+from jaxrl_llm.objectives.ratios import SequenceRatio
+from jaxrl_llm.objectives.surrogates import GeometricMean, Soft
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.pending import check_updates
 from jaxrl_llm.training.state import Trained, make_state
@@ -23,10 +26,10 @@ from tests.reference import tiny_training as tiny
 GOLDEN = Path(__file__).parents[1] / "golden" / "train_step.json"
 # One aggregation each, with a different ratio or surrogate; all with KL, entropy, value, aux and sampler correction.
 OBJECTIVES = {
-    "sequence_mean_token_mean": tiny.everything(objectives.SequenceMeanTokenMean(), objectives.SequenceRatio()),
-    "token_mean": tiny.everything(objectives.TokenMean()),
-    "sequence_mean_token_sum": tiny.everything(objectives.SequenceMeanTokenSum(), surrogate=objectives.Soft()),
-    "constant": tiny.everything(objectives.Constant(tiny.ANSWER), surrogate=objectives.GeometricMean()),
+    "sequence_mean_token_mean": tiny.everything(SequenceMeanTokenMean(), SequenceRatio()),
+    "token_mean": tiny.everything(TokenMean()),
+    "sequence_mean_token_sum": tiny.everything(SequenceMeanTokenSum(), surrogate=Soft()),
+    "constant": tiny.everything(Constant(tiny.ANSWER), surrogate=GeometricMean()),
 }
 # Means over answers and over tokens. Sums are slow; tests/objectives/test_splits.py has all of them without a model.
 MEANS = ("sequence_mean_token_mean", "token_mean")
@@ -215,7 +218,7 @@ def test_at_the_first_update_all_clipped_objectives_have_one_gradient():
     """
     model = tiny.make_model()
     batch = tiny.draw_batch(old_logprobs=None, ref_logprobs=None, old_values=None, returns=None)
-    by_sequence = objectives.SequenceMeanTokenMean()
+    by_sequence = SequenceMeanTokenMean()
     chosen = {name: objectives.make(name) for name in ("grpo", "gspo", "sapo", "gmpo", "reinforce")}
     chosen = {name: dataclasses.replace(o, aggregation=by_sequence) for name, o in chosen.items()}
 

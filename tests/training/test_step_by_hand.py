@@ -12,6 +12,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
@@ -23,7 +24,7 @@ MODEL = tiny.make_model()
 TEMPERATURE, AUX, K = 0.5, 0.1, tiny.CONFIG.num_experts_per_tok
 # PPO's policy term with a sampler correction, KL 0.1, entropy bonus 0.05 and value loss, and the load-balance loss.
 LEARNER = Learner(
-    MODEL, tiny.everything(objectives.TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, packed=True
+    MODEL, tiny.everything(TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, packed=True
 )
 NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
 
