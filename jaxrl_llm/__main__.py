@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from jaxrl_llm.config.command_line import Parser
 
-__all__ = ["COMMANDS", "main"]
-
 # A command is a module with main(arguments) -> exit code.
 COMMANDS = {
     "train": ("jaxrl_llm.main", "start or resume a training run"),

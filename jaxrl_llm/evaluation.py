@@ -27,8 +27,6 @@ from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.run.settings import TaskSettings, task_settings
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(

@@ -20,8 +20,6 @@ from jaxrl_llm.models import Published, read_published, save_pretrained
 from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
 
-__all__ = ["export", "main"]
-
 # What the names of a tokenizer's files begin with.
 _OF_THE_TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab", "merges")
 

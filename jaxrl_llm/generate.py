@@ -17,8 +17,6 @@ from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.tasks import Prompting, TextTokenizer
 
-__all__ = ["Talker", "main"]
-
 _LENGTH = 512  # tokens of an answer of a published checkpoint, unless --max-tokens says otherwise
 
 

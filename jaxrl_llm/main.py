@@ -15,8 +15,6 @@ from jaxrl_llm.run.opening import say_finished
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.run.trainer import train
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start or resume the run of a DIR; returns the exit code (see command_line.py)."""

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["EXIT_CODES", "FAILED", "REFUSED", "Parser", "complain", "fields_and_rest"]
-
 FAILED, REFUSED = 1, 2
 EXIT_CODES = "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM"
 

@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["EXAMPLES", "unknown_field"]
-
 EXAMPLES = {
     bool: "True or False",
     int: "a whole number, for example 4",

@@ -20,8 +20,6 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config.field_names import EXAMPLES, unknown_field
 
-__all__ = ["CONFIGS", "Source", "find", "flat", "load", "load_module", "one_line", "own_configs"]
-
 _PACKAGE = Path(__file__).parents[1]
 # A wheel has the configs inside the package; in a checkout they are beside it.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"

@@ -18,8 +18,6 @@ from absl import logging
 
 from jaxrl_llm.ground.machine import cache_folder
 
-__all__ = ["add_arguments", "is_first", "join", "leave", "start_jax"]
-
 
 def start_jax() -> None:
     """Turn the compilation cache on, and keep freed memory.

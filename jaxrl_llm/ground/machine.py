@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Stopped", "cache_folder", "interruptible", "usable_cores"]
-
 
 def usable_cores() -> list[int]:
     """The cores on which this process may run: fewer than the machine's where it is pinned."""

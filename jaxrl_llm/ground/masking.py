@@ -8,9 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Shaped
 
-__all__ = ["bucket", "masked_mean", "masked_sum", "segment_sum"]
-
-
 Axis = int | tuple[int, ...] | None
 
 

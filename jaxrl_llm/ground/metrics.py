@@ -17,21 +17,6 @@ import numpy as np
 
 from jaxrl_llm.ground.array_typing import Array, Bool
 
-__all__ = [
-    "EffectiveSize",
-    "ExplainedVariance",
-    "Histogram",
-    "Maximum",
-    "Mean",
-    "Metric",
-    "Metrics",
-    "Moments",
-    "combine",
-    "finalize",
-    "identity",
-    "merge",
-]
-
 # Log-ratios live in [-20, 20]; the bins are uniform in asinh space: 1e-5 wide around 0, 10 % of the value in the tails.
 _EDGES = np.sinh(np.linspace(-np.arcsinh(20.0 / 1e-4), np.arcsinh(20.0 / 1e-4), 257)) * 1e-4
 

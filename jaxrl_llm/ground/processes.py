@@ -13,8 +13,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-__all__ = ["everywhere", "fetch", "first_says", "gather", "largest", "share", "wait_for_all"]
-
 
 def share(count: int) -> range:
     """The places among `count` items that this process takes: contiguous, and in the order of the processes."""

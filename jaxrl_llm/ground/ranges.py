@@ -4,8 +4,6 @@ import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["at_least", "at_least_zero", "fraction", "one_of", "positive", "suggestion", "within"]
-
 
 def _number(name: str, value: object, rule: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):

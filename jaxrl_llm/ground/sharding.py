@@ -20,30 +20,6 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = [
-    "AXES",
-    "MICRO_BATCH",
-    "ROLLOUT",
-    "constrain",
-    "constrain_rollout",
-    "constrain_rows",
-    "flat",
-    "local_bytes",
-    "make_mesh",
-    "mesh_of_same_devices",
-    "micro_batch",
-    "platform",
-    "put_rows",
-    "replicated",
-    "rollout_sharding",
-    "row_shards",
-    "rows",
-    "shardings",
-    "shards",
-    "spec",
-    "unflat",
-]
-
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 
 _RULES: dict[str, str | tuple[str, ...] | None] = {

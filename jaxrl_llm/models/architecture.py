@@ -5,8 +5,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-__all__ = ["ModelConfig"]
-
 Kind = Literal["dense", "moe"]
 _DTYPES = ("float32", "bfloat16")
 _REMAT = ("none", "block", "dots")

@@ -11,8 +11,6 @@ from flax import nnx
 from jaxrl_llm.ground.array_typing import Array, Float
 from jaxrl_llm.models.architecture import ModelConfig
 
-__all__ = ["LowRank", "RMSNorm", "matrix", "project", "whole"]
-
 
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang & Sennrich, arXiv 1910.07467)."""

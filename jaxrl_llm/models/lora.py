@@ -19,8 +19,6 @@ from jaxrl_llm.ground.array_typing import Array, Key, Params
 from jaxrl_llm.models.layers import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["TARGETS", "Attached", "LoRAConfig", "adapter_axes", "attach", "init_adapters", "merge", "merged"]
-
 TARGETS = {
     "attention": (("attention", "q"), ("attention", "k"), ("attention", "v"), ("attention", "o")),
     "mlp": (("mlp", "gate"), ("mlp", "up"), ("mlp", "down")),  # of dense layers and of experts

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.ranges import at_least_zero, one_of
 
-__all__ = ["EXACT", "Router", "Routing", "is_recorded", "no_record", "routing_dtype", "select_experts"]
-
 
 class Routing(flax.struct.PyTreeNode):
     """The routing of every MoE layer, [l b t k] and [l b t e] (dense layers have no row); inside a layer without l.

@@ -9,8 +9,6 @@ from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["Scores", "align", "first_tokens", "following", "previous", "score", "values"]
-
 
 class Scores(flax.struct.PyTreeNode):
     """logprobs[t] = log p(token_t | tokens_<t) and the entropy of that distribution; 0 at first tokens and padding."""

@@ -17,8 +17,6 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
-__all__ = ["selected_logprobs"]
-
 _KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
 _CHUNK = 1024  # tokens whose logits exist at one time, on each device
 

@@ -27,8 +27,6 @@ from jaxrl_llm.models.experts.moe import MoE, SwiGLU
 from jaxrl_llm.models.layers import RMSNorm, matrix
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
-__all__ = ["Model", "ModelOutput", "positions_of"]
-
 _UNROLLED = 8  # layers; for more, compile time matters
 
 

@@ -18,17 +18,6 @@ from jaxrl_llm.ground.ranges import at_least_zero, one_of
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.rewards import KlController, token_rewards
 
-__all__ = [
-    "Advantage",
-    "Gae",
-    "GroupAdvantage",
-    "Imitation",
-    "degenerate_groups",
-    "gae",
-    "group_advantages",
-    "whiten",
-]
-
 _STD = ("sample", "population", "batch", "none")
 _BASELINE = ("mean", "leave_one_out", "none")
 

@@ -14,16 +14,6 @@ from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = [
-    "AGGREGATIONS",
-    "Aggregation",
-    "Constant",
-    "SequenceMeanTokenMean",
-    "SequenceMeanTokenSum",
-    "TokenMean",
-    "name_of",
-]
-
 
 class Aggregation(Part):
     """Base of the aggregations; one that averages over sequences overrides `weights` alone."""

@@ -19,19 +19,6 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, Per
 from jaxrl_llm.ground.masking import masked_sum, segment_sum
 from jaxrl_llm.ground.ranges import suggestion
 
-__all__ = [
-    "Batch",
-    "Ids",
-    "clamp",
-    "last_tokens",
-    "mean_of_answer",
-    "occupied",
-    "sequence_mean",
-    "sequence_sum",
-    "to_tokens",
-    "token_log_ratio",
-]
-
 Ids = Integer[Array, "b t"] | None
 PerSequence = Float[Array, "s"]
 

@@ -7,8 +7,6 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxrl_llm.ground.ranges import at_least
 
-__all__ = ["Calibration", "calibrate"]
-
 PerBin = Float[np.ndarray, "n"]
 
 

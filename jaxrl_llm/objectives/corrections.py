@@ -15,18 +15,6 @@ from jaxrl_llm.ground.ranges import one_of, positive
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
 from jaxrl_llm.objectives.parts import Part
 
-__all__ = [
-    "CORRECTIONS",
-    "Correction",
-    "IcePop",
-    "SequenceMask",
-    "Truncated",
-    "correction_named",
-    "icepop",
-    "sequence_mask",
-    "truncated_importance",
-]
-
 
 def truncated_importance(log_k: PerToken, cap: float) -> PerToken:
     """min(k, cap) with k = exp(log_k) = pi_old / mu: truncated importance sampling (TIS).

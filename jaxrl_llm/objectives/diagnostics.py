@@ -14,8 +14,6 @@ from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 
-__all__ = ["RARE", "diagnose", "gradient_weights"]
-
 RARE = 0.2  # a token is rare where the policy that sampled it gave it less probability
 
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 
-__all__ = ["ESTIMATORS", "k3", "kl_loss"]
-
 ESTIMATORS = ("k2", "k3", "k3_unbiased")
 
 

@@ -21,8 +21,6 @@ from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["Counts", "Objective", "Terms", "TermsBase", "pieces"]
-
 Counts = dict[str, Float[Array, ""]]
 Terms = dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
 

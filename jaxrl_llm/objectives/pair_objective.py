@@ -15,9 +15,6 @@ from jaxrl_llm.objectives.batch import Batch, Ids, occupied, sequence_mean, sequ
 from jaxrl_llm.objectives.objective import Counts, Terms, TermsBase, pieces
 from jaxrl_llm.objectives.pair_parts import PairLoss, Score
 
-__all__ = ["PairObjective"]
-
-
 # The score of an answer is a sum or a mean over its tokens; other aggregations have no score of one answer.
 _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
 

@@ -16,19 +16,6 @@ from jaxrl_llm.objectives.aggregation import SequenceMeanTokenSum, name_of
 from jaxrl_llm.objectives.batch import Batch, Ids, last_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = [
-    "LogLikelihood",
-    "Logistic",
-    "PairLoss",
-    "ReferenceRatio",
-    "RewardHead",
-    "Score",
-    "Square",
-    "last_token_scores",
-    "logistic_loss",
-    "square_loss",
-]
-
 PerPair = Float[Array, "p"]
 
 

@@ -5,8 +5,6 @@ import types
 import typing
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-__all__ = ["Declaration", "Part", "declaration", "declarations", "hyperparameter"]
-
 T = TypeVar("T")
 _SCALARS = (bool, int, float, str)
 

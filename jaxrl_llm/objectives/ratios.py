@@ -16,22 +16,6 @@ from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch, Ids, clamp, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = [
-    "NoRatio",
-    "Ratio",
-    "RouterShift",
-    "SamplerRatio",
-    "SequenceProduct",
-    "SequenceRatio",
-    "SequenceTokenRatio",
-    "TokenRatio",
-    "router_shift",
-    "sequence_log_ratio",
-    "sequence_product",
-    "sequence_token_log_ratio",
-    "token_log_ratio",
-]
-
 PerExpert = Float[Array, "l b t k"]
 
 

@@ -12,8 +12,6 @@ from jaxrl_llm.objectives import trust_regions as t
 from jaxrl_llm.objectives.registry import PairRecipe, Recipe, register
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["PAIR_RECIPES", "RECIPES"]
-
 _GROUP = A.GroupAdvantage()
 _CENTRED, _LEAVE_ONE_OUT = A.GroupAdvantage("none"), A.GroupAdvantage("none", "leave_one_out")
 _BY_SEQUENCE, _BY_TOKEN, _SUM = agg.SequenceMeanTokenMean(), agg.TokenMean(), agg.SequenceMeanTokenSum()

@@ -17,9 +17,6 @@ from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
 
-__all__ = ["AnyObjective", "PairRecipe", "Recipe", "fields", "hyperparameters", "make", "names", "recipe", "register"]
-
-
 AnyObjective = Objective | PairObjective
 
 _AGGREGATION = {

@@ -12,8 +12,6 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, Per
 from jaxrl_llm.ground.metrics import Mean, Metric
 from jaxrl_llm.ground.ranges import at_least_zero, one_of, positive
 
-__all__ = ["KlController", "overlong_filter", "overlong_penalty", "token_rewards", "weighted_rewards"]
-
 
 def weighted_rewards(
     sources: Mapping[str, Any], weights: Mapping[str, float], *, where: Bool[Array, "b"] | None = None

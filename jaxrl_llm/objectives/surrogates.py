@@ -16,23 +16,6 @@ from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = [
-    "Cispo",
-    "Clip",
-    "GeometricMean",
-    "LogProb",
-    "Soft",
-    "Surrogate",
-    "Vespo",
-    "cispo",
-    "clip",
-    "clipped",
-    "geometric_mean",
-    "policy_gradient",
-    "soft_gate",
-    "vespo",
-]
-
 Bound = PerToken | float
 Powers = tuple[float, float]
 

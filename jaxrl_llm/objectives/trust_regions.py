@@ -12,8 +12,6 @@ from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 
-__all__ = ["DivergenceMask", "StalenessClip", "binary_divergence", "divergence_mask", "staleness_contraction"]
-
 
 def staleness_contraction(log_ratio: PerToken, mask: Mask, tail: float) -> PerToken:
     """c_t = 1 / (1 + (|d_t| / q)^2) if |d_t| > q > 0, else 1, with d = sg(log r) and q = quantile(|d|, tail).

@@ -12,8 +12,6 @@ from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
-__all__ = ["ValueLoss", "value_loss"]
-
 
 def value_loss(values: PerToken, old_values: PerToken, returns: PerToken, value_clip: float | None) -> PerToken:
     """1/2 max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2) of every token, to be minimised.

@@ -12,8 +12,6 @@ from jaxrl_llm.plan.programs import PROGRAMS
 from jaxrl_llm.plan.table import as_json, plan, table
 from jaxrl_llm.run.settings import validate
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)

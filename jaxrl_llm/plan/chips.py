@@ -11,8 +11,6 @@ from jax.experimental import topologies
 
 from jaxrl_llm.ground import ranges
 
-__all__ = ["CHIPS", "Chip", "topology_devices"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Chip:

@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from jaxrl_llm.plan.flops import flops_of, grouped
 from jaxrl_llm.plan.hlo import Computation, Instruction, Module, Shape, trip_count
 
-__all__ = ["Cost", "measure"]
-
 _COLLECTIVES = {
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast",

@@ -5,8 +5,6 @@ import re
 
 from jaxrl_llm.plan.hlo import Computation, Instruction
 
-__all__ = ["flops_of", "grouped"]
-
 # Matrix products per (query, key) pair and half: of softmax attention, causal, so half of all pairs count.
 _ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 _NONE = re.compile(r"Sharding|AllocateBuffer|ConcatBitcast|AssumeGather|TopK|Sort|Pad|Slice|Annotate|MoveTo|Buffer")

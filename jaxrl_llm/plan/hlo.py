@@ -11,8 +11,6 @@ import functools
 import math
 import re
 
-__all__ = ["Computation", "Instruction", "Module", "Shape", "parse", "trip_count"]
-
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\) -> [^\n]*\{\n(.*?)\n\}(?:,|$)", re.M | re.S)
 _NEXT = re.compile(r"\n(?= +(?:ROOT )?%?[\w.\-]+ = )")  # other line breaks are inside an attribute
 _INSTRUCTION = re.compile(r" +(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(.*)", re.S)

@@ -22,8 +22,6 @@ from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainBatch, TrainState, state_shardings
 
-__all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
-
 PROGRAMS = ("move", "rollout", "score", "update")
 
 

@@ -5,8 +5,6 @@ import dataclasses
 from jaxrl_llm.plan.chips import Chip
 from jaxrl_llm.plan.programs import Part
 
-__all__ = ["Roofline", "roofline"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:

@@ -16,8 +16,6 @@ from jaxrl_llm.plan.programs import Program, compile_run
 from jaxrl_llm.plan.roofline import roofline
 from jaxrl_llm.run.settings import Settings
 
-__all__ = ["Compiled", "as_json", "as_rows", "plan", "table"]
-
 _GIB = 2**30
 
 

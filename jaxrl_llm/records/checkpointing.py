@@ -22,8 +22,6 @@ import orbax.checkpoint as ocp
 
 from jaxrl_llm.ground import processes
 
-__all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_of"]
-
 
 def digests(tree: Any) -> dict[str, str]:
     """A digest of every leaf, the same on every mesh and for every number of processes.

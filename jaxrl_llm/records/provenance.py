@@ -12,8 +12,6 @@ import jax
 from jaxrl_llm.config.loading import Source
 from jaxrl_llm.ground.machine import usable_cores
 
-__all__ = ["describe"]
-
 
 def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dict[str, Any]:
     """What config.json records. `source` is the file whose tasks and objectives the config may name."""

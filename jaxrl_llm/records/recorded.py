@@ -10,8 +10,6 @@ from jaxrl_llm.config import loading
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import read_json
 
-__all__ = ["checkpoint_identity", "read_record", "recorded_config"]
-
 
 def read_record(workdir: str | Path) -> dict[str, Any] | None:
     """config.json, if there is one.

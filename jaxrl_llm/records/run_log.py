@@ -26,8 +26,6 @@ import numpy as np
 from jaxrl_llm.records.screen import Screen
 from jaxrl_llm.records.writers import TensorBoard, WeightsAndBiases
 
-__all__ = ["RunLog", "add_rows", "keep_rows", "plain", "read_json", "read_rows", "write_json"]
-
 
 def plain(value: Any) -> Any:
     """JSON-ready copy of nested dicts, lists, arrays and numbers; a number that is not finite becomes None (null)."""

@@ -19,8 +19,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["PHASES", "Screen"]
-
 # The programs of a run: name of the compiled function -> name on the screen.
 PHASES = {
     "_prepare": "move of the parameters",

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TensorBoard", "WeightsAndBiases", "scalars"]
-
 Row = Mapping[str, Any]
 
 

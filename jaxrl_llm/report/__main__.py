@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from jaxrl_llm.report.write import write_report
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(

@@ -16,8 +16,6 @@ from jaxrl_llm.report.statistics import (
     verdict,
 )
 
-__all__ = ["OUTCOMES", "Comparison", "Outcome", "compare", "findings", "probability", "sentence"]
-
 
 @dataclass(frozen=True)
 class Outcome:

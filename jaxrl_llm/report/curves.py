@@ -13,8 +13,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.style import INK, label_ends, line, panels
 
-__all__ = ["Curve", "aligned", "curves", "mean", "smooth"]
-
 _DECADES = 1e6  # highest over lowest value of a logarithmic axis, at most
 _WHISKERS = 7  # along a curve
 

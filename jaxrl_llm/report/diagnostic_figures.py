@@ -10,17 +10,6 @@ from jaxrl_llm.report.curves import aligned, mean, smooth
 from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.style import INK, label_ends, line, panels
 
-__all__ = [
-    "FLIPS",
-    "LOAD",
-    "flip_map",
-    "load_map",
-    "no_learnt_reward",
-    "no_reliability",
-    "reliability_plot",
-    "reward_against_kl",
-]
-
 FLIPS, LOAD = "routing/flips_old_current_by_update", "routing/load_max_by_layer"
 _KL = "kl/ref_answer"
 _REWARDS = {"reward/reward_model": "score of the reward model", "reward/mean": "reward of the verifier"}

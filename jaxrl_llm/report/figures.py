@@ -21,8 +21,6 @@ from jaxrl_llm.report.diagnostic_figures import (
 from jaxrl_llm.report.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
 from jaxrl_llm.report.read import CLIPPED, Study
 
-__all__ = ["PLOTS", "Plot"]
-
 
 @dataclass(frozen=True)
 class Plot:

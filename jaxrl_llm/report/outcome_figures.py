@@ -9,15 +9,6 @@ from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.statistics import survival
 from jaxrl_llm.report.style import INK, colour, label_ends, line, name_places, panels
 
-__all__ = [
-    "differences_by_condition",
-    "forest_plot",
-    "no_pairs",
-    "nothing_fell",
-    "outcome_by_condition",
-    "survival_plot",
-]
-
 
 def survival_plot(study: Study, condition: str) -> Figure:
     """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""

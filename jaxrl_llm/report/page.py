@@ -10,8 +10,6 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-__all__ = ["Page", "text_table"]
-
 _CONTENTS = 30  # with more headings the contents list only those of the second level
 _PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, which scrolls inside its frame
 

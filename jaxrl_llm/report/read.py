@@ -11,8 +11,6 @@ import numpy as np
 
 from jaxrl_llm.records.run_log import read_json, read_rows
 
-__all__ = ["CLIPPED", "Branch", "Run", "Study", "collapse_index", "load"]
-
 CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from jaxrl_llm.report.read import Run
 
-__all__ = ["Change", "changes", "failures", "pick", "tally"]
-
 _KINDS = ("broken", "still wrong", "fixed", "still right")  # in the order in which a reader should see them
 
 

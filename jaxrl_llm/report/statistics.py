@@ -13,19 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = [
-    "LEVEL",
-    "MINIMUM_SEEDS",
-    "PairedDifference",
-    "batches_differ",
-    "detectable",
-    "holm",
-    "paired_difference",
-    "seed_means",
-    "survival",
-    "verdict",
-]
-
 Numbers = Sequence[float | int] | np.ndarray
 LEVEL = 0.95  # coverage of the intervals; a verdict is wrong with a probability of 1 - LEVEL at most
 MINIMUM_SEEDS = 5  # with fewer there are estimates and no verdict

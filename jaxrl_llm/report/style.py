@@ -9,8 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-__all__ = ["INK", "colour", "label_ends", "line", "name_places", "panels"]
-
 INK = "#2b2b2b"
 _BASELINE = "#6b6b6b"
 _GAP = 0.085  # the least distance of two labels, as a share of the height of the axes

@@ -14,8 +14,6 @@ from jaxrl_llm.report.comparisons import OUTCOMES, Comparison, compare, probabil
 from jaxrl_llm.report.read import CLIPPED, Run, Study
 from jaxrl_llm.report.statistics import PairedDifference
 
-__all__ = ["arm_table", "batch_table", "config_table", "difference_table", "resolved", "routing_table"]
-
 Table = tuple[list[str], list[list[str]]]
 
 

@@ -23,8 +23,6 @@ from jaxrl_llm.report.tables import (
     routing_table,
 )
 
-__all__ = ["write_report"]
-
 _SAMPLES = 4  # a run: held-out prompts that are shown, and failures
 _BATCHES = (
     "The same differences apart for each commit that the arm's runs were made at, with the seeds. The last column is "

@@ -17,8 +17,6 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params
 from jaxrl_llm.models import KVCache, Model, Prefix, Routing, routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
-__all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]
-
 _static: Any = functools.partial(flax.struct.field, pytree_node=False)
 
 

@@ -23,8 +23,6 @@ from jaxrl_llm.rollout.placement import in_place, move, places
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.trajectory import Trajectory
 
-__all__ = ["Engine", "as_sampler"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Engine:

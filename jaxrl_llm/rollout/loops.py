@@ -17,8 +17,6 @@ from jaxrl_llm.ground.array_typing import Array, Integer
 from jaxrl_llm.models import Prefix, Routing, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Prompts, Slots
 
-__all__ = ["decode"]
-
 
 def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
     """Every answer to its end, in so many slots (0: one for each), and the routing of the prompts [l p tp k]."""

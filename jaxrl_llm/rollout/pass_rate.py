@@ -14,8 +14,6 @@ from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.verification import verify
 from jaxrl_llm.tasks import PromptBatch, Task
 
-__all__ = ["Evaluator", "pass_at_k"]
-
 
 def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> float:
     """Mean over prompts of 1 - C(n - c, k) / C(n, k), the unbiased estimator. Source: arXiv 2107.03374, eq. 1."""

@@ -16,8 +16,6 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Params
 from jaxrl_llm.models import Model
 
-__all__ = ["in_place", "move", "places", "route"]
-
 _Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh that cut it, the coarsest first
 
 

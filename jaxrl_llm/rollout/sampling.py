@@ -9,8 +9,6 @@ from jaxtyping import Key as Keys
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key
 from jaxrl_llm.ground.ranges import at_least, positive
 
-__all__ = ["Sampling", "answer_keys", "draw"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:

@@ -21,8 +21,6 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.tasks import UNKNOWN, Tokenizer
 
-__all__ = ["Streamer", "as_text"]
-
 _NARROWEST = 32  # tokens of a prompt's width
 
 

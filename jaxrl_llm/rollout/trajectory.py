@@ -5,8 +5,6 @@ import flax.struct
 from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerAnswer, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import Routing
 
-__all__ = ["Trajectory"]
-
 
 class Trajectory(flax.struct.PyTreeNode):
     """Answers of a rollout in (prompt, sample) order: b = prompts x G, groups are contiguous rows."""

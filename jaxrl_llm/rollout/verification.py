@@ -11,8 +11,6 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task
 from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
 
-__all__ = ["Answered", "Verified", "begin", "verify"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Verified:

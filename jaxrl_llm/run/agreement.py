@@ -7,8 +7,6 @@ from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.blocks import Settings
 
-__all__ = ["check_agreement"]
-
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""

@@ -29,8 +29,6 @@ from jaxrl_llm.training.state import TrainState, make_state
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
-__all__ = ["Run", "base_digest", "build", "check_base"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:

@@ -18,18 +18,6 @@ from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.reward_sources import RewardConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
-__all__ = [
-    "CheckpointConfig",
-    "CriticConfig",
-    "EvaluationConfig",
-    "LogConfig",
-    "MeshConfig",
-    "ProcessesConfig",
-    "RolloutConfig",
-    "Settings",
-    "TaskConfig",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:

@@ -7,8 +7,6 @@ from typing import Any
 from jaxrl_llm import objectives
 from jaxrl_llm.config import loading
 
-__all__ = ["field_help"]
-
 _WIDTH = 80
 
 

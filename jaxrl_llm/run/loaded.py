@@ -12,8 +12,6 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run
 
-__all__ = ["LoadedPolicy", "add_arguments", "from_arguments", "from_checkpoint", "from_workdir"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:

@@ -26,8 +26,6 @@ from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["Memory", "needed", "of_device"]
-
 _CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected_logprobs`
 
 

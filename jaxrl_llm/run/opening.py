@@ -15,8 +15,6 @@ from jaxrl_llm.records.run_log import read_json, read_rows
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.settings import Settings
 
-__all__ = ["closing", "finished", "folded", "opening", "parameter_counts", "say_finished"]
-
 _INDENT = f"\n{'':<11}"
 
 

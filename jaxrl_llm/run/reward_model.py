@@ -20,8 +20,6 @@ from jaxrl_llm.training.layout import Layout, UpdateConfig, lay_out
 from jaxrl_llm.training.micro_batches import MicroBatches
 from jaxrl_llm.training.policy import with_value_head
 
-__all__ = ["RewardModel"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RewardModel:

@@ -22,8 +22,6 @@ from jaxrl_llm.records.run_log import plain, read_rows
 from jaxrl_llm.run.assembly import Run, base_digest, build, check_base
 from jaxrl_llm.run.settings import Settings, config_hash, identity_fields, validate
 
-__all__ = ["begin", "check", "recorded_settings", "restored"]
-
 _SHOWN = 8  # fields that differ
 
 

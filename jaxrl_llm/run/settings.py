@@ -30,16 +30,6 @@ from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.reward_sources import RewardConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
-__all__ = [
-    "Settings",
-    "TaskSettings",
-    "config_hash",
-    "identity_fields",
-    "model_settings",
-    "task_settings",
-    "validate",
-]
-
 T = TypeVar("T")
 
 

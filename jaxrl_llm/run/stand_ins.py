@@ -18,8 +18,6 @@ import filelock
 
 from jaxrl_llm.ground.machine import cache_folder
 
-__all__ = ["checkpoint", "gsm8k", "reward_model"]
-
 _VERSION = 1  # goes up when what is written changes
 _POSITIONS = 4096
 _TEMPLATES = (

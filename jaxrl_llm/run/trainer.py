@@ -21,8 +21,6 @@ from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["Stopped", "evaluate", "take_step", "train", "update"]
-
 
 def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     """Train to `settings.steps`, from the newest checkpoint of the DIR if there is one; returns the last evaluation.

@@ -21,8 +21,6 @@ from jaxrl_llm.report.read import Run
 from jaxrl_llm.sweep import launch
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
-__all__ = ["BRANCHING", "MAIN", "Identity", "Program", "load_sweep", "main"]
-
 
 @dataclass(frozen=True)
 class Identity:

@@ -34,8 +34,6 @@ from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainState
 
-__all__ = ["Trajectory", "main"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Shared(Rollouts):

@@ -11,8 +11,6 @@ from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.run.settings import Settings, config_hash, validate
 from jaxrl_llm.sweep.planned import Branching
 
-__all__ = ["Plan", "Setup", "identify", "plan"]
-
 # What all arms of a trajectory have in common: its states, its prompts and how it is measured.
 _SHARED = ("seed", "steps", "task", "model", "lora", "warm_start", "critic", "evaluation", "checkpoint", "mesh")
 _SHARED_FIELDS = ("rollout.prompts", "rollout.group_size")

@@ -15,8 +15,6 @@ from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
-__all__ = ["core_slots", "run_locally", "submit", "tail"]
-
 _GRACE = 120.0  # seconds that a run has to save its state after an interrupt, before it is killed
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from jaxrl_llm.ground.ranges import at_least
 
-__all__ = ["Branching", "PlannedRun", "Sweep", "chain", "command", "each", "product", "zipped"]
-
 _LABELS = ("arm", "condition", "seed", "config")
 
 

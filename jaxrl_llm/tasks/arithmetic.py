@@ -10,8 +10,6 @@ from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizers import CharTokenizer
 from jaxrl_llm.tasks.verifiers import numeric
 
-__all__ = ["addition", "subtraction"]
-
 
 @register
 def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:

@@ -12,21 +12,6 @@ import numpy as np
 from jaxrl_llm.ground.ranges import positive, suggestion, within
 from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
 
-__all__ = [
-    "Draw",
-    "Example",
-    "Prompting",
-    "Row",
-    "Source",
-    "Task",
-    "TooLong",
-    "Verify",
-    "bounded",
-    "make",
-    "names",
-    "register",
-]
-
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
 Verify = Callable[[str, str, str, Row], float]

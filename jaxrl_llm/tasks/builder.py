@@ -19,8 +19,6 @@ from absl import logging
 
 from jaxrl_llm.tasks.splits import default_data_dir
 
-__all__ = ["stored"]
-
 _Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 

@@ -9,8 +9,6 @@ from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizers import CharTokenizer
 
-__all__ = ["countdown", "evaluate"]
-
 _LONGEST = 256  # characters; longer text is no answer to any puzzle here
 _DEEPEST = 16  # nested parentheses; bounds the recursion
 _TOKEN = re.compile(r"[0-9]+|[-+*()]")

@@ -16,20 +16,6 @@ from jaxrl_llm.ground.ranges import at_least, one_of, within
 from jaxrl_llm.tasks.base import Example, Row, Task, bounded
 from jaxrl_llm.tasks.splits import data_name, generate
 
-__all__ = [
-    "PromptBatch",
-    "PromptStream",
-    "SupervisedBatch",
-    "SupervisedStream",
-    "all_prompts",
-    "answered_rows",
-    "batches",
-    "examples",
-    "numbered",
-    "prompts",
-    "supervised",
-]
-
 Ids = Integer[np.ndarray, "n"]
 Rows = Integer[np.ndarray, "n t"]
 

@@ -11,8 +11,6 @@ from jaxrl_llm.tasks.splits import is_test
 from jaxrl_llm.tasks.tokenizers import ByteTokenizer
 from jaxrl_llm.tasks.verifiers import verifier as named_verifier
 
-__all__ = ["digest", "jsonl", "read_draws", "task_of_files"]
-
 
 @register
 def jsonl(

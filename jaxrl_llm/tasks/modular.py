@@ -8,8 +8,6 @@ from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizers import CharTokenizer
 
-__all__ = ["modular"]
-
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 

@@ -12,8 +12,6 @@ from jaxrl_llm.ground.ranges import suggestion
 from jaxrl_llm.tasks.base import Draw, Task, register
 from jaxrl_llm.tasks.tokenizers import ByteTokenizer
 
-__all__ = ["ReasoningGymVerifier", "reasoning_gym"]
-
 _INDICES = 2**31 - 1  # entries are made from their index alone
 _NO_SETTINGS: Mapping[str, Any] = {}
 

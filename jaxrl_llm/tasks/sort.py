@@ -6,8 +6,6 @@ from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
 from jaxrl_llm.tasks.tokenizers import CharTokenizer
 
-__all__ = ["sort"]
-
 
 @register
 def sort(*, digits: int = 10) -> Task:

@@ -12,8 +12,6 @@ import numpy as np
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong, bounded
 
-__all__ = ["Split", "data_name", "default_data_dir", "generate", "is_test"]
-
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
 _FINGERPRINTED = 256  # draws that enter the name of the data

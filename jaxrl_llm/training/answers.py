@@ -16,8 +16,6 @@ from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["Answers"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Answers:

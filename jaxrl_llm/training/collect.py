@@ -21,8 +21,6 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
 from jaxrl_llm.training.reward_sources import RewardConfig, total_rewards
 
-__all__ = ["Collected", "DynamicSampling", "Rollout", "begin"]
-
 _FAILED_SAMPLES = 4  # answers per step on which the verifier failed, saved with the samples
 
 

@@ -22,8 +22,6 @@ from jaxrl_llm.training.replay import ReplayConfig, count_unrecorded, in_scoring
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
-__all__ = ["Experience", "PolicyScores", "Scorer", "diagnose"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PolicyScores:

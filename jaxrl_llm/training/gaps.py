@@ -21,18 +21,6 @@ from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.training.replay import by_router
 from jaxrl_llm.training.state import TrainBatch
 
-__all__ = [
-    "decompose",
-    "differ",
-    "expert_load",
-    "flipped_before",
-    "flips",
-    "logprob_gap",
-    "old_against_current",
-    "ratio_by_flip",
-    "sampler_against_old",
-]
-
 
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""

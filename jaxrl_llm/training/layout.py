@@ -19,17 +19,6 @@ from jaxrl_llm.ground.array_typing import Array, Int
 from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.ground.ranges import at_least, one_of
 
-__all__ = [
-    "Groups",
-    "Layout",
-    "UpdateConfig",
-    "epochs_of",
-    "groups_of",
-    "lay_out",
-    "minibatches",
-    "sequence_ids",
-]
-
 _LAYOUTS = ("padded", "packed", "shared")
 _SHUFFLES = ("answers", "groups")
 

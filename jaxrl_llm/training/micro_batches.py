@@ -23,8 +23,6 @@ from jaxrl_llm.ground.array_typing import Array, Int, Shaped
 from jaxrl_llm.models import no_record
 from jaxrl_llm.training.layout import Layout
 
-__all__ = ["MicroBatches", "bring", "bring_back", "padded", "put", "take"]
-
 
 class MicroBatches:
     """A batch, cut.

@@ -10,8 +10,6 @@ import optax
 from jaxrl_llm.ground.ranges import at_least, fraction, one_of, positive
 from jaxrl_llm.training.state import Trained
 
-__all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_schedule"]
-
 _SCHEDULES = ("constant", "linear", "cosine")
 
 

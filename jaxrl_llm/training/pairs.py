@@ -31,8 +31,6 @@ from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["PairData", "PairReference", "Pairs", "computed_once", "judge"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PairReference:

@@ -13,8 +13,6 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records.run_log import RunLog
 
-__all__ = ["Pending", "check_updates"]
-
 
 @dataclasses.dataclass
 class Pending:

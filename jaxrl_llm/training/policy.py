@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import attach, merged
 
-__all__ = ["Policy", "with_value_head"]
-
 
 class Policy(flax.struct.PyTreeNode):
     """Parameters that are trained, and those that are frozen beneath them. A reference policy and a critic are such

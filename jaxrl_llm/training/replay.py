@@ -22,16 +22,6 @@ from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.models import Routing, is_recorded, no_record
 from jaxrl_llm.models.scoring import following
 
-__all__ = [
-    "ReplayConfig",
-    "RoutingRecords",
-    "by_router",
-    "count_unrecorded",
-    "in_scoring",
-    "prescribe",
-    "router_logprobs",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:

@@ -16,8 +16,6 @@ from jaxrl_llm.ground.array_typing import Array, Bool, PerAnswer
 from jaxrl_llm.ground.ranges import at_least, at_least_zero
 from jaxrl_llm.objectives.rewards import weighted_rewards
 
-__all__ = ["RewardConfig", "RolloutStream", "total_rewards"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:

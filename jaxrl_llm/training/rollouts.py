@@ -21,8 +21,6 @@ from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainState
 
-__all__ = ["Rollouts"]
-
 
 @runtime_checkable
 class AnswerScorer(Protocol):

@@ -10,8 +10,6 @@ from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import TrainBatch, TrainState
 
-__all__ = ["Drawn", "Source", "start_policy"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:

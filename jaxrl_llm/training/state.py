@@ -14,8 +14,6 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 
-__all__ = ["Saved", "TrainBatch", "TrainState", "Trained", "make_state", "parameter_axes", "state_shardings"]
-
 
 class Trained(flax.struct.PyTreeNode):
     """What the optimizer updates: the policy's parameters, and those of a separate critic or None."""

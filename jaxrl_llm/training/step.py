@@ -27,8 +27,6 @@ from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
-__all__ = ["Learner", "Scored", "blank_record", "check_shapes"]
-
 
 class Scored(flax.struct.PyTreeNode):
     """The results of a scoring pass, [b t]; a field that is None in the argument is not computed.

@@ -25,8 +25,6 @@ from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 
-__all__ = ["WarmStartConfig", "warm_start"]
-
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:

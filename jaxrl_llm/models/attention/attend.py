@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Array, Bool, Float
 from jaxrl_llm.models.attention import kv_cache
 
-__all__ = ["attend", "attend_cached", "attend_causal"]
-
 _CHUNK, _CHUNKS = 64, 4  # a chunk has at least 64 queries, and a row at most 4 chunks
 _MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
 

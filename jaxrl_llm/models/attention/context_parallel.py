@@ -21,8 +21,6 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 
-__all__ = ["Local", "Place", "attend_halves", "attend_spread", "pad_time"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:

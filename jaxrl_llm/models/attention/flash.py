@@ -16,8 +16,6 @@ from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread, pad_time
 
-__all__ = ["choose_attention", "flash_attention", "time_multiple"]
-
 _BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
 _LARGEST = 512  # block that the splash kernel is given
 

@@ -15,8 +15,6 @@ from jaxrl_llm.models.attention.context_parallel import attend_halves, attend_sp
 from jaxrl_llm.models.attention.flash import choose_attention, flash_attention
 from jaxrl_llm.models.layers import RMSNorm, matrix, project
 
-__all__ = ["Attention", "rotate", "rotation"]
-
 
 class Attention(nnx.Module):
     """q, k, v, o; biases on q, k, v (`attention_bias`); RMSNorm of q and k (`qk_norm`), then RoPE.

@@ -24,8 +24,6 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.models.architecture import ModelConfig
 
-__all__ = ["KVCache", "LayerCache", "Prefix", "by_layer", "copy_rows", "empty", "write"]
-
 _SHORTEST, _MOST = 64, 8  # a stretch has at least 64 columns, and a cache at most 8 stretches
 
 Keys = tuple[Float[Array, "_ kv head _"], ...]  # the stretches of one layer; those of a prefix have fewer rows

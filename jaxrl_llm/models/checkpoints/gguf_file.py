@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GGUFTensor", "open_gguf"]
-
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 _ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -9,8 +9,6 @@ from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.checkpoints.pretrained_config import from_published
 from jaxrl_llm.models.checkpoints.published import read_published
 
-__all__ = ["complete_fields"]
-
 _OF_THE_RUN = ("param_dtype", "dtype", "remat", "experts_implementation", "attention_implementation")
 _OF_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
 

@@ -24,8 +24,6 @@ from jaxrl_llm.models.checkpoints.safetensors_files import INDEX, SINGLE, some
 from jaxrl_llm.models.checkpoints.tensor_names import EMBEDDING, HEAD, Stacked, StoredTensor, stacked_arrays
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["load_params", "load_pretrained", "save_pretrained"]
-
 _READERS = 4  # threads; they mostly copy memory, with the interpreter's lock released
 
 

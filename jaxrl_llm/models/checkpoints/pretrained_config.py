@@ -6,8 +6,6 @@ from typing import Any
 
 from jaxrl_llm.models.architecture import ModelConfig
 
-__all__ = ["family_of", "from_published", "to_published"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Family:

@@ -13,8 +13,6 @@ from jaxrl_llm.models.checkpoints.gguf_file import open_gguf
 from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, weight_files
 from jaxrl_llm.models.checkpoints.tensor_names import StoredTensor
 
-__all__ = ["Published", "fingerprint", "open_checkpoint", "read_published"]
-
 _WHOLE = 256 * 2**20  # weights of up to so many bytes are digested whole,
 _SAMPLE = 4096  # larger ones by so many bytes at both ends of every tensor
 _BESIDE = (

@@ -11,8 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["INDEX", "SINGLE", "FileTensor", "existing", "open_folder", "read_header", "some", "weight_files"]
-
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
 

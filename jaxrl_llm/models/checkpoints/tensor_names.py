@@ -15,8 +15,6 @@ import numpy as np
 from jaxrl_llm.models.checkpoints.pretrained_config import family_of
 from jaxrl_llm.models.transformer import Model
 
-__all__ = ["EMBEDDING", "HEAD", "Stacked", "StoredTensor", "stacked_arrays"]
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ENDS = {("embedding",): EMBEDDING, ("norm", "scale"): "model.norm.weight", ("head",): HEAD}
 _LAYER = {

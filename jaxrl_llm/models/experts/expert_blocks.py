@@ -19,8 +19,6 @@ from jax import lax
 
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
-__all__ = ["Groups", "block_experts", "group_by_expert"]
-
 _BLOCK = 128  # rows; 128 and 256 are within noise of each other, 512 is slower (the operands leave the L2 cache)
 
 

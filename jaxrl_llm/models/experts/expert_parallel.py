@@ -24,8 +24,6 @@ from jax import lax
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import group_by_expert
 
-__all__ = ["SLACK", "Axes", "Local", "move_tokens"]
-
 SLACK = 1.5  # size of a buffer relative to an even load; a higher load takes another round
 
 # (x, experts, gates, weights) -> y on one device; an expert index past the last marks an empty row

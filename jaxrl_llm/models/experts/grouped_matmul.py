@@ -18,8 +18,6 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jaxrl_llm.ground.array_typing import Array, Float, Int
 from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
 
-__all__ = ["grouped_matmul"]
-
 _LANES, _LARGEST = 128, 1024  # the sides of a TPU's tiles are multiples of the first and at most the second
 _LARGEST_ROWS = 512
 

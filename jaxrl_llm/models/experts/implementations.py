@@ -23,8 +23,6 @@ from jaxrl_llm.models.experts.expert_blocks import block_experts, group_by_exper
 from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
-__all__ = ["IMPLEMENTATIONS", "apply_experts", "choose_implementation"]
-
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
 
 IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")

@@ -14,8 +14,6 @@ from jaxrl_llm.models.experts.implementations import apply_experts
 from jaxrl_llm.models.layers import matrix, project, whole
 from jaxrl_llm.models.routing import EXACT, Router, Routing, select_experts
 
-__all__ = ["MoE", "SwiGLU", "load_balance_loss"]
-
 
 class SwiGLU(nnx.Module):
     """silu(x W_gate) * (x W_up) W_down (Shazeer, arXiv 2002.05202)."""

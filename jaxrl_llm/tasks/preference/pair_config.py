@@ -12,8 +12,6 @@ from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.tasks.tokenizers import TextTokenizer
 
-__all__ = ["PairSplits", "PreferenceConfig", "file_identity"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PairSplits:

@@ -14,8 +14,6 @@ from jaxrl_llm.tasks.preference.pair_rules import Pair
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.tasks.splits import is_test
 
-__all__ = ["PairFile", "read_pairs"]
-
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
 

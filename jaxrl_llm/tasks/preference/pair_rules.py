@@ -14,8 +14,6 @@ from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.data import examples, numbered
 from jaxrl_llm.tasks.splits import data_name
 
-__all__ = ["CORRUPTIONS", "Pair", "PairRules", "make_pairs", "pairs"]
-
 _SPLITS = ("train", "test")
 _ATTEMPTS = 200  # at a wrong answer to one prompt
 _FINGERPRINTED = 64  # pairs that enter the name of the data

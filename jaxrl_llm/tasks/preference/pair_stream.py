@@ -15,8 +15,6 @@ from jaxrl_llm.tasks.data import SupervisedBatch, answered_rows, batches, number
 from jaxrl_llm.tasks.preference.pair_rules import Pair
 from jaxrl_llm.tasks.tokenizers import Tokenizer
 
-__all__ = ["PairBatch", "PairEncoder", "all_pairs", "pair_stream"]
-
 Ids = Integer[np.ndarray, "p"]
 Rows = Integer[np.ndarray, "n t"]
 

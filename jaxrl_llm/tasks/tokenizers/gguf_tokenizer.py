@@ -6,8 +6,6 @@ The metadata holds tokens and merges but names the pre-tokenizer only; what each
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PRE_TOKENIZERS", "read_gguf"]
-
 _CONTROL, _USER_DEFINED = 3, 4  # token types that are never split
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -5,8 +5,6 @@ import hashlib
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-__all__ = ["UNKNOWN", "ByteTokenizer", "CharTokenizer", "Tokenizer", "before_end"]
-
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the text of an id that a tokenizer does not know, and of broken UTF-8
 
 

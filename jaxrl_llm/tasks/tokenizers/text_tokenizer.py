@@ -11,8 +11,6 @@ from typing import Any
 
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
-__all__ = ["TextTokenizer", "load_tokenizer", "render"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:

@@ -8,8 +8,6 @@ from typing import Any
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
 
-__all__ = ["CHAT_TEMPLATE", "tokenizer_files", "write_tokenizer"]
-
 _PAD, _END = "<|pad|>", "<|end|>"  # ids 0 and 1 of the tokenizers of characters and bytes
 
 # ChatML: each message between <|im_start|>role and <|im_end|>.

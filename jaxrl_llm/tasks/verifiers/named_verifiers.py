@@ -17,8 +17,6 @@ from typing import Any, cast
 
 from jaxrl_llm.ground.ranges import suggestion
 
-__all__ = ["MathVerifier", "UserVerifier", "exact", "number", "numeric", "verifier"]
-
 _READ = 4096  # characters of an answer that `numeric` reads, counted from its end
 
 

@@ -28,8 +28,6 @@ from typing import Any
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.tasks.base import Row, Task
 
-__all__ = ["TIMEOUT", "Verdict", "close", "submit", "work"]
-
 TIMEOUT = "timeout"
 _LOADING = 120.0  # seconds in which a worker must have imported what its verifier needs
 _MOST_WORKERS = 16
