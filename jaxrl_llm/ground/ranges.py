@@ -1,51 +1,66 @@
-"""Checks of fields, for every floor: each message names the field, its value and the remedy."""
+"""Checks of numbers and names, for every floor: each message names the field, its value and the remedy."""
 
 import difflib
 import math
 from collections.abc import Iterable
 
-__all__ = ["at_least", "at_least_zero", "fraction", "one_of", "positive", "suggestion", "within"]
+__all__ = ["Bound", "at_least", "at_least_zero", "in_range", "one_of", "positive", "rule", "suggestion", "within"]
+
+Bound = int | float | None
 
 
-def _number(name: str, value: object, rule: str) -> float:
+def rule(least: Bound = None, above: Bound = None, most: Bound = None, below: Bound = None) -> str:
+    """The bounds in words: "at least 1", "above 0 and at most 1", "between 0 and 1", "at least 0 and finite"."""
+    if least is not None and most is not None:
+        return f"between {least} and {most}"
+    words = {"at least": least, "above": above, "at most": most, "below": below}
+    said = [f"{word} {bound:g}" for word, bound in words.items() if bound is not None and bound != math.inf]
+    return " and ".join(said + ["finite"] * (below == math.inf))
+
+
+def in_range(
+    name: str,
+    value: object,
+    *,
+    least: Bound = None,
+    above: Bound = None,
+    most: Bound = None,
+    below: Bound = None,
+    meaning: str = "",
+) -> None:
+    """Raises ValueError unless least <= value, above < value, value <= most and value < below, of those given.
+
+    `meaning` ends the message for a value below `least`: what a special value does ("0 turns it off").
+    """
+    wanted = rule(least, above, most, below)
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"{name}={value!r} is not a number; give {name} {rule}")
-    return float(value)
+        raise ValueError(f"{name}={value!r} is not a number; give {name} {wanted}")
+    over = (least is None or value >= least) and (above is None or value > above)
+    if over and (most is None or value <= most) and (below is None or value < below):
+        return
+    if (above, most, below) == (None, None, None):
+        raise ValueError(f"{name}={value!r} must be {wanted}" + (f"; {meaning}" if meaning else ""))
+    raise ValueError(f"{name}={value!r} is out of range; give {name} {wanted}")
 
 
-def positive(name: str, value: object, *, above: float = 0.0, at_most: float = math.inf) -> None:
+def positive(name: str, value: object, *, above: float = 0.0, at_most: Bound = None) -> None:
     """Raises ValueError unless above < value <= at_most."""
-    rule = f"above {above:g}" + ("" if at_most == math.inf else f" and at most {at_most:g}")
-    number = _number(name, value, rule)
-    if not above < number <= at_most:
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+    in_range(name, value, above=above, most=at_most)
 
 
-def at_least_zero(name: str, value: object, *, at_most: float = math.inf) -> None:
+def at_least_zero(name: str, value: object, *, at_most: Bound = None) -> None:
     """Raises ValueError unless 0 <= value <= at_most; infinity is no coefficient."""
-    rule = "at least 0 and finite" if at_most == math.inf else f"between 0 and {at_most:g}"
-    number = _number(name, value, rule)
-    if not 0.0 <= number <= at_most or math.isinf(number):
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+    in_range(name, value, least=0, most=at_most, below=math.inf if at_most is None else None)
 
 
 def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
     """Raises ValueError unless value >= low; `remedy` says what a special value means ("0 turns it off")."""
-    if _number(name, value, f"at least {low}") < low:
-        raise ValueError(f"{name}={value!r} must be at least {low}" + (f"; {remedy}" if remedy else ""))
+    in_range(name, value, least=low, meaning=remedy)
 
 
 def within(name: str, value: object, low: int | float, high: int | float) -> None:
     """Raises ValueError unless low <= value <= high."""
-    rule = f"a value in {low}..{high}"
-    if not low <= _number(name, value, rule) <= high:
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
-
-
-def fraction(name: str, value: object, remedy: str = "") -> None:
-    """Raises ValueError unless 0 <= value < 1; `remedy` says what a special value means."""
-    if not 0 <= _number(name, value, "at least 0 and below 1") < 1:
-        raise ValueError(f"{name}={value!r} must be at least 0 and below 1" + (f"; {remedy}" if remedy else ""))
+    in_range(name, value, least=low, most=high)
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:

@@ -9,8 +9,9 @@ replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.1137
 """
 
 import dataclasses
+from typing import ClassVar
 
-from jaxrl_llm.ground.ranges import one_of
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.routing_records import RoutingRecords
 
@@ -18,13 +19,15 @@ __all__ = ["ReplayConfig", "in_scoring", "prescribe"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayConfig:
-    mode: str  # off | R2 | R3
-    what: str  # experts (indices; gates follow the current router) | logits (indices and gates frozen)
+class ReplayConfig(Block):
+    """Routing replay, MoE only."""
 
-    def __post_init__(self) -> None:
-        one_of("replay.mode", self.mode, ("off", "R2", "R3"))
-        one_of("replay.what", self.what, ("experts", "logits"))
+    prefix: ClassVar[str] = "replay."
+
+    mode: str = declared("off", among={"off": "", "R2": "of the scoring pass", "R3": "of the rollout"})
+    what: str = declared(
+        "experts", among={"experts": "indices; gates follow the current router", "logits": "indices and gates"}
+    )
 
     @property
     def records_logits(self) -> bool:

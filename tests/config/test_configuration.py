@@ -16,8 +16,10 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.fields import declared_fields, field_help
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.run.trainer import build
+from jaxrl_llm.sweep import run_sweep
 from jaxrl_llm.sweep.planned import Sweep, command
 
 ROOT = Path(__file__).parents[2]
@@ -143,11 +145,9 @@ def test_the_help_lists_every_field_with_its_comment_at_80_columns():
     text = field_help()
     assert max(len(line) for line in text.splitlines()) <= 80
     listed = [line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  --config.")]
-    assert listed[:3] == ["--config.seed", "--config.steps", "--config.task.name"]  # in the order of the file
-    assert {name.removeprefix("--config.") for name in listed} == loading.flat(read("base")).keys()
+    assert [name.removeprefix("--config.") for name in listed] == list(declared_fields())
     assert "--config.optimizer.router_factor=1.0  learning-rate factor of the router; 0:\n      frozen" in text
     assert "--config.rollout.router_noise=0.0  standard deviation of noise on" in text
-    assert "= (\n" not in (loading.CONFIGS / "base.py").read_text()  # a comment is on the line of its field
 
 
 def test_a_file_that_is_edited_within_a_second_is_read_again(tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_file_that_is_edited_within_a_second_is_read_again(tmp_path, monkeypat
         assert f"value = {loading.load_module(path).value}" == text
 
 
-@pytest.mark.parametrize("module", [main, evaluation, sweep])
+@pytest.mark.parametrize("module", [main, evaluation, run_sweep])
 def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:

@@ -223,7 +223,7 @@ def test_aggregation_can_be_chosen():
         ("sapo", {"tau_neg": 0.0}, "tau_neg=0.0 is out of range"),
         ("cispo", {"cap": -5.0}, "cap=-5.0 is out of range"),
         ("gmpo", {"log_clip": 0.0}, "log_clip=0.0 is out of range"),
-        ("sat", {"tail": 1.5}, r"tail=1.5 is out of range; give tail a value in 0.0..1.0"),
+        ("sat", {"tail": 1.5}, r"tail=1.5 is out of range; give tail between 0.0 and 1.0"),
         ("dppo", {"divergence": "tvd"}, r"divergence='tvd' is unknown \(did you mean 'tv'\?\)"),
         ("dppo", {"divergence_low": 0.0}, "divergence_low=0.0 is out of range"),
         ("dppo", {"correction": "tis"}, "correction would count the sampler's mismatch twice"),

@@ -4,8 +4,9 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from jaxrl_llm.ground.ranges import one_of
+from jaxrl_llm.ground.declared import Block, declared, declared_by
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules
@@ -29,27 +30,22 @@ class PairSplits:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreferenceConfig:
-    """The pairs of a run.
+class PreferenceConfig(Block):
+    """Pairs of answers, for objectives on pairs: see docs/preferences.md.
 
-    Args:
-        file: JSONL of pairs (see `read_pairs`); empty: pairs made of the task by `PairRules`.
-        bad_lines: raise | skip, of that file.
-        corruption, equal_share, label_noise, seed: of the rules. Held-out pairs have no label noise.
-
-    Raises:
-        ValueError: a field is out of range, or a rule is set beside a file, which it does not reach.
+    Held-out pairs have no label noise. A rule that is set beside a file, which it does not reach, is refused.
     """
 
-    file: str = ""
-    bad_lines: str = "raise"
-    corruption: str = "any"
-    equal_share: float = 0.0
-    label_noise: float = 0.0
-    seed: int = 0
+    prefix: ClassVar[str] = "preference."
 
-    def __post_init__(self) -> None:
-        one_of("preference.bad_lines", self.bad_lines, ("raise", "skip"))
+    file: str = declared("", "JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task")
+    bad_lines: str = declared("raise", "lines of that file that are no pair", among={"raise": "", "skip": "and count"})
+    corruption: str = declared_by(PairRules, "corruption")
+    equal_share: float = declared_by(PairRules, "equal_share")
+    label_noise: float = declared_by(PairRules, "label_noise")
+    seed: int = declared_by(PairRules, "seed")
+
+    def check(self) -> None:
         rules, own = self.rules(), PairRules()
         for field in dataclasses.fields(own):
             if self.file and getattr(rules, field.name) != getattr(own, field.name):
