@@ -1,42 +1,47 @@
-"""Fields that a config of an earlier version lacks, or has beyond today's. The run and its hash stay what they were."""
+"""What configs of earlier versions have or lack: a recorded run, and the hash of its config, stay what they were."""
 
 from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["as_hashed", "as_today"]
 
-# block, field: what runs without the field did. At that value it stays out of the hash.
+# Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
 _CAME: dict[tuple[str, str], Any] = {("rollout", "mesh_shape"): ()}
 
-# block, field: (the value at which the field did nothing, which stays in the hash; the choice that read it, and the
-# last commit with that choice).
-_LEFT: dict[tuple[str, str], tuple[Any, tuple[str, str], str]] = {
-    ("replay", "predictor_learning_rate"): (2e-3, ("mode", "PR2"), "ae394b4"),
-}
+# Fields that left, with the value that the hash still has for them.
+_LEFT: dict[tuple[str, str], Any] = {("replay", "predictor_learning_rate"): 2e-3}
+
+# Choices that left, with the last commit that runs them. No other choice read the fields above.
+_GONE = {("replay", "mode", "PR2"): "ae394b4"}
 
 
 def as_today(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A config that `where` records, with the fields of today.
+    """The config that the file `where` records, with the fields of today.
 
     Raises:
-        ValueError: it makes a choice that is no more.
+        ValueError: it makes a choice that has left.
     """
-    out = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    out = _copy(config)
+    for (block, field, choice), commit in _GONE.items():
+        if out.get(block, {}).get(field) == choice:
+            raise ValueError(f"{where} has {block}.{field}={choice!r}, which is no more; open it with commit {commit}")
     for (block, field), value in _CAME.items():
-        out[block].setdefault(field, value)
-    for (block, field), (_, (choice, gone), commit) in _LEFT.items():
-        if out[block].get(choice) == gone:
-            raise ValueError(f"{where} has {block}.{choice}={gone!r}, which is no more; open it with commit {commit}")
-        out[block].pop(field, None)
+        out.get(block, {}).setdefault(field, value)
+    for block, field in _LEFT:
+        out.get(block, {}).pop(field, None)
     return out
 
 
 def as_hashed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the fields that its hash has always been made of."""
-    out = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    """The config with the fields that its hash has always been made of."""
+    out = _copy(config)
     for (block, field), value in _CAME.items():
         if tuple(out[block].get(field, value)) == value:
             out[block].pop(field, None)
-    for (block, field), (value, _, _) in _LEFT.items():
+    for (block, field), value in _LEFT.items():
         out[block].setdefault(field, value)
     return out
+
+
+def _copy(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: dict(block) if isinstance(block, Mapping) else block for name, block in config.items()}

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from jaxrl_llm.ground.ranges import Bound, in_range, one_of, rule
+from jaxrl_llm.ground.ranges import in_range, one_of, rule
 
 __all__ = ["REQUIRED", "Block", "Declaration", "declaration", "declarations", "declared", "declared_by"]
 
@@ -22,25 +22,19 @@ REQUIRED: Any = dataclasses.MISSING  # in place of a default
 
 
 def declared(
-    default: T,
-    meaning: str = "",
-    *,
-    least: Bound = None,
-    above: Bound = None,
-    most: Bound = None,
-    below: Bound = None,
-    among: Iterable[str] | Mapping[str, str] = (),
+    default: T, meaning: str = "", *, among: Iterable[str] | Mapping[str, str] = (), **limits: int | float
 ) -> T:
-    """A field of a dataclass: its default, one line on what it means, and its range or its choices.
+    """A field of a dataclass: its default, one line on what it means, and its choices or its limits.
 
     prompts: int = declared(32, "prompts per step", least=1)
     schedule: str = declared("constant", among=("constant", "linear", "cosine"))
     replay: str = declared("off", among={"off": "", "R2": "of the scoring pass", "R3": "of the rollout"})
+
+    Args:
+      limits: least, above, most and below, as `in_range` takes them.
     """
-    bounds = {"least": least, "above": above, "most": most, "below": below}
-    limits = {name: bound for name, bound in bounds.items() if bound is not None}
     choices = among if isinstance(among, Mapping) else dict.fromkeys(among, "")
-    metadata = {"meaning": meaning, "limits": limits, "among": choices}
+    metadata = {"meaning": meaning, "among": choices, "limits": limits}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: typing.cast(T, dict(default)), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -122,7 +116,7 @@ class Declaration(NamedTuple):
         """
         value = self.typed(name, value)
         if self.limits and value is not None:
-            in_range(name, value, **self.limits, meaning=self.meaning)
+            in_range(name, value, self.meaning, **self.limits)
         if self.among and value is not None:
             one_of(name, value, self.among)
         return value
@@ -192,24 +186,28 @@ def declarations(of: Any) -> dict[str, Declaration]:
 class Block:
     """A block of a config: a frozen dataclass whose fields are of their declared type and range, and finite.
 
-    The first line of its docstring says what the block is, wherever the fields are listed.
+    The first line of its docstring says what the block is, wherever the fields are listed. Messages name a field
+    behind the `prefix`: class OptimizerConfig(Block, prefix="optimizer.").
     """
 
-    prefix: ClassVar[str]  # what stands before a field's name in a message, for example "optimizer."
+    _prefix: ClassVar[str]
+
+    def __init_subclass__(cls, prefix: str) -> None:
+        cls._prefix = prefix
 
     def __post_init__(self) -> None:
         for name, own in declarations(type(self)).items():
-            value = own.checked(f"{self.prefix}{name}", getattr(self, name))
+            value = own.checked(f"{self._prefix}{name}", getattr(self, name))
             parts = value if isinstance(value, tuple) else (value,)
             if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
-                raise ValueError(f"{self.prefix}{name}={value} must be finite")
+                raise ValueError(f"{self._prefix}{name}={value} must be finite")
         self.check()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Any:
         """The block with these values of a file or of the command line, as `Declaration.typed` takes them."""
         own = declarations(cls)
-        return cls(**{name: own[name].typed(f"{cls.prefix}{name}", value) for name, value in values.items()})
+        return cls(**{name: own[name].typed(f"{cls._prefix}{name}", value) for name, value in values.items()})
 
     def check(self) -> None:
         """Raises ValueError, naming the remedy, if fields of the block contradict each other."""

@@ -8,7 +8,7 @@ training, `merge` adds them to the weights for the rollout and for export, so th
 import dataclasses
 import functools
 import zlib
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,8 @@ TARGETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LoRAConfig(Block):
+class LoRAConfig(Block, prefix="lora."):
     """Low-rank adapters on a frozen base, which is the start of the run and the reference."""
-
-    prefix: ClassVar[str] = "lora."
 
     rank: int = declared(0, "0 trains every parameter", least=0)
     alpha: float = declared(16.0, "the change of a weight is scaled by alpha / rank", above=0)

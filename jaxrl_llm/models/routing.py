@@ -1,7 +1,6 @@
 """The router's logits, and which experts every token used: a forward returns the record, a later one can replay it."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax
@@ -37,7 +36,7 @@ class Routing(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Router(Block):
+class Router(Block, prefix="rollout.router_"):
     """How a forward computes the router's logits. Another than the default makes a sampler differ on purpose.
 
         s = x W  in `dtype`,   s_i + noise z_i   with z_i standard normal
@@ -46,8 +45,6 @@ class Router(Block):
     depends neither on its place in the batch nor on a key. Equal programs give equal noise; another batch shape, whose
     logits differ in their last bits, gives another draw.
     """
-
-    prefix: ClassVar[str] = "rollout.router_"
 
     dtype: str = declared("float32", "of the sampler's router; bfloat16: a mismatch", among=("float32", "bfloat16"))
     noise: float = declared(0.0, "standard deviation of noise on the sampler's router logits, on purpose", least=0)

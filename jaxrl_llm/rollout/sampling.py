@@ -1,7 +1,6 @@
 """How a token is drawn from its logits, and its log-prob under the distribution that it was drawn from."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,11 @@ __all__ = ["Sampling", "answer_keys", "draw"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(Block):
+class Sampling(Block, prefix="rollout."):
     """Temperature, then top-k, then top-p, renormalised after each.
 
     greedy_last: the last answer of each group is greedy, whatever the others are, so that one rollout measures both.
     """
-
-    prefix: ClassVar[str] = "rollout."
 
     temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
     top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)

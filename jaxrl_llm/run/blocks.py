@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground.declared import Block, declared, declared_by
@@ -32,10 +32,8 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig(Block):
+class TaskConfig(Block, prefix="task."):
     """What is asked, and the text around it."""
-
-    prefix: ClassVar[str] = "task."
 
     name: str = declared("sort", "see docs/tasks.md")
     options: Mapping[str, Any] = declared({"digits": 10}, "the task's own options, each set as task.options.NAME")
@@ -51,10 +49,8 @@ class TaskConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutConfig(Block):
+class RolloutConfig(Block, prefix="rollout."):
     """How answers are sampled."""
-
-    prefix: ClassVar[str] = "rollout."
 
     prompts: int = declared(32, "prompts per step", least=1)
     group_size: int = declared(8, "G, answers to each prompt; of pairs 2, of supervised training 1", least=1)
@@ -97,10 +93,8 @@ class RolloutConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class CriticConfig(Block):
+class CriticConfig(Block, prefix="critic."):
     """The value function, for PPO."""
-
-    prefix: ClassVar[str] = "critic."
 
     kind: str = declared(
         "none", among={"none": "", "head": "on the policy", "separate": "a model and an optimizer of its own"}
@@ -117,10 +111,8 @@ class CriticConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig(Block):
+class EvaluationConfig(Block, prefix="evaluation."):
     """On held-out prompts with fixed keys."""
-
-    prefix: ClassVar[str] = "evaluation."
 
     every: int = declared(10, "steps; also before the first and after the last", least=1)
     prompts: int = declared(128, "held-out prompts", least=1)
@@ -128,20 +120,16 @@ class EvaluationConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig(Block):
+class CheckpointConfig(Block, prefix="checkpoint."):
     """What a stopped run resumes from."""
-
-    prefix: ClassVar[str] = "checkpoint."
 
     every: int = declared(20, "steps; also at the end, on Ctrl-C and on SIGTERM", least=1)
     keep: int = declared(2, "newest checkpoints that stay", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class LogConfig(Block):
+class LogConfig(Block, prefix="log."):
     """What is recorded beside the metrics of every step."""
-
-    prefix: ClassVar[str] = "log."
 
     samples: int = declared(4, "answers per step written to samples.jsonl", least=0)
     diagnostics_every: int = declared(5, "steps between routing diagnostics with extra forwards; 0: never", least=0)
@@ -149,10 +137,8 @@ class LogConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig(Block):
+class MeshConfig(Block, prefix="mesh."):
     """How the devices are arranged."""
-
-    prefix: ClassVar[str] = "mesh."
 
     shape: tuple[int, ...] = declared(
         (1, 1, 1, 1), "data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices"
@@ -160,10 +146,8 @@ class MeshConfig(Block):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessesConfig(Block):
+class ProcessesConfig(Block, prefix="processes."):
     """Several hosts, or one process per GPU: docs/several_processes.md."""
-
-    prefix: ClassVar[str] = "processes."
 
     start_timeout_s: int = declared(300, "until all processes have joined", least=1)
     heartbeat_timeout_s: int = declared(10, "without a sign of life of one process, the others end", least=1)

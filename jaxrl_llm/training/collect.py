@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,8 @@ _FAILED_SAMPLES = 4  # answers per step on which the verifier failed, saved with
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicSampling(Block):
+class DynamicSampling(Block, prefix="dynamic_sampling."):
     """DAPO: replace groups whose task rewards are all alike."""
-
-    prefix: ClassVar[str] = "dynamic_sampling."
 
     max_draws: int = declared(1, "most rollouts per step; 1: off", least=1)
 

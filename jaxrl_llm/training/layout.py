@@ -9,7 +9,7 @@ are not much longer than their prompt. Runs on the host, from lengths only.
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
@@ -33,10 +33,8 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateConfig(Block):
+class UpdateConfig(Block, prefix="updates."):
     """N = minibatches x epochs optimizer steps per rollout."""
-
-    prefix: ClassVar[str] = "updates."
 
     minibatches: int = declared(4, "into which a rollout is split", least=1)
     epochs: int = declared(1, "walks over the minibatches", least=1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import optax
@@ -13,10 +13,8 @@ __all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_schedule"]
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig(Block):
+class OptimizerConfig(Block, prefix="optimizer."):
     """AdamW."""
-
-    prefix: ClassVar[str] = "optimizer."
 
     learning_rate: float = declared(1.5e-4, least=0)
     schedule: str = declared("constant", "after the warm-up", among=("constant", "linear", "cosine"))

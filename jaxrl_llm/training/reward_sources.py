@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ __all__ = ["RewardConfig", "RolloutStream", "total_rewards"]
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig(Block):
+class RewardConfig(Block, prefix="rewards."):
     """The sum of weight * source over the sources below; each is logged apart.
 
     verifier      the task's own reward
@@ -30,8 +30,6 @@ class RewardConfig(Block):
                   was trained on whole answers knows nothing of others
     reward_model  the score of the model in the DIR `reward_model`, without its mean at the start of the run
     """
-
-    prefix: ClassVar[str] = "rewards."
 
     verifier_weight: float = declared(1.0, "of the task's verifier; at 0 it is still asked, for the metrics")
     reward_model: str = declared("", "DIR of a run of configs/reward_model.py; empty: none")

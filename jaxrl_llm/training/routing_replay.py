@@ -9,7 +9,6 @@ replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.1137
 """
 
 import dataclasses
-from typing import ClassVar
 
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.models.routing import Routing
@@ -19,10 +18,8 @@ __all__ = ["ReplayConfig", "in_scoring", "prescribe"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayConfig(Block):
+class ReplayConfig(Block, prefix="replay."):
     """Routing replay, MoE only."""
-
-    prefix: ClassVar[str] = "replay."
 
     mode: str = declared("off", among={"off": "", "R2": "of the scoring pass", "R3": "of the rollout"})
     what: str = declared(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import filelock
 import jax
@@ -29,10 +29,8 @@ __all__ = ["WarmStartConfig", "warm_start"]
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartConfig(Block):
+class WarmStartConfig(Block, prefix="warm_start."):
     """Supervised training before RL, cached and shared by equal runs."""
-
-    prefix: ClassVar[str] = "warm_start."
 
     steps: int = declared(160, "most steps; 0: start from scratch", least=0)
     target_pass_rate: float = declared(

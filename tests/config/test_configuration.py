@@ -68,6 +68,15 @@ def test_a_name_a_path_and_a_path_from_elsewhere_are_one_config(tmp_path, monkey
     assert read("gspo").objective.name == "gspo"
 
 
+def test_a_recipe_without_a_file_is_base_with_that_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert loading.find("rspo:smoke") == loading.Source(str(ROOT / "configs" / "base.py"), "smoke", "rspo")
+    expected = read("base:smoke", "objective.name=rspo").to_dict()
+    assert read("rspo:smoke").to_dict() == read("configs/rspo.py:smoke").to_dict() == expected
+    with pytest.raises(FileNotFoundError, match=r"or recipes \(.*rspo, .*did you mean 'rspo'"):
+        loading.find("rspoo")
+
+
 def test_values_take_the_type_of_their_field():
     config = read(
         "base:smoke",

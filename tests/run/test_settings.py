@@ -9,6 +9,7 @@ import ml_collections
 import pytest
 
 from configs import base
+from jaxrl_llm.config import loading, versions
 from jaxrl_llm.config.loading import flat
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.records.run_log import plain
@@ -336,6 +337,44 @@ def test_the_hash_knows_what_a_schedule_and_a_warm_start_read():
         ("warm_start.target_pass_rate", 0.5, {"evaluation.samples": 9}),
     ):
         assert config_hash(changed({path: value} | read)) != config_hash(changed({path: value}))
+
+
+# Hashes of configs at commit ae394b4, with fields that have left and before others came.
+HASHES = {
+    "base": "cebee3cccec2c2c8",
+    "base:smoke": "bbd8c289d59a9737",
+    "gspo": "93c08f2eaa206a1b",
+    "dapo": "1f56e1e9312a5145",
+    "ppo": "50aa7e15e40353c9",
+    "demo:grpo": "cebee3cccec2c2c8",
+    "rspo": "f963c9d31ac16b8c",
+    "rspo:smoke": "e8ff71f694e51f25",
+    "dpo": "0274f06a53c7de1c",
+    "base:smoke mesh.shape=(2,1,1,1)": "ced8887cddfbdcb2",
+    "base:smoke rollout.mesh_shape=(1,1,1,2)": "c35a17470ccfe064",
+    "base:smoke lora.rank=4": "66fccdf044520540",
+    "base:smoke replay.mode=R2": "ddfe627241259ce7",
+    "base optimizer.schedule=linear": "8b0a68a68b5d6656",
+}
+
+
+@pytest.mark.parametrize("typed", HASHES)
+def test_a_config_of_an_earlier_version_is_the_same_run(typed):
+    name, *fields = typed.split()
+    config = loading.load(loading.find(name), [tuple(field.split("=", 1)) for field in fields])
+    assert config_hash(config) == HASHES[typed]
+
+
+def test_a_record_of_an_earlier_version_is_read():
+    raw = changed({"replay.predictor_learning_rate": 2e-3}).to_dict()
+    del raw["rollout"]["mesh_shape"]
+    read = ml_collections.ConfigDict(versions.as_today(raw, "config.json"))
+    assert validate(read).rollout.mesh_shape == ()
+    assert config_hash(read) == config_hash(ml_collections.ConfigDict(raw)) == HASHES["base:smoke"]
+    raw["replay"]["mode"] = "PR2"
+    message = "config.json has replay.mode='PR2', which is no more; open it with commit ae394b4"
+    with pytest.raises(ValueError, match=message):
+        versions.as_today(raw, "config.json")
 
 
 if __name__ == "__main__":

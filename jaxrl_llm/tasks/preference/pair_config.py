@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from jaxrl_llm.ground.declared import Block, declared, declared_by
 from jaxrl_llm.tasks.base import Task
@@ -30,13 +29,11 @@ class PairSplits:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreferenceConfig(Block):
+class PreferenceConfig(Block, prefix="preference."):
     """Pairs of answers, for objectives on pairs: see docs/preferences.md.
 
     Held-out pairs have no label noise. A rule that is set beside a file, which it does not reach, is refused.
     """
-
-    prefix: ClassVar[str] = "preference."
 
     file: str = declared("", "JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task")
     bad_lines: str = declared("raise", "lines of that file that are no pair", among={"raise": "", "skip": "and count"})

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -56,7 +56,7 @@ CORRUPTIONS: dict[str, Callable[[np.random.Generator, str, str], str]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PairRules(Block):
+class PairRules(Block, prefix="preference."):
     """How the two answers of a pair are made.
 
     Args:
@@ -70,8 +70,6 @@ class PairRules(Block):
     Raises:
         ValueError: a field is out of range.
     """
-
-    prefix: ClassVar[str] = "preference."
 
     corruption: str = declared("any", "how a right answer becomes a wrong one", among=(*CORRUPTIONS, "any"))
     equal_share: float = declared(
