@@ -4,7 +4,8 @@ Command:  python -m jaxrl_llm.main --config configs/base.py --workdir runs/base
 Minutes:  about 2 on two CPU cores (GRPO on sorting ten digits with the tiny MoE)
 Expect:   reward/mean from about 0.7 to about 0.9; add :smoke for a whole run in under a minute
 
-Every objective has its own file (grpo.py, gspo.py, ...) which changes `objective` and little else.
+`--config NAME` is this config with `objective.name=NAME` for every recipe that has no file of its own. The fields are
+written from their declarations by `python -m tests.run.test_settings`; docs/configuration.md has types and ranges.
 """
 
 from ml_collections import ConfigDict
