@@ -84,10 +84,9 @@ def load(source: Source, fields: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config of {source.file} returned {config!r:.80}; return a ml_collections.ConfigDict")
     inherited = _task_name(config)
-    if source.recipe:
-        config.objective.name = source.recipe
+    recipe = [("objective.name", source.recipe)] if source.recipe else []
     with config.unlocked():
-        for path, text in fields:
+        for path, text in [*recipe, *fields]:
             _set(config, path, text)
         if _task_name(config) != inherited and "task.options" not in dict(fields):
             kept = {"train_size", "test_size"} | {path.rpartition(".")[2] for path, _ in fields}

@@ -23,7 +23,7 @@ def rule(**limits: int | float) -> str:
     return words.replace("below inf", "finite")
 
 
-def in_range(name: str, value: object, meaning: str = "", **limits: int | float) -> None:
+def in_range(name: str, value: object, meaning: str = "", /, **limits: int | float) -> None:
     """Raises ValueError unless least <= value, above < value, value <= most and value < below, of those given.
 
     `meaning` ends the message of a value below `least`: what a special value does ("0 turns it off").
