@@ -23,6 +23,7 @@ CONSTRAINTS := $(wildcard constraints-$(VERSION).txt)
 comma       := ,
 # Files are whole, since their tests share what they compile, and in the order of tests/conftest.py.
 SPREAD      := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PAGES       := $(wildcard *.md) docs experiments
 STAMP       := $(VENV)/.installed-$(VERSION)-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: help install demo test test-slow lint format clean
@@ -32,8 +33,8 @@ help:
 	@echo "make demo       train a tiny mixture of experts with GRPO and with GSPO, then report ($(RUNS))"
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"
-	@echo "make lint       ruff and pyright only"
-	@echo "make format     rewrite the sources in the house format"
+	@echo "make lint       ruff, mdformat and pyright only"
+	@echo "make format     rewrite sources and pages in the house format"
 
 install: $(STAMP)
 
@@ -50,11 +51,13 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mdformat --check $(PAGES)
 	$(PY) -m pyright --pythonpath $(PY)
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(PY) -m mdformat $(PAGES)
 
 # Lint and types beside the tests, which leave a core idle now and then; what they say is printed last.
 test: $(STAMP)

@@ -57,8 +57,9 @@ from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.report import figures, tables
 from jaxrl_llm.report.page import text_table
 from jaxrl_llm.report.read import load
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import config_hash, validate
-from jaxrl_llm.run.trainer import build, train
+from jaxrl_llm.run.trainer import train
 
 start_jax()  # the compilation cache: run these cells a second time and nothing is compiled again
 print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")

@@ -23,8 +23,8 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.records.run_log import plain
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
-from jaxrl_llm.run import policy as policies
-from jaxrl_llm.run.policy import Policy
+from jaxrl_llm.run import loaded
+from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.run.settings import TaskSettings, task_settings
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
         epilog="fields of --config are set with --config.block.field=value,\nfor example --config.task.data_dir=PATH",
     )
-    policies.add_arguments(parser)
+    loaded.add_arguments(parser)
     parser.add_argument("--config", help="NAME[:variant] or file of the task; default: the task of the DIR")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="prompts of which split")
     parser.add_argument("--prompts", type=int, default=128, help="how many prompts")
@@ -72,7 +72,7 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     return 0
 
 
-def _answers(policy: Policy, target: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
+def _answers(policy: LoadedPolicy, target: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
     """How often the policy is right; prints a few of its answers."""
     task = target.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
@@ -87,12 +87,11 @@ def _answers(policy: Policy, target: TaskSettings, given: argparse.Namespace, ks
     return result | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
 
 
-def _pairs(policy: Policy, given: argparse.Namespace) -> dict[str, Any]:
+def _pairs(policy: LoadedPolicy, given: argparse.Namespace) -> dict[str, Any]:
     """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
     run = policy.run
     assert run is not None
-    reference = run.source.reference(None, run.base, given.workdir / "reference")
-    metrics, rows = run.source.evaluate(policy.state, reference, run.base)
+    metrics, rows = run.source.started(None, given.workdir / "reference").evaluate(policy.state)
     for row in rows[: given.show]:
         print("{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row))
     return metrics
@@ -114,15 +113,15 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
     return ks
 
 
-def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[Policy, TaskSettings]:
+def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[LoadedPolicy, TaskSettings]:
     """The policy, and the task of the config (ConfigDict), or without one that of the DIR."""
     if config is None:
-        policy = policies.from_arguments(given, rewards=True)
+        policy = loaded.from_arguments(given, rewards=True)
         assert policy.run is not None
         settings = policy.run.settings
         return policy, TaskSettings(settings.task, settings.data_dir, settings.answer_length, settings.rollout.slots)
     mesh = sharding.make_mesh(config.rollout.mesh_shape or config.mesh.shape)
-    policy = policies.from_arguments(given, tokenizer=config.task.tokenizer, mesh=mesh)
+    policy = loaded.from_arguments(given, tokenizer=config.task.tokenizer, mesh=mesh)
     return policy, task_settings(config, policy.tokenizer)
 
 

@@ -17,9 +17,8 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config import start_up
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.models import Published, read_published, save_pretrained
-from jaxrl_llm.run import policy as policies
-from jaxrl_llm.run.policy import Policy
-from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files
+from jaxrl_llm.run import loaded
+from jaxrl_llm.run.loaded import LoadedPolicy
 
 __all__ = ["export", "main"]
 
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity(logging.ERROR)
     try:
         start_up.start_jax()
-        policy = policies.from_workdir(given.workdir, given.step)
+        policy = loaded.from_workdir(given.workdir, given.step)
         export(policy, given.to)
     except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def export(policy: Policy, folder: Path) -> None:
+def export(policy: LoadedPolicy, folder: Path) -> None:
     """Write a policy with its configuration and its tokenizer.
 
     Raises:
@@ -70,7 +69,7 @@ def _has_tokenizer(published: Published, path: str, tokenizer: tasks.Tokenizer) 
 def _with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:
     """The tokenizer's files instead of any others; generation settings other than ids are kept."""
     files = {name: x for name, x in published.files.items() if not name.startswith(_OF_THE_TOKENIZER)}
-    written = tokenizer_files(tokenizer)
+    written = tasks.tokenizer_files(tokenizer)
     settings = json.loads(files.get("generation_config.json", b"{}")) | json.loads(written["generation_config.json"])
     written["generation_config.json"] = json.dumps(settings, indent=2).encode() + b"\n"
     ids = {name: settings[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in settings}

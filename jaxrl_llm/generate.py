@@ -13,8 +13,8 @@ from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.streaming import Streamer, as_text
-from jaxrl_llm.run import policy as policies
-from jaxrl_llm.run.policy import Policy
+from jaxrl_llm.run import loaded
+from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.tasks import Prompting, TextTokenizer
 
 __all__ = ["Talker", "main"]
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Without --prompt and --chat the prompt is read from standard input. For a DIR\n"
         "it is rendered as in training, with the template and the chat of its config.",
     )
-    policies.add_arguments(parser)
+    loaded.add_arguments(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--prompt", help="the text to continue or the question to answer")
     what.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
@@ -56,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Talker:
     """Answers to texts and chats, piece by piece; every answer has a seed of its own."""
 
-    def __init__(self, policy: Policy, sampling: Sampling, max_tokens: int | None = None, seed: int = 0):
+    def __init__(self, policy: LoadedPolicy, sampling: Sampling, max_tokens: int | None = None, seed: int = 0):
         settings = None if policy.run is None else policy.run.settings
         self.tokenizer = policy.tokenizer
         self.prompting = Prompting() if settings is None else settings.task.prompting
         length = max_tokens if max_tokens is not None else _LENGTH if settings is None else settings.answer_length
         within("--seed", seed, 0, 2**32 - 1)
         self._key, self._answers = jax.random.key(seed), 0
-        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids, policy.model.config.dtype)
+        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids)
         self._params = self._streamer.prepare(policy.params)
 
     def answer(self, prompt: str) -> Iterator[str]:
@@ -85,7 +85,7 @@ def _talk(given: argparse.Namespace) -> int:
         raise ValueError(f"--system={given.system!r} is part of a chat; give --chat too")
     sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p)
     start_up.start_jax()
-    talker = Talker(policies.from_arguments(given), sampling, given.max_tokens, given.seed)
+    talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
     if given.chat:
         return _chat(talker, given.system or talker.prompting.system)
     _print(talker.answer(sys.stdin.read() if given.prompt is None else given.prompt))

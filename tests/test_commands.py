@@ -16,7 +16,7 @@ from jaxrl_llm.models import load_pretrained, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.run import policy, trainer
+from jaxrl_llm.run import assembly, loaded
 from jaxrl_llm.run.settings import validate
 from tests.reference import gguf_files, tiny_run
 
@@ -91,7 +91,7 @@ def greedy(run, params, prompt):
 @pytest.mark.parametrize(("which", "prompt"), [("characters", "312="), ("chats", QUESTION)])
 def test_a_dir_answers_as_its_engine_does(run, request, which, prompt):
     workdir, made, state = request.getfixturevalue(which)
-    expected = greedy(made, state.params, prompt)
+    expected = greedy(made, state.trained.policy, prompt)
     assert expected
     assert run(generate, "--workdir", workdir, "--prompt", prompt, "--greedy") == (0, f"{expected}\n", "")
     assert run(generate, "--workdir", workdir, "--temperature=0", typed=prompt) == (0, f"{expected}\n", "")
@@ -108,10 +108,10 @@ def test_an_export_is_whole_and_is_the_same_policy(run, chats, tmp_path):
     assert {name: after.config[name] for name in kept} == {name: before.config[name] for name in kept}
     model, params = load_pretrained(folder)
     assert dataclasses.replace(model.config, remat="block") == made.model.config  # how a run computes is not stored
-    jax.tree.map(np.testing.assert_array_equal, params, dict(state.params))
+    jax.tree.map(np.testing.assert_array_equal, params, dict(state.trained.policy))
     chat = tasks.Prompting(chat=True).text(tasks.load_tokenizer(folder), QUESTION)
     said = run(generate, "--checkpoint", folder, "--prompt", chat, "--greedy", "--max-tokens=4")
-    assert said == (0, f"{greedy(made, state.params, QUESTION)}\n", "")
+    assert said == (0, f"{greedy(made, state.trained.policy, QUESTION)}\n", "")
     assert "holds a checkpoint already" in run(export, "--workdir", workdir, "--to", folder)[2]
 
 
@@ -123,11 +123,11 @@ def test_an_export_of_a_tiny_model_trains_on_and_is_read_by_transformers(run, ch
     pretrained = {"model.pretrained": str(folder), "warm_start.steps": 0}
     again = validate(tiny_run.make_config(tmp_path, **pretrained))
     assert again.task.tokenizer.encode(prompt) == made.settings.task.tokenizer.encode(prompt)
-    read = policy.from_checkpoint(folder)
+    read = loaded.from_checkpoint(folder)
     assert read.model.config == made.model.config
-    assert "".join(generate.Talker(read, Sampling(0.0), 4).answer(prompt)) == greedy(made, state.params, prompt)
+    assert "".join(generate.Talker(read, Sampling(0.0), 4).answer(prompt)) == greedy(made, state.trained.policy, prompt)
 
-    theirs = assert_transformers_agrees(folder, made.model, state.params, prompt)
+    theirs = assert_transformers_agrees(folder, made.model, state.trained.policy, prompt)
     assert theirs.generation_config.eos_token_id == [1]
 
 
@@ -157,13 +157,15 @@ def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lor
     workdir, folder = tmp_path / "run", tmp_path / "export"
     made, state = tiny_run.untrained(workdir, tiny_run.make_config(tmp_path, "pretrained", **changes))
     if lora:
-        adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
-        state = state.replace(params=adapters)
+        adapters = jax.tree.map(
+            lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), state.trained.policy
+        )
+        state = state.replace(trained=state.trained.replace(policy=adapters))
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(2, state, {"base": trainer.base_digest(made)})
+    checkpoints.save(2, state.saved(), {"base": assembly.base_digest(state)})
     checkpoints.close()
     assert run(export, "--workdir", workdir, "--to", folder)[0] == 0
-    policy_now = trainer.exported_params(made, state)
+    policy_now = state.policy.plain(made.model)
     theirs = assert_transformers_agrees(folder, made.model, policy_now, QUESTION)
     assert theirs.config.model_type == "llama"
     assert (jnp.abs(policy_now["dense"]["attention"]["q"] - params["dense"]["attention"]["q"]).max() > 0.1) == bool(
@@ -178,7 +180,7 @@ def test_a_value_head_stays_out_of_the_export(run, tmp_path):
     code, said, _ = run(export, "--workdir", tmp_path / "run", "--to", tmp_path / "export")
     assert (code, "value head is no part of the policy" in said) == (0, True)
     _, params = load_pretrained(tmp_path / "export")
-    assert set(params) == set(state.params) - {"value_head"}
+    assert set(params) == set(state.trained.policy) - {"value_head"}
 
 
 def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
@@ -187,7 +189,7 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
     source = made.settings.pretrained
     options = ("--checkpoint", source, "--greedy", "--max-tokens=5")
     code, said, _ = run(generate, *options, "--chat", "--system=Add.", typed="1 + 1?\n2 + 2?\n\n3?\n")
-    talker = generate.Talker(policy.from_checkpoint(source), Sampling(0.0), 5)
+    talker = generate.Talker(loaded.from_checkpoint(source), Sampling(0.0), 5)
     messages = [{"role": "system", "content": "Add."}]
     for question in ("1 + 1?", "2 + 2?"):
         messages.append({"role": "user", "content": question})

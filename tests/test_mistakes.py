@@ -8,10 +8,10 @@ import pytest
 
 from jaxrl_llm import evaluation, main
 from jaxrl_llm.config import start_up
-from jaxrl_llm.sweep import run_sweep
+from jaxrl_llm.sweep import __main__ as sweep
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": run_sweep}
+PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep}
 
 # The user's own files, by name.
 FILES = {

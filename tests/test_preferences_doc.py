@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground.metrics import finalize
-from jaxrl_llm.tasks.preference.pair_rules import CORRUPTIONS, PairRules
+from jaxrl_llm.tasks.preference import CORRUPTIONS, PairRules
 
 TEXT = (Path(__file__).parents[1] / "docs" / "preferences.md").read_text()
 

@@ -1,4 +1,4 @@
-"""The README keeps its word: its code runs, its links lead somewhere, its commands exist."""
+"""The pages keep their word: README's code runs; links, commands, files and modules that a page names exist."""
 
 import importlib.util
 import re
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*/README.md")))
 
 
 def test_the_example_runs():
@@ -20,10 +20,63 @@ def test_the_example_runs():
     assert names["loss"] == pytest.approx(-(1.5 * (1 + 4e-4) - 3 * 0.5) / 4, abs=1e-6)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page):
+    """What a link may name behind # on a page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    dead = []
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def missing(page, text):
+    """The Python files and modules that a text names and that are not there; NAME stands for any name.
+
+    A file is named from the root, from the package or from the page's folder, a module by its dotted name, perhaps with
+    something that it defines behind it.
+    """
+    gone = {
+        path
+        for path in re.findall(r"(?<![\w/.])(?:[\w-]+/)+[\w-]+\.py\b", text)
+        if not any((folder / path).exists() for folder in (ROOT, ROOT / "jaxrl_llm", page.parent))
+    }
+    for name in re.findall(r"(?<![\w/.])(?:jaxrl_llm|experiments|tests)(?:\.\w+)+", text):
+        path = ROOT / name.replace(".", "/")
+        if not path.is_dir() and not path.with_suffix(".py").exists():
+            holder = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
+            if not holder.exists() or not re.search(rf"\b{path.name}\b", holder.read_text()):
+                gone.add(name)
+    return {name for name in gone if not re.search(r"[A-Z]{4}", name)}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "CHANGELOG.md"],  # it names what was
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_named_files_and_modules_exist(page):
+    assert missing(page, page.read_text()) == set()
+
+
+def test_the_search_sees_what_is_gone():
+    there = {
+        "jaxrl_llm/main.py",
+        "objectives/recipes.py",
+        "configs/NAME.py",
+        "jaxrl_llm.sweep",
+        "jaxrl_llm.objectives.make",
+    }
+    assert missing(ROOT / "README.md", " ".join(there)) == set()
+    gone = {"jaxrl_llm/mane.py", "objectives/recipe.py", "jaxrl_llm.sweeping", "jaxrl_llm.objectives.forge"}
+    assert missing(ROOT / "README.md", " ".join(gone)) == gone
 
 
 def test_commands_exist():

@@ -71,7 +71,7 @@ def draw(study: Study, panel: Sequence[tuple[str, Curve]]) -> Figure:
             look, middle = line(arms, arm), mean(values)
             ax.plot(steps, values.T, color=look["color"], alpha=0.2, linewidth=0.8)
             ax.plot(steps, middle, markevery=max(len(steps) // 6, 1), **look)
-            ends.append((float(steps[-1]), float(middle[np.isfinite(middle)][-1]), arm, look["color"]))
+            ends.append((float(middle[np.isfinite(middle)][-1]), arm, look["color"]))
         _axes(ax, curve)
         label_ends(ax, ends)
     return figure
@@ -111,7 +111,7 @@ def _lengths(study: Study) -> Figure:
         look = line(list(weights), name)
         relative = [values[lengths == size][0] / np.average(values, weights=lengths) for size in sizes]
         left.plot(sizes, relative, **look)
-        ends.append((float(sizes[-1]), float(relative[-1]), name, look["color"]))
+        ends.append((float(relative[-1]), name, look["color"]))
     label_ends(left, ends)
     for place, (name, wanted) in enumerate({"wrong": 0.0, "right": 1.0}.items()):
         counts = [np.sum((lengths == size) & ([row["reward"] == wanted for row in rows])) for size in sizes]

@@ -24,7 +24,7 @@ from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import TrainState, make_state
 from jaxrl_llm.training.step import Learner
 
@@ -97,7 +97,7 @@ class System:
         lengths = np.full(w.NP, w.P, np.int32)
         limits = np.asarray(w.answer_lengths(), np.int32)
         key = jax.random.key(step)
-        trajectory = self.engine.generate(self.state.params, prompts, lengths, np.arange(w.NP), key, limits)
+        trajectory = self.engine.generate(self.state.trained.policy, prompts, lengths, np.arange(w.NP), key, limits)
         return jax.block_until_ready(trajectory)
 
     def rewarded(self, trajectory: Trajectory) -> Trajectory:
@@ -117,7 +117,7 @@ class System:
         trajectory = self.rewarded(self.rollout(0))
         if phase == "rollout":
             w = self.workload
-            args = (self.state.params, np.ones((w.NP, w.P), np.int32), np.full(w.NP, w.P, np.int32))
+            args = (self.state.trained.policy, np.ones((w.NP, w.P), np.int32), np.full(w.NP, w.P, np.int32))
             args = (*args, np.arange(w.NP), np.asarray(w.answer_lengths(), np.int32), jax.random.key(0))
             program = engine_module._generate.lower(self.engine, w.P, *args).compile()
             return lambda: program(*args), program.as_text() or ""

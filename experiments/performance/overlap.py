@@ -20,7 +20,7 @@ from unittest import mock
 from configs import grpo
 from jaxrl_llm import tasks
 from jaxrl_llm.records.run_log import RunLog, read_rows
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.settings import Settings, validate
 from jaxrl_llm.training import collect
 
@@ -65,7 +65,7 @@ def run(settings: Settings, overlapped: bool) -> list[dict[str, Any]]:
         if not overlapped:
             stack.enter_context(mock.patch.object(collect, "begin", waiting))
         log = stack.enter_context(RunLog(folder, settings.steps, stream=io.StringIO()))
-        trainer.train(trainer.build(settings), log, "")
+        trainer.train(assembly.build(settings), log, "")
         return read_rows(folder / "metrics.jsonl")[2:]
 
 

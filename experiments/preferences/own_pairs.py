@@ -17,15 +17,16 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import Settings, validate
-from jaxrl_llm.run.trainer import build, exported_params
 
 __all__ = ["own_pairs"]
 
 
 def own_pairs(s: Settings, prompts: int, samples: int) -> list[dict[str, str]]:
     """{"prompt", "chosen", "rejected"} of every prompt with a right and a wrong answer among its samples."""
-    run, state = build(s).start(print)
+    run = build(s)
+    state = run.start(print)
     asked = tasks.all_prompts(s.task, "train", limit=prompts, data_dir=s.data_dir)
     evaluator = Evaluator(run.model, s.task, asked, samples, s.answer_length, s.rollout.slots)
 
@@ -34,7 +35,7 @@ def own_pairs(s: Settings, prompts: int, samples: int) -> list[dict[str, str]]:
         return bool(text) and tasks.UNKNOWN not in text and len(s.task.ids_of_answer(text)) <= s.answer_length
 
     pairs = []
-    for row in evaluator(exported_params(run, state))[1]:
+    for row in evaluator(state.policy.plain(run.model))[1]:
         answers = [one for one in zip(row["sampled"], row["sampled_reward"], strict=True) if fits(one[0])]
         right = [text for text, reward in answers if reward >= s.task.solved]
         wrong = [text for text, reward in answers if reward < s.task.solved]

@@ -10,8 +10,7 @@ import jax
 
 from experiments.performance.turns import Turns
 from jaxrl_llm.config import loading, start_up
-from jaxrl_llm.run import settings, trainer
-from jaxrl_llm.training import collect
+from jaxrl_llm.run import assembly, settings
 
 
 def main() -> None:
@@ -20,22 +19,20 @@ def main() -> None:
     work = json.loads(Path(parser.parse_args().work).read_text())
     start_up.start_jax()
     s = settings.validate(loading.load(loading.find(work["config"]), work["overrides"]))
-    run = trainer.build(s)
-    run, state = run.start(print)
+    run = assembly.build(s)
+    state = run.start(print)
     source: Any = run.source
     stream, turns = run.source.stream(), Turns()
     for step in range(1, s.steps + 1):
         turns.begin()
         clock, marks = time.perf_counter(), [time.process_time()]
-        key = jax.random.fold_in(jax.random.key(s.seed), step)
-        asked = collect.begin(source.engine, state.params, stream, s.task, key, s.dynamic_sampling, s.rewards)
-        rollout = asked.finish()
+        rollout = source.sample(stream, step, state).finish()
         marks.append(time.process_time())
         layouts = source.layouts(rollout.trajectory, step)
-        batch = source.scorer(state, None, rollout.trajectory, layouts[0], run.base).batch
+        batch = source.scorer(state, None, rollout.trajectory, layouts[0]).batch
         marks.append(time.process_time())
         for layout in (layout for epoch in layouts for layout in epoch):
-            state, _ = run.learner.update(state, batch, layout, run.base)
+            state, _ = run.learner.update(state, batch, layout)
         jax.block_until_ready(state)
         marks.append(time.process_time())
         turns.end(

@@ -1,4 +1,4 @@
-"""The reward of the comparison, for a process without jaxrl_llm: `numeric` of jaxrl_llm/tasks/verifiers/named.py."""
+"""The reward of the comparison, for a process without jaxrl_llm: `numeric` of jaxrl_llm.tasks.verifiers."""
 
 import re
 

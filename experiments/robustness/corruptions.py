@@ -20,8 +20,8 @@ from experiments.robustness.small import STEPS, Child, arguments, outcome, write
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.records.checkpointing import Checkpoints, digests, steps_of
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.run.trainer import build
 
 _RESULTS = Path(__file__).parent / "results"
 _STOPPED = STEPS // 2  # where the runs have come to when their newest checkpoint is damaged

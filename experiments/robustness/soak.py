@@ -72,7 +72,7 @@ def _observed(folder: Path, steps: int, every: int) -> list[dict[str, float]]:
         "steps": steps,
         "task.name": "jsonl",
         "task.options.path": folder / "sort.jsonl",
-        "task.options.verifier": "jaxrl_llm.tasks.verifiers.named:exact",
+        "task.options.verifier": "jaxrl_llm.tasks.verifiers:exact",
         # ... named like a user's own, so in worker processes
         "task.options.prompt_length": 4,
         "task.options.answer_length": 4,

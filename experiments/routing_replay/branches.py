@@ -123,7 +123,7 @@ def figure(study: Study) -> Figure:
             each = by_trajectory(study, arm, condition)
             ax.plot([x] * len(each), each, "o", color=ink, markersize=3.5, alpha=0.5)
             ax.plot(x, np.mean(each), "o", color=ink, markersize=8)
-            places.append((100.0, float(np.mean(each)), f"{arm}  {np.mean(each):+.3f}", ink))
+            places.append((float(np.mean(each)), f"{arm}  {np.mean(each):+.3f}", ink))
         ax.axhline(0, color=INK, linewidth=0.8)
         ax.set_xlabel("tokens clipped (%)", fontsize=8.5, color=INK)
         label_ends(ax, places)

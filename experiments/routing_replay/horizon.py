@@ -99,7 +99,7 @@ def figure(study: Study) -> Figure:
             x, y = measured[budget], measured["accuracy"]
             look = line(study.arms, arm)
             ax.plot(x, y, **look)
-            places.append((float(x[-1]), float(y[-1]), arm, look["color"]))
+            places.append((float(y[-1]), arm, look["color"]))
         ax.set_xlabel({"rollouts": "rollouts", "groups": "groups drawn"}[budget], fontsize=8.5, color=INK)
         label_ends(ax, places)
     return drawn

@@ -19,7 +19,7 @@ import numpy as np
 from configs.routing_replay import get_config
 from jaxrl_llm.models.routing import Router
 from jaxrl_llm.run import settings
-from jaxrl_llm.run.trainer import Run, build, exported_params
+from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.training.gaps import differ
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainBatch, TrainState
@@ -35,7 +35,8 @@ def start(seed: int) -> tuple[Run, TrainState]:
     config.seed = config.warm_start.seed = seed
     config.updates.minibatches = 1  # how a rollout is cut changes no score
     config.replay.mode = "R2"  # so that it is scored before the update, whose own forward would serve otherwise
-    return build(settings.validate(config)).start(print)
+    run = build(settings.validate(config))
+    return run, run.start(print)
 
 
 def sampled_and_scored(run: Run, state: TrainState, noise: float) -> TrainBatch:
@@ -43,7 +44,7 @@ def sampled_and_scored(run: Run, state: TrainState, noise: float) -> TrainBatch:
     source = run.source
     assert isinstance(source, Rollouts)
     noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=Router(noise=noise)))
-    rollout = noisy.sample(noisy.stream(), 1, exported_params(run, state)).finish()
+    rollout = noisy.sample(noisy.stream(), 1, state).finish()
     layouts = noisy.layouts(rollout.trajectory, 1)[0]
     return noisy.scorer(state, None, rollout.trajectory, layouts).batch
 

@@ -122,7 +122,7 @@ def figure(study: Study) -> Figure:
             look = line(curves.arms, arm)
             ax.plot(curves.rates, curves.ends[i].mean(-1), **look)
             ax.plot(curves.rates, curves.ends[i], "o", color=look["color"], markersize=3, alpha=0.4)
-            places.append((curves.rates[-1], float(curves.ends[i, -1].mean()), arm, look["color"]))
+            places.append((float(curves.ends[i, -1].mean()), arm, look["color"]))
         ax.axhline(float((curves.ends - curves.gains).mean()), color=INK, linewidth=0.8)  # the start
         ax.set_xscale("log")
         ax.set_xlabel("learning rate (line: accuracy at the start)", fontsize=8.5, color=INK)

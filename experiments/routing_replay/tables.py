@@ -32,9 +32,10 @@ from experiments.routing_replay.table_parts import (
     start_of,
     told_share,
 )
-from jaxrl_llm.report.comparisons import batch_table, compare
+from jaxrl_llm.report.comparisons import compare
 from jaxrl_llm.report.read import CLIPPED, Run, Study, load
 from jaxrl_llm.report.statistics import PairedDifference, batches_differ, paired_difference
+from jaxrl_llm.report.tables import batch_table
 
 RESULTS = Path(__file__).with_name("results")
 

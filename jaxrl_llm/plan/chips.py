@@ -1,4 +1,4 @@
-"""The accelerators that a plan knows: their peaks, and a mesh of their devices to compile for without having one."""
+"""The accelerators that a plan knows: their peaks, and devices to compile for without having one."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,6 @@ import jax
 from jax.experimental import topologies
 
 from jaxrl_llm.ground import ranges
-from jaxrl_llm.plan.h100 import TARGET
 
 __all__ = ["CHIPS", "Chip", "topology_devices"]
 
@@ -35,6 +34,33 @@ CHIPS = {
     "v6e": Chip(918e12, 32e9, 1640e9, 448e9, "cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 32 GB, 1640 GB/s, 3584 Gbps"),
     "h100": Chip(989e12, 80e9, 3350e9, 450e9, "H100 SXM data sheet: 989 TFLOP/s, 80 GB, 3.35 TB/s, NVLink 900 GB/s"),
 }
+
+# What XLA's GPU compiler must know of an H100 SXM to compile without one, an `xla.gpu.GpuTargetConfigProto` as text.
+# Figures: openxla/xla, xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
+_H100_TARGET = """gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 84942979072
+  shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 12 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
 
 
 def topology_devices(topology: str) -> tuple[Chip, Sequence[Any]]:
@@ -75,5 +101,5 @@ def _gpus(count: str) -> Sequence[Any]:
     with contextlib.suppress(ImportError):
         import jax_cuda13_plugin  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-        return topologies.get_topology_desc("", "cuda", target_config=TARGET, topology=f"1x1x{count}").devices
+        return topologies.get_topology_desc("", "cuda", target_config=_H100_TARGET, topology=f"1x1x{count}").devices
     raise ImportError("compiling for an H100 needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")

@@ -16,13 +16,11 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
-from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
-from jaxrl_llm.training.layout import Groups, Layout, lay_out
+from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState, make_state, state_shardings, with_value_head
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.state import TrainBatch, TrainState, state_shardings
 
 __all__ = ["PROGRAMS", "Part", "Program", "compile_run"]
 
@@ -31,9 +29,9 @@ PROGRAMS = ("move", "rollout", "score", "update")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a step's work, on one device. tokens: of all devices; passes: its cost in forward passes.
+    """A part of a step's work, with its cost on one device. tokens: of all devices; passes: its cost in forward passes.
 
-    A backward costs two forwards, so an update is 3 passes and everything else is 1.
+    A backward costs two forwards, so an update is 3 passes; a move computes nothing and is 0; everything else is 1.
     """
 
     name: str
@@ -61,25 +59,22 @@ class Program:
 
 
 def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[Program]:
-    """The programs of the run on these devices, one after the other; `only`: these names alone.
+    """Compile the programs of the run for these devices, one after the other; with `only`, these names alone.
 
-    Where rollouts have a mesh of their own, `move` brings the parameters there. A rollout has two parts, the prompts
-    (prefill) and one token of every slot (decode); score and update are those of one minibatch. Objectives on given
-    data have the update alone.
+    `move` is there if rollouts have a mesh of their own, to which it brings the parameters. A rollout has two parts:
+    the prompts (prefill) and one token of every slot (decode). Score and update are those of one minibatch. Objectives
+    on given data have the update alone.
     """
-    run = trainer.build(s, devices)
+    run = build(s, devices)
     source = run.source
     mesh: Any = run.model.mesh
     state = _abstract_state(run)
     width, rows = s.task.prompt_length, s.rows
     length = width + s.answer_length
-    rows_of_one = s.rows // s.updates.minibatches
-    groups = Groups(s.rollout.group_size, s.answer_length, np.full(s.rows, width))
-    layout = lay_out(
-        np.arange(rows_of_one), np.full(s.rows, length), length, s.updates, groups
-    )  # of answers at their bound
-    micro = layout.index.shape[0]
-    trained = int(np.prod(layout.index.shape))
+    groups = Groups(s.rollout.group_size, s.answer_length, np.full(rows, width))
+    # Of one minibatch, with answers at their bound.
+    layout = lay_out(np.arange(rows // s.updates.minibatches), np.full(rows, length), length, s.updates, groups)
+    micro, trained = layout.index.shape[0], layout.index.size
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -90,8 +85,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         seconds = time.monotonic() - start
         memory: Any = compiled.memory_analysis()
         text: Any = compiled.as_text()
-        filled = 1 / SLACK if mesh.shape["expert"] > 1 else 1.0
-        once, turn = measure(parse(text), mesh.size, filled)
+        costs = measure(parse(text), mesh.size, filled=1 / SLACK if mesh.shape["expert"] > 1 else 1.0)
         return Program(
             name=name,
             arguments=memory.argument_size_in_bytes,
@@ -99,13 +93,13 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             temporaries=memory.temp_size_in_bytes,
             code=memory.generated_code_size_in_bytes,
             seconds=seconds,
-            parts=tuple(parts(once, turn)),
+            parts=tuple(parts(*costs)),
         )
 
     def update(batch: TrainBatch) -> Program:
         return program(
             "update",
-            lambda: Learner.update.lower(run.learner, state, batch, layout),
+            lambda: run.learner.lower_update(state, batch, layout),
             lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
         )
 
@@ -115,16 +109,17 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
-    move = source.engine.lower_prepare(state.params) if wanted("move") else None
+    move = source.engine.lower_prepare(state.trained.policy) if wanted("move") else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
     if wanted("rollout"):
         yield program(
             "rollout",
-            lambda: source.engine.lower(state.params, s.rollout.prompts, width),
+            lambda: source.engine.lower(state.trained.policy, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
-    trajectory = _abstract_trajectory(source, s, state, mesh)
+    trajectory = source.engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
+    trajectory = _by_rows(trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32)), mesh)
     if wanted("score") and not source.scorer.first_forward:
         yield program(
             "score",
@@ -132,60 +127,29 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             lambda once, turn: [Part("score", once + turn * micro, trained, 1)],
         )
     if wanted("update"):
-        yield update(_abstract_batch(source, state, trajectory, layout, mesh))
+        reference = state.policy if "ref_logprobs" in source.scorer.learner.objective.needs else None
+        scored = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
+        yield update(_by_rows(scored, mesh))
 
 
-def _abstract_state(run: trainer.Run) -> TrainState:
+def _abstract_state(run: Run) -> TrainState:
     """Shapes and shardings of the training state."""
-    learner, model, kind = run.learner, run.model, run.settings.critic.kind
-
-    def make(params: Any) -> TrainState:
-        valued = with_value_head(params, model.config.hidden_size)
-        if kind == "separate":
-            return make_state(model, params, learner.optimizer, valued, learner.critic_optimizer)
-        headed = kind == "head" or learner.objective.learns_rewards
-        return make_state(model, valued if headed else params, learner.optimizer)
-
-    shapes = jax.eval_shape(make, model.shapes())
-    return _placed(shapes, state_shardings(model, shapes, learner.optimizer, learner.critic_optimizer))
+    shapes = jax.eval_shape(run.state, run.model.shapes())
+    return _placed(shapes, state_shardings(run.model, shapes))
 
 
-def _abstract_given(run: trainer.Run, rows: int, length: int, mesh: Any) -> TrainBatch:
+def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:
     """Pairs or given answers, by rows as they come from the host."""
-    kinds: dict[str, Any] = {
-        "tokens": jnp.int32,
-        "segment_ids": jnp.int32,
-        "loss_mask": bool,
-        "advantages": jnp.float32,
-    }
+    kinds: dict[str, Any] = dict(tokens=jnp.int32, segment_ids=jnp.int32, loss_mask=bool, advantages=jnp.float32)
     if "ref_logprobs" in run.learner.objective.needs:
         kinds["ref_logprobs"] = jnp.float32
-    arrays: Any = {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
-    return _by_rows(jax.eval_shape(lambda arrays: TrainBatch(**arrays), arrays), mesh)
-
-
-def _abstract_trajectory(source: Rollouts, s: Settings, state: TrainState, mesh: Any) -> Trajectory:
-    """A trajectory sharded by rows, as the rollout leaves it; rewards come from the host."""
-    out = source.engine.lower(state.params, s.rollout.prompts, s.task.prompt_length).out_info
-    out = out.replace(rewards=jax.ShapeDtypeStruct((s.rows,), jnp.float32))
-    return _by_rows(out, mesh)
-
-
-def _abstract_batch(
-    source: Rollouts, state: TrainState, trajectory: Trajectory, layout: Layout, mesh: Any
-) -> TrainBatch:
-    """The scored batch of a rollout, sharded by rows."""
-    needs = source.scorer.learner.objective.needs
-    reference = state.params if "ref_logprobs" in needs else None
-    shapes = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
-    return _by_rows(shapes, mesh)
+    arrays = {name: jax.ShapeDtypeStruct((rows, length), kind) for name, kind in kinds.items()}
+    return _by_rows(jax.eval_shape(TrainBatch, **arrays), mesh)
 
 
 def _by_rows(shapes: Any, mesh: Any) -> Any:
-    """Arrays of a rollout on the devices of their rows."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), shapes
-    )
+    """Arrays of a rollout, sharded by rows: the rollout leaves them so, and what comes from the host is laid so."""
+    return _placed(shapes, jax.tree.map(lambda x: sharding.rollout_sharding(x, mesh), shapes))
 
 
 def _placed(shapes: Any, where: Any) -> Any:

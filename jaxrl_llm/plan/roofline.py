@@ -10,11 +10,11 @@ __all__ = ["Roofline", "roofline"]
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds at the peaks if compute, memory and network overlap completely: the time is the largest of the three.
+    """Seconds at the peaks. If compute, memory and network overlap completely, the time is the largest of the three.
 
-    excess: FLOPs of all devices over 2 x passes x active parameters x tokens, the FLOPs that the model needs without
-    attention's products (0 where it computes nothing); mfu: those model FLOPs over what the chips could do in that time
-    (PaLM, arXiv 2204.02311, appendix B).
+    The model needs 2 x passes x active parameters x tokens FLOPs, without attention's products. excess: FLOPs of all
+    devices over those (0 for a part that computes nothing); mfu: those over what the chips could do in that time (PaLM,
+    arXiv 2204.02311, appendix B).
     """
 
     compute: float

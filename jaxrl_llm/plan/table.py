@@ -1,7 +1,6 @@
-"""python -m jaxrl_llm.plan --config NAME --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]
+"""The figures of a compiled run: what each of its programs needs of a device, as a table for a terminal and as JSON.
 
-Compiles the programs of a run for chips that need not be present, and reports what each needs: memory, FLOPs, bytes,
-collectives, the time at the chip's peaks and what bounds it.
+Memory, FLOPs, bytes, collectives, the time at the chip's peaks and what bounds it.
 """
 
 import dataclasses
@@ -17,14 +16,14 @@ from jaxrl_llm.plan.programs import Program, compile_run
 from jaxrl_llm.plan.roofline import roofline
 from jaxrl_llm.run.settings import Settings
 
-__all__ = ["Plan", "as_json", "as_rows", "plan", "table"]
+__all__ = ["Compiled", "as_json", "as_rows", "plan", "table"]
 
 _GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a run needs of each device of a topology."""
+class Compiled:
+    """The programs of a run, compiled for the devices of a topology."""
 
     topology: str
     chip: Chip
@@ -38,8 +37,8 @@ class Plan:
         return math.prod(self.mesh)
 
 
-def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
-    """Compile the run's programs (or `only` some: move, rollout, score, update) for a topology.
+def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Compiled:
+    """Compile the run's programs (or only some of move, rollout, score and update) for a topology.
 
     Raises:
       ValueError: an unknown topology, or one whose devices the mesh does not fit.
@@ -49,7 +48,7 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
     programs = tuple(compile_run(settings, devices, only))
     mesh = _sizes(settings.mesh.shape, len(devices))
     rollout_mesh = _sizes(settings.rollout.mesh_shape or mesh, math.prod(mesh))
-    return Plan(topology, chip, mesh, rollout_mesh, settings.model.active_parameters, programs)
+    return Compiled(topology, chip, mesh, rollout_mesh, settings.model.active_parameters, programs)
 
 
 def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
@@ -58,28 +57,26 @@ def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
     return tuple(rest if size == -1 else size for size in shape)
 
 
-def as_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One JSON object a part of a program; bytes, FLOPs and seconds of one device."""
+def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
+    """One JSON object for each part of a program; bytes, FLOPs and seconds are those of one device."""
     rows = []
-    for program in plan.programs:
+    for program in compiled.programs:
+        sizes = {name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")}
         for part in program.parts:
-            line = roofline(part, plan.chip, plan.devices, plan.active_parameters)
+            cost, line = part.cost, roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)
             rows.append(
                 {
                     "part": part.name,
                     "program": program.name,
-                    "arguments": program.arguments,
-                    "outputs": program.outputs,
-                    "temporaries": program.temporaries,
-                    "code": program.code,
-                    "memory_share": program.memory / plan.chip.memory,
+                    **sizes,
+                    "memory_share": program.memory / compiled.chip.memory,
                     "compile_s": round(program.seconds, 1),
                     "tokens": part.tokens,
-                    "flops": part.cost.flops,
-                    "bytes": part.cost.bytes,
-                    "sent": part.cost.sent,
-                    "collectives": {kind: list(value) for kind, value in sorted(part.cost.collectives.items())},
-                    "not_counted": sorted(part.cost.unknown),
+                    "flops": cost.flops,
+                    "bytes": cost.bytes,
+                    "sent": cost.sent,
+                    "collectives": {kind: list(value) for kind, value in sorted(cost.collectives.items())},
+                    "not_counted": sorted(cost.unknown),
                     "compute_s": line.compute,
                     "memory_s": line.memory,
                     "network_s": line.network,
@@ -91,36 +88,38 @@ def as_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def as_json(plan: Plan) -> str:
+def as_json(compiled: Compiled) -> str:
     """The figures with topology, mesh and versions."""
-    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin") if _has(name)}
-    head = {"topology": plan.topology, "mesh": plan.mesh, "rollout_mesh": plan.rollout_mesh, "versions": versions}
-    head |= {"chip": dataclasses.asdict(plan.chip)}
-    return json.dumps(head | {"parts": as_rows(plan)}, indent=1) + "\n"
+    packages = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin")
+    head = {
+        "topology": compiled.topology,
+        "mesh": compiled.mesh,
+        "rollout_mesh": compiled.rollout_mesh,
+        "versions": {name: metadata.version(name) for name in packages if any(metadata.distributions(name=name))},
+        "chip": dataclasses.asdict(compiled.chip),
+        "parts": as_rows(compiled),
+    }
+    return json.dumps(head, indent=1) + "\n"
 
 
-def _has(package: str) -> bool:
-    return any(metadata.distributions(name=package))
-
-
-def table(plan: Plan) -> str:
+def table(compiled: Compiled) -> str:
     """Three tables that fit 80 columns: memory, time, collectives."""
-    lines = [f"{plan.topology}: {plan.devices} devices, {_axes(plan.mesh)}; each device:"]
-    lines += [f"rollouts on {_axes(plan.rollout_mesh)}"] * (plan.rollout_mesh != plan.mesh) + [""]
-    lines.append("GiB       arguments  outputs  temporaries   code  of memory  compile s")
-    for p in plan.programs:
-        sizes = (x / _GIB for x in (p.arguments, p.outputs, p.temporaries, p.code))
-        first, second, third, fourth = sizes
-        share = f"{p.memory / plan.chip.memory:.0%}"
-        lines.append(f"{p.name:9} {first:9.2f} {second:8.2f} {third:12.2f} {fourth:6.2f} {share:>10} {p.seconds:10.0f}")
+    lines = [f"{compiled.topology}: {compiled.devices} devices, {_axes(compiled.mesh)}; each device:"]
+    if compiled.rollout_mesh != compiled.mesh:
+        lines.append(f"rollouts on {_axes(compiled.rollout_mesh)}")
+    lines += ["", "GiB       arguments  outputs  temporaries   code  of memory  compile s"]
+    for p in compiled.programs:
+        lines.append(
+            f"{p.name:9} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
+            f"{p.code / _GIB:6.2f} {p.memory / compiled.chip.memory:10.0%} {p.seconds:10.0f}"
+        )
     heads = ("TFLOP", "x model", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "MFU")
     widths = (8, 8, 9, 8, 11, 10, 11, 5)
     lines += ["", "at peak " + "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))]
-    rows = as_rows(plan)
+    rows = as_rows(compiled)
     for r in rows:
-        amounts = (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)
         times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]
-        cells = [_short(x) for x in amounts]
+        cells = [_short(x) for x in (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)]
         cells += [_short(t) + ("*" if t == max(times) else " ") for t in times] + [f"{r['mfu']:.0%}"]
         lines.append(f"{r['part']:8}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
     lines += ["* what bounds it", "", "collectives: how many, GB sent"]

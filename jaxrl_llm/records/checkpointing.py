@@ -1,6 +1,6 @@
 """Checkpoints with Orbax: bounded in number, written whole or not at all, and verified leaf by leaf on restore.
 
-A step's checkpoint is the state (any pytree of arrays), a digest of every leaf and the caller's JSON (iterator state,
+A checkpoint holds the state (any pytree of arrays), a digest of every leaf, and JSON of the caller (iterator state,
 config hash). Orbax notices missing, extra and misshapen leaves but neither flipped bits nor a cast dtype, hence the
 digests.
 """
@@ -28,29 +28,29 @@ __all__ = ["Checkpoints", "digest", "digests", "load_tree", "save_tree", "steps_
 def digests(tree: Any) -> dict[str, str]:
     """A digest of every leaf, the same on every mesh and for every number of processes.
 
-    sum over elements of h(bits, flat index) mod 2^32, for two functions h: the order of summation is free, so that
-    every shard is digested on its device. h is a bijection of the bits, so that one changed element is always seen, and
-    several with probability 1 - 2^-64.
+    It is the sum over elements of h(bits, flat index) mod 2^32, for two functions h. The order of summation is free, so
+    every shard is digested on its device. h is a bijection of the bits: one changed element is always seen, several are
+    seen with probability 1 - 2^-64.
     """
-    named = [(path, jnp.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    leaves = [leaf for _, leaf in named]
-    if all(leaf.is_fully_addressable and _on_cpu(leaf) for leaf in leaves):
+    named = {jax.tree_util.keystr(path): jnp.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    leaves = list(named.values())
+    if all(x.is_fully_addressable and all(device.platform == "cpu" for device in x.devices()) for x in leaves):
         sums = [_sums(np, np.asarray(leaf)) for leaf in leaves]  # nothing to compile
     else:
         sums = jax.device_get(_sums_of_all(leaves))
     return {
-        jax.tree_util.keystr(path): f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
-        for (path, leaf), (a, b) in zip(named, sums, strict=True)
+        name: f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
+        for (name, leaf), (a, b) in zip(named.items(), sums, strict=True)
     }
 
 
 def digest(tree: Any) -> str:
     """One digest of all leaves and their names."""
-    return hashlib.blake2b(json.dumps(digests(tree), sort_keys=True).encode(), digest_size=16).hexdigest()
+    return _digest_of_json(digests(tree))
 
 
-def _on_cpu(x: jax.Array) -> bool:
-    return all(device.platform == "cpu" for device in x.devices())
+def _digest_of_json(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @jax.jit
@@ -102,15 +102,15 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Write asynchronously; `close` (or the next save) waits. Saving a step that exists is a no-op.
+        """Write in the background; `close` and the next save wait for it. Saving a step that exists does nothing.
 
         Raises:
           OSError: this or an earlier checkpoint could not be written; earlier ones stay intact.
         """
         if step in self._manager.all_steps():
             return
-        payload = {"digests": digests(state), "extra": dict(extra)}
-        payload["digest"] = _digest_of(payload)
+        payload: dict[str, Any] = {"digests": digests(state), "extra": dict(extra)}
+        payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
         self._writing(functools.partial(self._manager.save, step, args=items))
 
@@ -150,8 +150,7 @@ class Checkpoints:
         raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
 
     def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), payload=ocp.args.JsonRestore())  # pyright: ignore
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(_shapes(like)), payload=ocp.args.JsonRestore())  # pyright: ignore
         restored, error = None, None
         try:
             with _reader() as reader:
@@ -160,8 +159,8 @@ class Checkpoints:
             error = own
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
-        state, payload = restored["state"], dict(restored["payload"])
-        if payload.pop("digest") != _digest_of(payload):
+        state, payload = restored["state"], restored["payload"]
+        if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
             raise ValueError("its payload differs from its digest")
         different = [name for name, own in digests(state).items() if payload["digests"].get(name) != own]
         if different:
@@ -169,15 +168,16 @@ class Checkpoints:
         return state, payload["extra"]
 
     def restore_part(self, like: Any, step: int) -> Any:
-        """Some leaves of the checkpoint of `step`: those of `like`, a tree with the keys of the saved state.
+        """Some leaves of the checkpoint of `step`.
 
         Args:
-          like: nested dicts of arrays or jax.ShapeDtypeStruct with shardings; the outermost keys are fields.
+          like: the wanted leaves, as nested dicts of arrays or jax.ShapeDtypeStruct with shardings; the keys are those
+            of the saved state, the outermost its fields.
 
         Raises:
           ValueError: a leaf is missing, of another shape or dtype, or not what was saved.
         """
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        target = _shapes(like)
         into = ocp.checkpoint_utils.construct_restore_args(target)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeRestore(target, restore_args=into, partial_restore=True),  # pyright: ignore
@@ -186,7 +186,7 @@ class Checkpoints:
         try:
             restored = self._manager.restore(step, args=items)
             saved = {_plain_path(name): digest for name, digest in restored["payload"]["digests"].items()}
-        except Exception as error:  # Orbax and its readers raise whatever they meet
+        except Exception as error:  # Orbax raises exceptions of any type
             raise ValueError(f"checkpoint {self.folder / str(step)} cannot be read ({_line(error)})") from error
         own = {_plain_path(name): digest for name, digest in digests(restored["state"]).items()}
         different = [name for name, digest in own.items() if saved.get(name) != digest]
@@ -213,7 +213,7 @@ class Checkpoints:
         self._manager.reload()
 
     def wait(self) -> None:
-        """Until everything saved is on disk; raises OSError as `save` does."""
+        """Wait until everything saved is on disk; raises OSError as `save` does."""
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Checkpoints:
 
 
 def _reader() -> ocp.Checkpointer:
-    """Reads this process's shards and waits for no other: one that meets a damaged file would be waited for in vain."""
+    """Reads this process's shards and waits for no other process: one that meets a damaged file never arrives."""
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     handler = ocp.CompositeCheckpointHandler(
@@ -243,9 +243,8 @@ def _reader() -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _digest_of(payload: Mapping[str, Any]) -> str:
-    text = json.dumps([payload["digests"], payload["extra"]], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _shapes(like: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
 
 
 def _plain_path(path: str) -> str:
@@ -266,6 +265,5 @@ def save_tree(folder: str | Path, tree: Any) -> None:
 
 def load_tree(folder: str | Path, like: Any) -> Any:
     """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(Path(folder).absolute(), target)
+        return checkpointer.restore(Path(folder).absolute(), _shapes(like))

@@ -1,4 +1,4 @@
-"""Provenance of a run: its config and the file it came from, the commit, the versions, the device and the cores."""
+"""The provenance of a run: its config and the file it came from, the commit, the versions, the device, the cores."""
 
 import dataclasses
 import importlib.metadata
@@ -44,9 +44,9 @@ def _commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints about the checkout of this file; None where there is no git or no checkout."""
+    """What git prints about the checkout of this file; None if there is no git or no checkout."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""The files that a run writes into its DIR. The display on the terminal is in screen.py.
+"""The files that a run writes into its DIR; the display on the terminal is in screen.py.
 
     config.json     the configuration, its hash, commit, versions, device and core count
     metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
@@ -19,7 +19,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The object in the file, None where there is no file.
+    """The object in the file; None if there is no file.
 
     Raises:
         ValueError: the file holds something else.
@@ -71,7 +70,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The whole rows of a .jsonl file, in file order; a half-written last line is left out, no file is no rows."""
+    """The rows of a .jsonl file, without a half-written last line; none if there is no file."""
     path = Path(path)
     return [json.loads(line) for line in _whole_lines(path.read_bytes())] if path.exists() else []
 
@@ -83,7 +82,7 @@ def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) ->
 
 
 def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Remove the other rows, and a half-written last line, from a .jsonl file; no file is no rows."""
+    """Remove all rows but the wanted ones, and a half-written last line, from a .jsonl file if it exists."""
     path = Path(path)
     if path.exists():
         lines = _whole_lines(path.read_bytes())
@@ -97,8 +96,8 @@ class RunLog:
         workdir: the run's DIR, made when missing.
         total_steps: steps of the whole run, for the progress line.
         stream: where progress is shown (see `Screen`); standard output by default.
-        write: False on every host but the first: all methods then do nothing.
-        wandb: a project of Weights & Biases that gets the run too; "" for none.
+        write: False on every host but the first; all methods then do nothing.
+        wandb: the project of Weights & Biases that gets the run too; "" for none.
 
     Raises:
         OSError: the DIR cannot be written, or another process is writing it.
@@ -143,9 +142,7 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -156,7 +153,7 @@ class RunLog:
                 log.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """config.json: whatever the caller knows of the run (config, config_hash, commit, versions, device, cores)."""
+        """Write config.json: what `provenance.describe` knows of the run."""
         if self._write:
             write_json(self.workdir / "config.json", config)
             for writer in self._writers:
@@ -177,7 +174,7 @@ class RunLog:
         self.screen.note(text)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of samples.jsonl: prompt, answer, reward and whatever else is worth reading."""
+        """Write rows of samples.jsonl: prompt, answer, reward and whatever else is worth reading."""
         if self._write and rows:
             plain_rows = [plain(row) for row in rows]
             _append(self._samples, [{"step": int(step)} | row for row in plain_rows])
@@ -185,7 +182,7 @@ class RunLog:
                 writer.samples(int(step), plain_rows)
 
     def result(self, values: Mapping[str, Any]) -> None:
-        """result.json, the mark of a finished run: call it last."""
+        """Write result.json, the mark of a finished run: call it last."""
         if self._write:
             write_json(self.workdir / "result.json", values)
 

@@ -1,8 +1,8 @@
 """The display of a run: live progress on a terminal, one plain line per step anywhere else.
 
 A terminal shows two lines at its lower end that never wrap: the bar with the time, and the newest numbers. Evaluations,
-notes and the lines at the start and the end of a run scroll by above. While a program is being compiled its name is
-shown in place of the numbers, and steps that compiled do not count in the estimate of the remaining time.
+notes and the lines at the start and the end of a run scroll by above. While a program is being compiled its name stands
+in place of the numbers, and steps that compiled do not count in the estimate of the remaining time.
 """
 
 import functools
@@ -46,7 +46,8 @@ class Screen:
         self.total_steps = total_steps
         self._stream: Any = sys.stdout if stream is None else stream
         self._write = write
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=False) if self._terminal() else None
+        terminal = write and self._stream.isatty()
+        self._console = Console(file=self._stream, highlight=False, soft_wrap=False) if terminal else None
         self._live: Live | None = None
         self._row: dict[str, Any] = {"step": 0}
         self._clock = _Clock(total_steps)
@@ -54,9 +55,6 @@ class Screen:
         if "jax" in sys.modules:  # otherwise nothing compiles here
             _listen()
         _OPEN.add(self)
-
-    def _terminal(self) -> bool:
-        return self._write and self._stream.isatty()
 
     def note(self, text: str) -> None:
         """Show lines above the display."""
@@ -67,7 +65,7 @@ class Screen:
             self._stream.flush()
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """The metrics of a step, "step" among them, as they go to metrics.jsonl."""
+        """Show the metrics of a step, "step" among them, as they go to metrics.jsonl."""
         if not self._write:
             return
         self._row = dict(row)
@@ -83,7 +81,7 @@ class Screen:
         live.refresh()
 
     def compiled(self, event: str, seconds: float, name: str) -> None:
-        """Called on JAX's events about a program: it was lowered and is compiled next, or it has been compiled."""
+        """JAX reports that a program was lowered and is compiled next, or that it has been compiled."""
         if event.endswith("jaxpr_to_mlir_module_duration"):
             self._compiling = PHASES.get(name, self._compiling)
             if self._compiling and self._console is not None:
@@ -145,7 +143,7 @@ class _Clock:
         return _clock(time.monotonic() - self._began)
 
     def text(self) -> str:
-        """00:12<01:03: elapsed and remaining time; the latter only after a step without compilation."""
+        """00:12<01:03: elapsed and remaining time; empty before a step without compilation has ended."""
         if self._last is None or not self._steps:
             return ""
         left = self._seconds / self._steps * max(self._total - self._last[0], 0)
@@ -153,7 +151,7 @@ class _Clock:
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
-    given = not {"reward/mean", "pairs/accuracy"} & row.keys()  # supervised: there is a loss and nothing to clip
+    given = not {"reward/mean", "pairs/accuracy"} & row.keys()  # supervised training has a loss and nothing to clip
     clipped = [row[k] for k in ("clip/low", "clip/high") if row.get(k) is not None and not given]
     shown = {
         "reward": ("{:.3f}", row.get("reward/mean")),

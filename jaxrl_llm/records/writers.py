@@ -1,9 +1,11 @@
 """Where a run's metrics and samples go besides its .jsonl files: TensorBoard and, if set, Weights & Biases.
 
-Both get scalars under the keys of metrics.jsonl, lists by layer as one scalar a layer (`name/0`, `name/1`, ...), the
-samples as text and the configuration. Lists of lists stay in metrics.jsonl alone.
+Both get scalars under the keys of metrics.jsonl, a list as one scalar for each layer (`name/0`, `name/1`, ...), the
+samples as text and the configuration. Lists of lists are in metrics.jsonl only.
 """
 
+import functools
+import importlib
 import json
 import os
 import struct
@@ -19,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of a row of metrics.jsonl, lists of numbers spread out; null and lists of lists are left out."""
+    """The numbers of a row of metrics.jsonl, with lists of numbers spread out, without null and lists of lists."""
     spread: dict[str, float] = {}
     for name, value in row.items():
         values = {f"{name}/{i}": one for i, one in enumerate(value)} if isinstance(value, list) else {name: value}
@@ -27,23 +29,17 @@ def scalars(row: Row) -> dict[str, float]:
     return spread
 
 
-def _markdown(rows: Sequence[Row]) -> str:
-    """Samples as TensorBoard shows text: indented, so that nothing in an answer is formatting."""
-    return "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in rows)
-
-
+@functools.cache
 def _tensorboardx() -> Any:
-    """The package, imported without PyTorch: where that is installed it takes seconds, for the name of a type."""
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # its import fails, which is allowed for
+    """tensorboardX, imported as if PyTorch were absent, whose import takes seconds and serves the name of one type."""
+    loaded: dict[str, Any] = sys.modules
+    if "torch" in loaded:
+        return importlib.import_module("tensorboardX")
+    loaded["torch"] = None  # `import torch` raises ImportError, which tensorboardX catches
     try:
-        import tensorboardX
-        import tensorboardX.proto.event_pb2
+        return importlib.import_module("tensorboardX")
     finally:
-        if hidden:
-            del sys.modules["torch"]
-    return tensorboardX
+        del loaded["torch"]
 
 
 class TensorBoard:
@@ -68,7 +64,7 @@ class TensorBoard:
         return self._open_writer
 
     def config(self, config: Row) -> None:
-        """As text, with the first metrics of a DIR; a resumed run has the same."""
+        """Written as text with the first metrics of a DIR; a resumed run has the same configuration."""
         self._config = config
 
     def metrics(self, step: int, row: Row) -> None:
@@ -79,14 +75,14 @@ class TensorBoard:
     def samples(self, step: int, rows: Sequence[Row]) -> None:
         held_out = [row for row in rows if row.get("split") == "test"]
         for name, some in (("samples/train", [row for row in rows if row not in held_out]), ("samples/test", held_out)):
-            if some:
-                self._writer.add_text(name, _markdown(some), step)
+            if some:  # TensorBoard renders Markdown; text that is indented stays as it is
+                text = "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in some)
+                self._writer.add_text(name, text, step)
 
     def cut(self, step: int) -> None:
-        """Remove every record later than `step`, and broken ends; a file that keeps none goes.
+        """Remove every record later than `step`, broken ends, and files that keep no record.
 
-        The files are rewritten record by record (wall times stay) instead of relying on TensorBoard's purge_step, which
-        only hides the old rows from some readers.
+        TensorBoard's purge_step would only hide the old rows, and only from some readers. Wall times stay.
         """
         self.close()
         for path in self._workdir.glob("events.out.*"):
@@ -147,7 +143,7 @@ class WeightsAndBiases:
         self._run.log({"samples": self._table(columns=columns, data=cells)}, step=step)
 
     def cut(self, step: int) -> None:
-        """Does nothing: rows that were sent stay there, and Weights & Biases ignores a step that it has already."""
+        """Do nothing: rows that were sent stay there, and Weights & Biases ignores a step that it already has."""
 
     def close(self) -> None:
         self._run.finish()

@@ -1,6 +1,6 @@
 """Learning curves: metrics against rollouts, one panel a metric and one line an arm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +15,27 @@ from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 __all__ = ["Curve", "aligned", "curves", "mean", "smooth"]
 
+_DECADES = 1e6  # highest over lowest value of a logarithmic axis, at most
+_WHISKERS = 7  # along a curve
+
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel: a metric key, its title, the scale of its axis; optionally a second key, drawn dashed."""
+    """One panel: a metric under its title, and with `beside` a second one, drawn dashed."""
 
     key: str
     title: str
     scale: str = "linear"
     percent: bool = False
     beside: str | None = None
-    names: tuple[str, str] = ("", "")  # of the two keys, for the legend
+    names: tuple[str, str] = ("", "")  # of the two metrics, for the legend
 
     @property
     def keys(self) -> Sequence[str]:
         return (self.key,) if self.beside is None else (self.key, self.beside)
 
     def absent(self, study: Study, condition: str) -> str:
-        """Why the panel would be empty or a flat line ("not logged", "0 throughout"); "" where it shows something."""
+        """Why the panel would be empty or a flat line ("not logged", "0 throughout"); "" if it shows something."""
         values = np.concatenate([study.values(key, condition) for key in self.keys])
         shown = values[values > 0] if self.scale == "log" else values
         if not len(values):
@@ -46,18 +49,18 @@ class Curve:
 def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
     """One panel a metric, one line an arm (mean over seeds), whiskers from the lowest to the highest seed.
 
-    A panel of two metrics has a solid and a dashed line an arm and no whiskers. Panels without anything to see are left
+    A panel of two metrics has a solid and a dashed line an arm and no whiskers. Panels that would show nothing are left
     out (`Curve.absent`).
     """
     panel = [curve for curve in panel if not curve.absent(study, condition)]
-    figure, axes = panels([curve.title for curve in panel], columns=3)
+    figure, axes = panels([curve.title for curve in panel], columns=3, along="rollout")
     for ax, curve in zip(axes, panel, strict=True):
         ends = []
         for place, arm in enumerate(study.arms):
             runs, look = study.select(arm, condition), line(study.arms, arm)
-            dodge = (place - (len(study.arms) - 1) / 2) / max(len(study.arms), 1)
+            dodge = (place - (len(study.arms) - 1) / 2) / len(study.arms)
             drawn = [_draw(ax, runs, curve, key, look, dodge) for key in curve.keys]
-            ends += [(*end, arm, look["color"]) for end in drawn if end is not None][:1]
+            ends += [(end, arm, look["color"]) for end in drawn if end is not None][:1]
         _scale(ax, curve)
         if curve.beside is not None:
             lines = [Line2D([], [], **_apart({"color": INK, "marker": "o"}, curve, key)) for key in curve.keys]
@@ -67,10 +70,8 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
     return figure
 
 
-def _draw(
-    ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str, Any], dodge: float
-) -> tuple[float, float] | None:
-    """Draw the mean over the runs, with whiskers unless it shares the panel; returns the last point of the line."""
+def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str, Any], dodge: float) -> float | None:
+    """Draw the mean over the runs, with whiskers unless it shares the panel; returns the height at which it ends."""
     steps, values = aligned(runs, key)
     if not len(steps):
         return None
@@ -81,8 +82,8 @@ def _draw(
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
         spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
-        low, high = _least(values)[at], _most(values)[at]
-        ax.vlines(steps[at] + 0.5 * spacing * dodge, low, high, color=look["color"], alpha=0.55, linewidth=1.1)
+        places, seeds = steps[at] + 0.5 * spacing * dodge, np.ma.masked_invalid(values[:, at])
+        ax.vlines(places, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.55, linewidth=1.1)
     few = len(steps) <= 12
     drawn = middle if few else smooth(middle)
     if not few:
@@ -90,12 +91,11 @@ def _draw(
     known = np.isfinite(drawn)
     apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
     ax.plot(steps, drawn, markevery=None if few else apart, **look)
-    finite = np.flatnonzero(known)
-    return (float(steps[finite[-1]]), float(drawn[finite[-1]])) if len(finite) else None
+    return float(drawn[known][-1]) if known.any() else None
 
 
 def _apart(look: dict[str, Any], curve: Curve, key: str) -> dict[str, Any]:
-    """In a panel of two metrics, dashes distinguish the metrics: the second key is dashed, with hollow marks."""
+    """In a panel of two metrics dashes tell the metrics apart, not the arms: the second has dashes and hollow marks."""
     if curve.beside is None:
         return look
     beside = {"linestyle": "--", "markerfacecolor": "white"} if key == curve.beside else {"linestyle": "-"}
@@ -107,56 +107,43 @@ def _scale(ax: Axes, curve: Curve) -> None:
     if curve.scale == "log":
         ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         low, high = ax.get_ylim()
-        if (
-            low < high / _DECADES
-        ):  # a collapsed run, whose ratios are all one, would stretch the axis to rounding errors
-            low = high / _DECADES
-            ax.set_ylim(low, high)
+        low = max(low, high / _DECADES)  # the ratios of a collapsed run, all one, would stretch it to rounding errors
+        ax.set_ylim(low, high)
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=7))
         ax.yaxis.set_minor_locator(NullLocator())
     if curve.percent:
         ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    ax.set_xlabel("rollout", fontsize=8.5, color=INK)
-
-
-_DECADES = 1e6  # highest over lowest value of a logarithmic axis
-_WHISKERS = 7  # along a curve
 
 
 def aligned(runs: Sequence[Run], key: str, axes: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """The steps that any run has, and values [run, step, ...], NaN where a run lacks the step.
 
+    Runs without the key are left out, and so are runs whose lists have another length than the first run's.
+
     Args:
-        runs: those without the key are left out, and those with lists of another length than the first.
-        key: the metric.
-        axes: of one run's series: 1 for a number a step, 2 for a list a step.
+        axes: the axes of a run's series: 1 for a number a step, 2 for a list, 3 for a list of lists.
     """
     series = [run.series(key) for run in runs]
     series = [(steps, values) for steps, values in series if values.ndim == axes and len(values)]
-    series = [(steps, values) for steps, values in series if values.shape[1:] == series[0][1].shape[1:]]
-    steps = np.unique(np.concatenate([steps for steps, _ in series])) if series else np.zeros(0)
-    values = np.full((len(series), len(steps), *(series[0][1].shape[1:] if series else ())), np.nan)
+    shape = series[0][1].shape[1:] if series else ()
+    series = [(steps, values) for steps, values in series if values.shape[1:] == shape]
+    steps = np.unique(np.concatenate([np.zeros(0), *(steps for steps, _ in series)]))
+    values = np.full((len(series), len(steps), *shape), np.nan)
     for row, (own, value) in zip(values, series, strict=True):
         row[np.searchsorted(steps, own)] = value
     return steps, values
 
 
-def _quiet(reduce: Callable[..., np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    def over_first_axis(values: np.ndarray) -> np.ndarray:
-        empty = ~np.any(np.isfinite(values), 0)
-        return np.where(empty, np.nan, reduce(np.where(empty, 0, values), axis=0))
-
-    return over_first_axis
-
-
-mean, _least, _most = _quiet(np.nanmean), _quiet(np.nanmin), _quiet(np.nanmax)
+def mean(values: np.ndarray) -> np.ndarray:
+    """The mean over the first axis of what is finite, NaN where nothing is."""
+    return np.ma.filled(np.ma.masked_invalid(values).mean(0), np.nan)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving average over about a fifteenth of the run, narrower towards both ends, which stay where they are.
+    """Centred moving average over about a fifteenth of the run; NaN stays NaN and does not spread.
 
-    NaN stays NaN and does not spread.
+    The window narrows towards both ends, so the first and the last value stay where they are.
     """
     most = max(len(values) // 30, 1)
     reach = [min(most, i, len(values) - 1 - i) for i in range(len(values))]

@@ -1,4 +1,4 @@
-"""The figures of a report: each takes a study and one of its conditions; PLOTS lists them with what they need."""
+"""The figures of a report in the order of the page: PLOTS has the text of each, and how it is drawn for a condition."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,33 +8,33 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxrl_llm.report.curves import Curve, curves
-from jaxrl_llm.report.layer_maps import FLIPS, LOAD, flip_map, load_map
+from jaxrl_llm.report.diagnostic_figures import (
+    FLIPS,
+    LOAD,
+    flip_map,
+    load_map,
+    no_learnt_reward,
+    no_reliability,
+    reliability_plot,
+    reward_against_kl,
+)
 from jaxrl_llm.report.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
 from jaxrl_llm.report.read import CLIPPED, Study
-from jaxrl_llm.report.reliability import no_reliability, reliability_plot
-from jaxrl_llm.report.reward_figures import no_learnt_reward, reward_against_kl
 
 __all__ = ["PLOTS", "Plot"]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: file stem, heading, its caption, why it or parts of it are left out, and the function that
-    draws it."""
+    """A figure of the page, with its file's stem, the texts around it, and what it shows of a condition of a study."""
 
     stem: str
     heading: str
     caption: str
-    left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
-    parts: int  # of the figure: it is drawn when fewer are left out
     draw: Callable[[Study, str], Figure]
-    key: str = ""  # the figure speaks of runs that log this key alone; "": of all
-
-    def concerns(self, study: Study, condition: str) -> bool:
-        return not self.key or study.has(self.key, condition)
-
-    def drawable(self, study: Study, condition: str) -> bool:
-        return len(self.left_out(study, condition)) < self.parts
+    left_out: Callable[[Study, str], Sequence[str]]  # the parts that would be empty, each with its reason
+    parts: int = 1  # it is drawn if fewer are left out
+    key: str = ""  # it concerns only runs that log this metric; "": all runs
 
 
 def _beside_unflipped(measure: str, title: str, scale: str = "linear") -> Curve:
@@ -85,8 +85,6 @@ _WEIGHTS = (
     Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
     Curve("gate/mean", "mean gate of SAPO"),
 )
-
-
 _PAIRS = (
     Curve("pairs/accuracy", "training pairs ordered right", percent=True),
     Curve("eval/pair_accuracy", "held-out pairs ordered right", percent=True),
@@ -95,9 +93,7 @@ _PAIRS = (
     _two_sides("eval/reward", "rewards, held-out"),
     _two_sides("eval/logprob", "log-probabilities of answers, held-out"),
 )
-
-
-_ROUTING = {  # titles of what _other_routing shows
+_ROUTING = {  # titles of what `_other_routing` shows
     "routing/flips_sampler_old": "experts changed, sampler to old",
     "routing/flips_numeric": "experts changed at equal parameters",
     "routing/flips_fresh": "experts changed, without replay",
@@ -118,20 +114,6 @@ def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
     return [f"{title} ({reason})" for title, reason in reasons if reason]
 
 
-def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: str = "") -> Plot:
-    absent = functools.partial(_absent, panel=panel)
-    return Plot(stem, heading, caption, absent, len(panel), functools.partial(curves, panel=panel), key)
-
-
-def _map(stem: str, heading: str, caption: str, key: str, draw: Callable[[Study, str], Figure]) -> Plot:
-    absent = functools.partial(_absent, panel=[Curve(key, heading.lower(), percent=key == FLIPS)])
-    return Plot(stem, heading, caption, absent, 1, draw)
-
-
-def _draw_other(study: Study, condition: str) -> Figure:
-    return curves(study, condition, _other_routing(study, condition))
-
-
 def _no_other(study: Study, condition: str) -> list[str]:
     panel = _other_routing(study, condition)
     absent = _absent(study, condition, panel)
@@ -140,15 +122,24 @@ def _no_other(study: Study, condition: str) -> list[str]:
     return ["further routing numbers (" + ("; ".join(absent) or "not logged") + ")"]
 
 
+def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: str = "") -> Plot:
+    draw, absent = functools.partial(curves, panel=panel), functools.partial(_absent, panel=panel)
+    return Plot(stem, heading, caption, draw, absent, len(panel), key)
+
+
+def _map(stem: str, heading: str, caption: str, draw: Callable[[Study, str], Figure], key: str) -> Plot:
+    panel = [Curve(key, heading.lower(), percent=key == FLIPS)]
+    return Plot(stem, heading, caption, draw, functools.partial(_absent, panel=panel))
+
+
 PLOTS: Sequence[Plot] = (
     Plot(
         "differences",
         "Paired differences",
         "Mean difference to the baseline over pairs of one seed with its 95 % t interval, not corrected for the number "
         "of arms. Filled: all seeds. Hollow, where runs were made at several commits: each apart, with its seeds.",
-        no_pairs,
-        1,
         forest_plot,
+        no_pairs,
     ),
     _plot(
         "curves",
@@ -171,9 +162,8 @@ PLOTS: Sequence[Plot] = (
         "Reliability",
         "Held-out pairs in bins of the probability that the model gives to its own order: on the dashed line it is "
         "calibrated, below it believes too much. Read at the last evaluation, seeds counted together.",
-        no_reliability,
-        1,
         reliability_plot,
+        no_reliability,
         key="pairs/accuracy",
     ),
     Plot(
@@ -181,9 +171,8 @@ PLOTS: Sequence[Plot] = (
         "A learnt reward against the verifier",
         "What the reward model says and what the verifier says, against the distance from the start. Both rise: the "
         "model is worth following; the left rises while the right falls: it is being exploited.",
-        no_learnt_reward,
-        1,
         reward_against_kl,
+        no_learnt_reward,
         key="reward/reward_model",
     ),
     Plot(
@@ -192,17 +181,16 @@ PLOTS: Sequence[Plot] = (
         "A run has collapsed when its mean reward was below half of the highest mean of 5 in a row for 5 rollouts in a "
         "row, or is not finite. A step down is a collapse, a tick a run that ended without one; the numbers count the "
         "survivors.",
-        nothing_fell,
-        1,
         survival_plot,
+        nothing_fell,
     ),
     _map(
         "flips",
         "Experts changed by layer and update",
         "Share of the activated experts that the current policy no longer picks, averaged over rollouts and seeds. "
         "Brighter to the right: routing drifts within a rollout; a bright row: one layer does most of it.",
-        FLIPS,
         flip_map,
+        FLIPS,
     ),
     _map(
         "load",
@@ -210,8 +198,8 @@ PLOTS: Sequence[Plot] = (
         "Tokens of the busiest expert as a multiple of an even share, averaged over seeds: 1 is even, the number of "
         "experts over top-k means that every token goes there. A row that brightens: its tokens crowd onto few "
         "experts.",
-        LOAD,
         load_map,
+        LOAD,
     ),
     _plot(
         "decomposition",
@@ -235,9 +223,8 @@ PLOTS: Sequence[Plot] = (
         "Routing, further numbers",
         "Between sampler and old policy experts differ by the engine alone (another shape, another dtype), between old "
         "and current policy by what training did.",
+        lambda study, condition: curves(study, condition, _other_routing(study, condition)),
         _no_other,
-        1,
-        _draw_other,
     ),
     _plot(
         "ratios",

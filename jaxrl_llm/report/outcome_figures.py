@@ -1,13 +1,11 @@
-"""Figures of the outcomes of runs: time to collapse, differences of arms, and an outcome by condition."""
-
-from collections.abc import Callable
+"""Figures of what runs came to: differences of arms, time to collapse, and outcomes by condition."""
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxrl_llm.report.comparisons import compare
+from jaxrl_llm.report.comparisons import Outcome, compare
 from jaxrl_llm.report.curves import mean
-from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.statistics import survival
 from jaxrl_llm.report.style import INK, colour, label_ends, line, name_places, panels
 
@@ -23,7 +21,7 @@ __all__ = [
 
 def survival_plot(study: Study, condition: str) -> Figure:
     """Share of runs that have not collapsed, against rollouts (Kaplan-Meier)."""
-    figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0)
+    figure, (ax,) = panels(["share of runs not collapsed"], columns=1, height=3.0, along="rollout")
     observed = {arm: [run.collapse() for run in study.select(arm, condition)] for arm in study.arms}
     observed = {arm: [end for end in ends if np.isfinite(end[0])] for arm, ends in observed.items()}
     last = max([1.0, *(time for runs in observed.values() for time, _ in runs)])
@@ -39,15 +37,14 @@ def survival_plot(study: Study, condition: str) -> Figure:
         shown = [alive[np.searchsorted(times, time, side="right") - 1] for time in censored]
         ax.plot(censored, shown, "|", color=look["color"], markersize=8)
         survivors = f"{arm}  {sum(not collapsed for _, collapsed in runs)}/{len(runs)}"
-        ends.append((last, float(alive[-1]), survivors, look["color"]))
+        ends.append((float(alive[-1]), survivors, look["color"]))
     ax.set_ylim(-0.04, 1.04)
-    ax.set_xlabel("rollout", fontsize=8.5, color=INK)
     label_ends(ax, ends)
     return figure
 
 
 def nothing_fell(study: Study, condition: str) -> list[str]:
-    """Why there is no survival to draw; empty where a run collapsed."""
+    """Why there is no survival to draw; empty if a run collapsed."""
     runs = [run for run in study.runs if run.condition == condition and run.series("reward/mean")[0].size]
     if not runs:
         return ["time to collapse (not logged)"]
@@ -55,7 +52,7 @@ def nothing_fell(study: Study, condition: str) -> list[str]:
 
 
 def forest_plot(study: Study, condition: str) -> Figure:
-    """Differences to the baseline with 95 % t intervals, one panel an outcome; commits hollow below their arm."""
+    """Differences to the baseline with 95 % t intervals, one panel an outcome; hollow below an arm: each commit."""
     compared = [c for c in compare(study, condition) if c.difference.n > 1]
     outcomes = list(dict.fromkeys(c.outcome.name for c in compared))
     rows = {name: [c for c in compared if c.outcome.name == name] for name in outcomes}
@@ -81,26 +78,24 @@ def forest_plot(study: Study, condition: str) -> Figure:
 
 
 def no_pairs(study: Study, condition: str) -> list[str]:
-    """Why there is no forest to draw; empty where some arm has an interval."""
+    """Why there is no forest to draw; empty if some arm has an interval."""
     enough = any(c.difference.n > 1 for c in compare(study, condition))
     return [] if enough else ["paired differences (need two arms with two seeds that have ended)"]
 
 
-def outcome_by_condition(study: Study, measure: Callable[[Run], float], title: str) -> Figure:
+def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
     """One outcome against the conditions of the sweep: a dot a seed, a line through the means of each arm."""
-    figure, (ax,) = panels([title], columns=1, height=3.4)
+    figure, (ax,) = panels([outcome.name], columns=1, height=3.4)
     ends = []
     for place, arm in enumerate(study.arms):
-        ink, look, means = colour(study.arms, arm), line(study.arms, arm), []
+        look, means = line(study.arms, arm), []
         for x, condition in enumerate(study.conditions):
-            values = np.array([measure(run) for run in study.select(arm, condition)], np.float64)
-            jitter = 0.03 * (place - (len(study.arms) - 1) / 2)
-            ax.plot(np.full(len(values), x + jitter), values, "o", color=ink, alpha=0.45, markersize=4)
-            means.append((x + jitter, float(mean(values)) if len(values) else float("nan")))
+            values = np.array([outcome.measure(run) for run in study.select(arm, condition)], np.float64)
+            at = x + 0.03 * (place - (len(study.arms) - 1) / 2)
+            ax.plot(np.full(len(values), at), values, "o", color=look["color"], alpha=0.45, markersize=4)
+            means.append((at, float(mean(values)) if len(values) else float("nan")))
         ax.plot([x for x, _ in means], [y for _, y in means], **look)
-        finite = [(x, y) for x, y in means if np.isfinite(y)]
-        if finite:
-            ends.append((*finite[-1], arm, ink))
+        ends += [(y, arm, look["color"]) for _, y in means if np.isfinite(y)][-1:]
     name_places(ax, study.conditions)
     label_ends(ax, ends)
     return figure
@@ -116,19 +111,14 @@ def differences_by_condition(study: Study) -> Figure:
     for ax, name in zip(axes, outcomes, strict=False):
         ends = []
         for place, arm in enumerate(others):
-            look, ink = line(study.arms, arm), colour(study.arms, arm)
-            points = [
-                (x, c.difference)
-                for x, row in enumerate(compared)
-                for c in row
-                if (c.arm, c.outcome.name) == (arm, name)
-            ]
-            at = np.array([x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in points])
-            means = np.array([d.mean for _, d in points])
-            ax.plot(at, means, **look)
-            ax.vlines(at, [d.low for _, d in points], [d.high for _, d in points], color=ink, linewidth=1.6)
-            if points:
-                ends.append((float(at[-1]), float(means[-1]), arm, ink))
+            look = line(study.arms, arm)
+            found = [(x, c) for x, row in enumerate(compared) for c in row if (c.arm, c.outcome.name) == (arm, name)]
+            at = [x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found]
+            differences = [c.difference for _, c in found]
+            ax.plot(at, [d.mean for d in differences], **look)
+            low, high = [d.low for d in differences], [d.high for d in differences]
+            ax.vlines(at, low, high, color=look["color"], linewidth=1.6)
+            ends += [(d.mean, arm, look["color"]) for d in differences[-1:]]
         ax.axhline(0, color=INK, linewidth=0.8)
         name_places(ax, study.conditions)
         label_ends(ax, ends)

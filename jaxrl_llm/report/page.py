@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 
 __all__ = ["Page", "text_table"]
 
-_CONTENTS = 30  # headings at most that are all listed; of more, those of the second level
-_PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, where it scrolls inside
+_CONTENTS = 30  # with more headings the contents list only those of the second level
+_PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, which scrolls inside its frame
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Columns padded to one width: the first to the left, numbers to the right.
+    """A table for the terminal: the first column is aligned left, the others right.
 
-    Where a line would be longer than `width`, the remaining columns follow below it, the first one repeated.
+    If lines would be longer than `width`, the remaining columns follow below, with the first one repeated.
     """
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     blocks, used = [[0]], widths[0]
@@ -40,25 +40,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     return "\n\n".join(block(columns) for columns in blocks)
 
 
-def _cell(text: str) -> str:
-    """One line of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _environment() -> jinja2.Environment:
-    """HTML is escaped, Markdown is not; an undefined name is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxrl_llm.report"),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters["cell"] = _cell
-    return environment
-
-
 class Page:
-    """Collects blocks; `write` renders them in both forms. Pictures are PNG files, inlined in the HTML.
+    """Blocks that `write` renders in both forms. Pictures are PNG files, inlined in the HTML.
 
     Args:
         folder: where report.md, report.html and figures/ are written.
@@ -77,7 +60,7 @@ class Page:
         self._add("heading", text=text, level=level, anchor=anchor)
 
     def contents(self) -> None:
-        """Links to every heading but the title's, also to those that are added later."""
+        """Links to every heading but the title, including those that are added later."""
         self._add("contents")
 
     def text(self, text: str) -> None:
@@ -87,7 +70,7 @@ class Page:
         self._add("bullets", lines=lines)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, prose: bool = False) -> None:
-        """`prose`: the cells are text that may wrap, and stands to the left."""
+        """`prose`: the cells hold text, which may wrap and is aligned left."""
         self._add("table", header=header, rows=rows, prose=prose)
 
     def code(self, text: str) -> None:
@@ -111,7 +94,14 @@ class Page:
             "title": next((heading["text"] for heading in headings if heading["level"] == 1), "report"),
             "phone_width": _PHONE_WIDTH,
         }
-        environment, paths = _environment(), (self._folder / "report.md", self._folder / "report.html")
+        environment = jinja2.Environment(  # escapes HTML but not Markdown; an undefined name is an error
+            loader=jinja2.PackageLoader("jaxrl_llm.report"),
+            autoescape=jinja2.select_autoescape(["html.j2"]),
+            undefined=jinja2.StrictUndefined,
+            keep_trailing_newline=True,
+        )
+        environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
+        paths = self._folder / "report.md", self._folder / "report.html"
         for path in paths:
             text = environment.get_template(f"page{path.suffix}.j2").render(values)
             text = re.sub(r"\n{3,}", "\n\n", text) if path.suffix == ".md" else text

@@ -13,15 +13,15 @@ from jaxrl_llm.records.run_log import read_json, read_rows
 
 __all__ = ["CLIPPED", "Branch", "Run", "Study", "collapse_index", "load"]
 
-CLIPPED = "clip/low + clip/high"  # the one metric that is derived here: share of tokens clipped on either side
+CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
 
 
 def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
-    """Index of the rollout at which a run has collapsed, None if it never does.
+    """Index of the rollout at which a run has collapsed; None if it never does.
 
     A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
-    each below `share` of the highest mean of `patience` rewards in a row so far (at the start of as many as there are):
-    a single high reward, which over a long run of few prompts is chance, sets no bar.
+    below `share` of the highest mean of `patience` rewards in a row so far (at the start: of as many as there are). A
+    mean sets the bar because in a long run of few prompts a single high reward is chance.
 
     Args:
         reward: mean reward of every rollout, in order [rollouts].
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was stopped by a loss or gradient that is not finite; a sweep keeps its error message."""
+        """Whether a loss or gradient that is not finite stopped the run; a sweep keeps the error message."""
         return not self.finished and "not finite" in (self.failure or {}).get("last_line", "")
 
     @property
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """In words: finished, diverged, crashed (a sweep leaves failed.json), stopped or not started."""
+        """Finished, diverged, crashed (a sweep leaves failed.json), stopped or not started, in words."""
         if self.finished:
             return "finished"
         where = f"after step {self.rows[-1]['step']}" if self.rows else "before the first step"
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def batch(self) -> str:
-        """The short commit that it ran at; runs of one study at two commits replicate each other."""
+        """The short hash of the commit that it ran at; runs of one study at two commits replicate each other."""
         return str(self.record.get("commit") or "unknown")[:7]
 
     @property
@@ -102,30 +102,34 @@ class Run:
         return ", ".join(part for part in parts if part)
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of the rows that hold the key; null is NaN. Lists give an array with more axes."""
+        """Steps and values of the rows that hold the key; null is NaN, lists give an array with more axes.
+
+        Lists of another shape than the first are left out.
+        """
         if key == CLIPPED:
             sides = [k for k in ("clip/low", "clip/high") if any(k in row for row in self.rows)]
             pairs = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
-            return _array([s for s, _ in pairs]), np.sum(_array([v for _, v in pairs]).reshape(-1, len(sides) or 1), 1)
+            values = np.array([value for _, value in pairs], np.float64).reshape(-1, len(sides) or 1)
+            return np.array([step for step, _ in pairs], np.float64), values.sum(1)
         pairs = [(row["step"], row[key]) for row in self.rows if key in row]
         shape = np.shape(pairs[0][1]) if pairs else ()
         pairs = [(step, value) for step, value in pairs if np.shape(value) == shape]
-        return _array([step for step, _ in pairs]), _array([value for _, value in pairs])
+        return np.array([step for step, _ in pairs], np.float64), np.array([value for _, value in pairs], np.float64)
 
     def value(self, key: str, *, at: int = -1) -> float:
-        """The finite value of one row that holds the key: the last by default, the first with at=0; else NaN."""
+        """One of the finite values under the key: the last by default, the first with at=0; NaN if there is none."""
         values = self.series(key)[1]
         values = values[np.isfinite(values)]
         return float(values[at]) if len(values) else float("nan")
 
     def average(self, key: str, last: int = 0) -> float:
-        """Mean over all rows that hold the key, or over the last few of them; NaN if there is none."""
+        """Mean of the finite values in all rows that hold the key, or in the `last` of them; NaN if there is none."""
         values = self.series(key)[1][-last:]
         values = values[np.isfinite(values)]
         return float(values.mean()) if len(values) else float("nan")
 
     def collapse(self) -> tuple[float, bool]:
-        """(step of collapse, True), or (last step, False); (NaN, False) of a run without a rollout."""
+        """(step of collapse, True), or (last step, False); (NaN, False) for a run without a rollout."""
         steps, reward = self.series("reward/mean")
         index = collapse_index(reward)
         if index is not None:
@@ -136,9 +140,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Branch(Run):
-    """A branch from one state of a trajectory: a run of one or a few rollouts whose rows stand in branches.jsonl.
+    """A branch from one state of a trajectory: a run of a few rollouts, whose rows are in branches.jsonl.
 
-    `workdir` is the trajectory's, `branch` the rollouts before the state.
+    `workdir` is the trajectory's; `branch` is the number of rollouts before the state.
     """
 
     written: Sequence[Mapping[str, Any]] = ()
@@ -159,7 +163,7 @@ class Branch(Run):
 
     @cached_property
     def finished(self) -> bool:
-        return self.failure is None  # a state's rows are written at once, with the last evaluation
+        return self.failure is None  # the rows of a state are written at once, with the last evaluation
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
@@ -168,17 +172,13 @@ class Branch(Run):
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are read together; the first arm, or the named one, is the baseline of the differences.
-
-    branching: the numbers of a sweep whose runs are branches; empty for runs from the start.
-    unfinished: trajectories of such a sweep that have not ended, each with its status.
-    """
+    """Runs that are read together, and the arm that the others are compared with."""
 
     question: str
     runs: Sequence[Run]
     baseline: str
-    branching: Mapping[str, int] = field(default_factory=dict)
-    unfinished: Sequence[str] = ()
+    branching: Mapping[str, int] = field(default_factory=dict)  # of a sweep of branches; empty for runs from the start
+    unfinished: Sequence[str] = ()  # the trajectories of such a sweep that have not ended, each with its status
 
     @property
     def arms(self) -> list[str]:
@@ -193,7 +193,7 @@ class Study:
         return [run for run in self.runs if (run.arm, run.condition) == (arm, condition)]
 
     def values(self, key: str, condition: str) -> np.ndarray:
-        """Every finite number that a run of the condition logged under the key, in one row."""
+        """Every finite number that a run of the condition logged under the key, in one axis."""
         runs = [run for run in self.runs if run.condition == condition]
         values = np.concatenate([run.series(key)[1].ravel() for run in runs] or [np.zeros(0)])
         return values[np.isfinite(values)]
@@ -205,9 +205,9 @@ class Study:
 def load(folder: str | os.PathLike[str]) -> Study:
     """The study in a folder.
 
-    A folder with sweep.json is a sweep (its plan says which runs there should be); one with metrics.jsonl is a run;
-    otherwise every folder below it that holds metrics.jsonl is a run, named by its path, and a last part that is a
-    number is its seed.
+    A folder with sweep.json is a sweep, whose plan says which runs there should be; one with metrics.jsonl is a run.
+    Otherwise every folder below it that holds metrics.jsonl is a run. Its path names the arm, except for a last part
+    that is a number, which is the seed.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
@@ -228,9 +228,9 @@ def load(folder: str | os.PathLike[str]) -> Study:
     runs = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         parts = path.parent.relative_to(folder).parts
-        *_, last = ("", *parts)
-        seeded = len(parts) > 1 and last.isdigit()
-        runs.append(Run(path.parent, "/".join(parts[:-1] if seeded else parts), "", last if seeded else ""))
+        *rest, last = parts
+        seeded = bool(rest) and last.isdigit()
+        runs.append(Run(path.parent, "/".join(rest if seeded else parts), "", last if seeded else ""))
     if not runs:
         raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
     return Study("", runs, runs[0].arm)
@@ -243,18 +243,12 @@ def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
         place, labels = folder / planned["folder"], (planned["arm"], planned["condition"], str(planned["seed"]))
         rows, record = read_rows(place / "branches.jsonl"), read_json(place / "config.json") or {}
         starts = {row["state"]: row for row in rows if not row["arm"]}
-        own: dict[int, list[Any]] = {state: [] for state in starts}
+        taken: dict[int, list[Any]] = {state: [] for state in starts}
         for row in rows:
             if row["arm"] == planned["arm"]:
-                own[row["state"]].append(row)
-        runs += [
-            Branch(place, *labels, str(state), [starts[state], *taken], record) for state, taken in own.items() if taken
-        ]
+                taken[row["state"]].append(row)
+        runs += [Branch(place, *labels, str(s), [starts[s], *own], record) for s, own in taken.items() if own]
         trajectory = Run(place, "trajectory", planned["condition"], str(planned["seed"]))
         if not trajectory.finished:
             unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
     return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()))
-
-
-def _array(values: Sequence[Any]) -> np.ndarray:
-    return np.array(values, dtype=object).astype(np.float64) if len(values) else np.zeros(0)

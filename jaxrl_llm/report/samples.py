@@ -9,7 +9,7 @@ from jaxrl_llm.report.read import Run
 
 __all__ = ["Change", "changes", "failures", "pick", "tally"]
 
-_KINDS = ("broken", "still wrong", "fixed", "still right")  # what a reader should see first
+_KINDS = ("broken", "still wrong", "fixed", "still right")  # in the order in which a reader should see them
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Change:
 
 
 def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
-    """What happened to the held-out prompts of which the run logged answers, and the two steps that are compared.
+    """The greedy answers to held-out prompts at the first and the last logged evaluation, and the two steps.
 
-    The greedy answers are compared. Empty, with steps (0, 0), for a run with fewer than two logged evaluations.
+    Empty, with steps (0, 0), for a run with fewer than two logged evaluations.
     """
     held_out = [row for row in run.samples if row.get("split") == "test" and "greedy" in row]
     steps = sorted({row["step"] for row in held_out})
@@ -47,14 +47,14 @@ def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
 
 
 def pick(changed: Sequence[Change], count: int) -> list[Change]:
-    """At most `count` of them: one of every kind in turn, those that broke or stayed wrong first."""
+    """At most `count` changes: one of every kind in turn, those that broke or stayed wrong first."""
     queues = [[one for one in changed if one.kind == kind] for kind in _KINDS]
     turns = [queue[turn] for turn in range(len(changed)) for queue in queues if turn < len(queue)]
     return sorted(turns[:count], key=lambda one: _KINDS.index(one.kind))
 
 
 def failures(run: Run, count: int) -> list[Mapping[str, Any]]:
-    """The logged training answers of the last step with the lowest rewards, without the right ones."""
+    """The logged training answers of the last step that are not right, those with the lowest rewards first."""
     drawn = [row for row in run.samples if row.get("split") != "test"]
     last = max((row["step"] for row in drawn), default=0)
     wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and _answer(row)[1] < 1]

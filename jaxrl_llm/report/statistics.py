@@ -1,10 +1,10 @@
 """Paired differences with intervals, what they could have detected, correction for many arms, and survival.
 
-Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so that the
-effect of the seed cancels in the difference within a pair. Several runs of one seed (branches of one trajectory) are
-averaged first, because they are not independent: everything rests on the number of seeds.
+Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so the effect of
+the seed cancels in the difference within a pair. Several runs of one seed (branches of one trajectory) are averaged
+first, because they are not independent: every interval rests on the number of seeds.
 
-SciPy takes a second to import, which a report of single runs can do without: the functions that need it import it.
+SciPy takes a second to import and a report of single runs does not need it: the functions that use it import it.
 """
 
 import functools
@@ -21,55 +21,51 @@ __all__ = [
     "detectable",
     "holm",
     "paired_difference",
+    "seed_means",
     "survival",
     "verdict",
 ]
 
 Numbers = Sequence[float | int] | np.ndarray
-LEVEL = 0.95  # coverage of the intervals; 1 - LEVEL is the error that a verdict may make
-MINIMUM_SEEDS = 5  # below it there are estimates and no verdict
+LEVEL = 0.95  # coverage of the intervals; a verdict is wrong with a probability of 1 - LEVEL at most
+MINIMUM_SEEDS = 5  # with fewer there are estimates and no verdict
+_NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """mean(treatment - baseline) over `pairs` pairs of `n` seeds; limits, p and detectable are NaN where n < 2."""
+    """mean(treatment - baseline) over `pairs` pairs of `n` seeds; limits, p and detectable are NaN if n < 2."""
 
     n: int
     pairs: int
     mean: float
-    low: float
-    high: float
-    bootstrap_low: float
-    bootstrap_high: float
-    p: float
-    detectable: float
+    low: float = _NAN
+    high: float = _NAN
+    bootstrap_low: float = _NAN
+    bootstrap_high: float = _NAN
+    p: float = _NAN
+    detectable: float = _NAN
     identical: bool = False  # every difference is exactly zero
 
 
 def paired_difference(
-    treatment: Numbers,
-    baseline: Numbers,
-    seeds: Sequence[str | int] | None = None,
-    *,
-    level: float = LEVEL,
-    resamples: int = 10_000,
+    treatment: Numbers, baseline: Numbers, seeds: Sequence[str | int] | None = None, *, resamples: int = 10_000
 ) -> PairedDifference:
     """Paired-t interval, and a percentile bootstrap beside it, of the mean difference.
 
         d_i = treatment_i - baseline_i,   d_s = mean of d_i over the pairs of seed s,   n seeds
-        mean(d_s) +- t_{(1 + level) / 2, n - 1} sd(d_s) / sqrt(n),   sd with n - 1
+        mean(d_s) +- t_{(1 + LEVEL) / 2, n - 1} sd(d_s) / sqrt(n),   sd with n - 1
 
-    The seeds are the clusters, of equal weight: averages within them are independent, pairs within them are not. The
-    bootstrap resamples seeds too; at few of them it is too narrow (at n = 5 a nominal 95 % covers about 84 %).
+    The seeds are clusters of equal weight: their means are independent, pairs within a seed are not. The bootstrap
+    resamples seeds too; with few seeds it is too narrow (at n = 5 a nominal 95 % covers about 84 %).
 
     Args:
-        treatment, baseline: one number a pair, in the same order; pairs with a NaN on either side are left out.
-        seeds: of each pair; None: every pair is a seed of its own.
-        level: coverage of the intervals.
+        treatment, baseline: one number a pair, in the same order; a pair with a NaN on either side is left out.
+        seeds: the seed of each pair; None: every pair has a seed of its own.
         resamples: bootstrap resamples, drawn from a fixed seed.
 
     Raises:
-        ValueError: the arguments are not of one length.
+        ValueError: the arguments differ in length.
 
     Source: Student, "The probable error of a mean" (1908), section III; Efron, "Bootstrap methods" (1979).
     """
@@ -81,55 +77,55 @@ def paired_difference(
             "give one number of each a pair"
         )
     known = np.isfinite(left - right)
-    difference, labels = (left - right)[known], labels[known]
-    d = np.array([difference[labels == seed].mean() for seed in dict.fromkeys(labels.tolist())])
-    n, nan = len(d), float("nan")
+    difference = (left - right)[known]
+    d = seed_means(difference, labels[known].tolist())
+    n, pairs, mean = len(d), len(difference), float(d.mean()) if len(d) else _NAN
     identical = n > 0 and not np.any(difference)
-    mean = float(d.mean()) if n else nan
     if n < 2:
-        return PairedDifference(n, len(difference), mean, nan, nan, nan, nan, nan, nan, identical)
+        return PairedDifference(n, pairs, mean, identical=identical)
     from scipy import stats
 
     error = float(stats.sem(d))
     if error == 0:  # no spread to judge by: the difference is exact
-        return PairedDifference(n, len(difference), mean, mean, mean, mean, mean, float(mean == 0), 0.0, identical)
-    low, high = stats.t.interval(level, n - 1, mean, error)
-    bootstrap = stats.bootstrap(
-        (d,),
-        np.mean,
-        n_resamples=resamples,
-        confidence_level=level,
-        method="percentile",
-        rng=np.random.default_rng(0),
+        return PairedDifference(n, pairs, mean, mean, mean, mean, mean, float(mean == 0), 0.0, identical)
+    low, high = stats.t.interval(LEVEL, n - 1, mean, error)
+    rng = np.random.default_rng(0)
+    resampled = stats.bootstrap(
+        (d,), np.mean, n_resamples=resamples, confidence_level=LEVEL, method="percentile", rng=rng
     ).confidence_interval
     return PairedDifference(
-        n,
-        len(difference),
-        mean,
-        float(low),
-        float(high),
-        float(bootstrap.low),
-        float(bootstrap.high),
-        float(2 * stats.t.sf(abs(mean) / error, n - 1)),
-        error * detectable(n, level=level),
+        n=n,
+        pairs=pairs,
+        mean=mean,
+        low=float(low),
+        high=float(high),
+        bootstrap_low=float(resampled.low),
+        bootstrap_high=float(resampled.high),
+        p=float(2 * stats.t.sf(abs(mean) / error, n - 1)),
+        detectable=error * detectable(n),
     )
 
 
+def seed_means(values: Numbers, seeds: Sequence[str | int]) -> np.ndarray:
+    """The mean of the values of each seed, in the order in which the seeds first appear."""
+    values, labels = np.asarray(values, np.float64), np.asarray(seeds)
+    return np.array([values[labels == seed].mean() for seed in dict.fromkeys(seeds)])
+
+
 @functools.cache
-def detectable(n: int, *, level: float = LEVEL, power: float = 0.8) -> float:
+def detectable(n: int, *, power: float = 0.8) -> float:
     """The true mean difference, in standard errors, that the two-sided t test of n differences finds with `power`.
 
-        P(T > t_{(1 + level) / 2, n - 1}) = power   for T of the noncentral t with n - 1 degrees, whose noncentrality is
-        the answer
+        P(T > t_{(1 + LEVEL) / 2, n - 1}) = power,   T noncentral t with n - 1 degrees and the answer as noncentrality
 
-    "Finds" is significant with the right sign. Times sd / sqrt(n) it is a difference in the units of the outcome: a
-    null says no more than "smaller than this".
+    "Finds" means significant with the right sign. Times sd / sqrt(n) it has the units of the outcome: an undecided
+    comparison says no more than that the difference is probably smaller.
 
     Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
     """
     from scipy import optimize, stats
 
-    bound = stats.t.ppf((1 + level) / 2, n - 1)
+    bound = stats.t.ppf((1 + LEVEL) / 2, n - 1)
     # T exceeds the bound where normal noise + noncentrality exceeds bound x sd: nearly certain at the upper end.
     upper = bound * np.sqrt(stats.chi2.ppf(power, n - 1) / (n - 1)) + 3
 
@@ -140,7 +136,7 @@ def detectable(n: int, *, level: float = LEVEL, power: float = 0.8) -> float:
 
 
 def holm(p: Numbers) -> np.ndarray:
-    """p-values corrected for their number; the chance of any false finding among them stays below the level.
+    """p-values corrected for their number: the chance of any false finding among them stays below 1 - LEVEL.
 
         p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j))   of m sorted p-values; NaN stays NaN and is not counted
 
@@ -148,29 +144,29 @@ def holm(p: Numbers) -> np.ndarray:
     """
     p = np.asarray(p, np.float64)
     order = np.argsort(p)[: np.isfinite(p).sum()]
-    corrected = np.full(len(p), np.nan)
+    corrected = np.full(len(p), _NAN)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
     return corrected
 
 
-def verdict(d: PairedDifference, p: float, *, level: float = LEVEL) -> str:
-    """What the difference allows to say at the corrected p-value: a word for the table."""
+def verdict(d: PairedDifference, p: float) -> str:
+    """What may be said of the difference at the corrected p-value, in a word or two for the table."""
     if d.n == 0:
         return "no pair is complete"
     if d.identical:
         return "identical"
     if d.n < MINIMUM_SEEDS:
         return f"estimate only: {d.n} of {MINIMUM_SEEDS} seeds"
-    if p < 1 - level:
+    if p < 1 - LEVEL:
         return "higher" if d.mean > 0 else "lower"
     return "undecided"
 
 
 def batches_differ(batches: Sequence[Numbers]) -> float:
-    """p-value that the batches of a replicated difference have one mean; NaN with fewer than two of them.
+    """p-value of the hypothesis that all batches of a replicated difference have one mean; NaN with fewer than two.
 
-    Welch's t test between two batches, the smallest Holm-corrected one of all their pairs when there are more. Batches
-    of a single difference have no spread and are left out.
+    Welch's t test between two batches; of more, the smallest p of all pairs after Holm's correction. A batch of a
+    single difference has no spread and is left out.
 
     Source: Welch, "The generalization of Student's problem" (1947).
     """
@@ -184,7 +180,7 @@ def batches_differ(batches: Sequence[Numbers]) -> float:
         for other in usable[:i]
         if np.ptp(one) + np.ptp(other) > 0
     ]
-    return float(np.min(holm(p))) if p else float("nan")
+    return float(np.min(holm(p))) if p else _NAN
 
 
 def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,19 +13,20 @@ __all__ = ["INK", "colour", "label_ends", "line", "name_places", "panels"]
 
 INK = "#2b2b2b"
 _BASELINE = "#6b6b6b"
-_GAP = 0.085  # between two labels, as a share of the height of the axes
-# Okabe and Ito's palette (2008), yellow left out: it vanishes on white.
+_GAP = 0.085  # the least distance of two labels, as a share of the height of the axes
+# The palette of Okabe and Ito (2008) without yellow, which vanishes on white.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Arms are drawn from the solid baseline to the shortest dashes, so that each of several coinciding curves shows
-# through.
+# From the solid baseline to the shortest dashes, in drawing order: curves that coincide show through each other.
 _DASHES = ("solid", (0, (7, 2)), (0, (4, 2)), (0, (2.5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)), (0, (4, 2, 1, 2)))
 _MARKERS = "os^DvPX"
 
 
 def colour(arms: Sequence[str], arm: str) -> str:
-    """The baseline (the first arm) is grey, so that the arms under test carry the colour; one arm alone is blue."""
+    """The baseline (the first arm) is grey, so that the arms under test carry the colour; a single arm is blue."""
     place = list(arms).index(arm)
-    return _PALETTE[(place - 1) % len(_PALETTE)] if place else (_BASELINE if len(arms) > 1 else _PALETTE[0])
+    if place == 0 and len(arms) > 1:
+        return _BASELINE
+    return _PALETTE[max(place - 1, 0) % len(_PALETTE)]
 
 
 def line(arms: Sequence[str], arm: str) -> dict[str, Any]:
@@ -36,8 +37,8 @@ def line(arms: Sequence[str], arm: str) -> dict[str, Any]:
     return look | {"linewidth": width, "markersize": size}
 
 
-def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    """A grid of axes with titles above, light horizontal grid lines and no frame."""
+def panels(titles: Sequence[str], *, columns: int, height: float = 2.9, along: str = "") -> tuple[Figure, list[Axes]]:
+    """A grid of axes, one a title, with light horizontal grid lines and no frame; `along` names every x axis."""
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     size = (11.0 if columns > 1 else 7.0, height * rows)
@@ -47,6 +48,7 @@ def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple
         spare.remove()
     for ax, title in zip(axes, titles, strict=False):
         ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold")
+        ax.set_xlabel(along, fontsize=8.5, color=INK)
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color("#b0b0b0")
         ax.tick_params(which="both", colors=INK, labelsize=8.5, length=3, color="#b0b0b0")
@@ -56,35 +58,29 @@ def panels(titles: Sequence[str], *, columns: int, height: float = 2.9) -> tuple
 
 
 def name_places(ax: Axes, names: Sequence[str]) -> None:
-    """Names below the places 0, 1, ... of the x axis, slanted where they would run into each other."""
+    """Write names below the places 0, 1, ... of the x axis, slanted if they would run into each other."""
     slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, names)) > 64 else {}
     ax.set_xticks(range(len(names)), names, **slanted)
 
 
-def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each line's name (x, y, text, colour) at its right end, moved apart where names would overlap."""
+def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write names to the right of the axes, at the height y where their lines end; names that overlap move apart.
+
+    Args:
+        ends: (y, name, colour) of every line; a y that is not finite, or not on a logarithmic axis, has no label.
+    """
     low, high = ax.get_ylim()
     log = ax.get_yscale() == "log"
     places = []
-    for x, y, text, ink in ends:
+    for y, name, ink in ends:
         if np.isfinite(y) and (y > 0 or not log):
             share = (np.log(y / low) / np.log(high / low)) if log else (y - low) / (high - low)
-            places.append([float(np.clip(share, 0, 1)), x, text, ink])
+            places.append([float(np.clip(share, 0, 1)), name, ink])
     places.sort(key=lambda place: place[0])
     for _ in range(100):  # neighbours push each other apart, inside the axes
         for below, above in pairwise(places):
             push = max(_GAP - (above[0] - below[0]), 0) / 2
             below[0], above[0] = max(below[0] - push, 0), min(above[0] + push, 1)
-    for place in places:
-        ax.annotate(
-            place[2],
-            xy=(1.0, place[0]),
-            xycoords="axes fraction",
-            xytext=(4, 0),
-            textcoords="offset points",
-            color=place[3],
-            fontsize=8.5,
-            fontweight="bold",
-            va="center",
-            annotation_clip=False,
-        )
+    for share, name, ink in places:
+        where = {"xy": (1.0, share), "xycoords": "axes fraction", "xytext": (4, 0), "textcoords": "offset points"}
+        ax.annotate(name, **where, color=ink, fontsize=8.5, fontweight="bold", va="center", annotation_clip=False)

@@ -1,22 +1,29 @@
-"""The descriptive tables of a report: what each arm did, and its configuration."""
+"""The tables of a report: what each arm did, how it differs from the baseline, and its configuration.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Every table is a header and its rows; without rows there is nothing to show.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import objectives
-from jaxrl_llm.report.comparisons import OUTCOMES
+from jaxrl_llm.config import loading
+from jaxrl_llm.report.comparisons import OUTCOMES, Comparison, compare, probability
 from jaxrl_llm.report.read import CLIPPED, Run, Study
+from jaxrl_llm.report.statistics import PairedDifference
 
-__all__ = ["arm_table", "config_table", "resolved", "routing_table"]
+__all__ = ["arm_table", "batch_table", "config_table", "difference_table", "resolved", "routing_table"]
+
+Table = tuple[list[str], list[list[str]]]
 
 
-def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
+def arm_table(study: Study, condition: str) -> Table:
     """One row an arm, means over its seeds; columns that no run has are left out.
 
-    The end of a run (held-out rewards, pass@k, the last rewards) is a mean over the runs that have ended: the newest
-    evaluation of a run that goes on, or stopped, is no outcome. A run that diverged counts as in `OUTCOMES`.
+    The end of a run (held-out rewards, pass@k, the last rewards) is a mean over the runs that have ended, because the
+    newest evaluation of an unfinished run is no outcome. A run that diverged counts as in `OUTCOMES`.
     """
     greedy, sampled, last_rewards, pairs = (outcome.measure for outcome in OUTCOMES[:4])
     columns: dict[str, Callable[[Sequence[Run]], str]] = {
@@ -39,9 +46,7 @@ def arm_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]
         if planned:
             done = f"{sum(run.finished for run in planned)}/{len(planned)}"
             rows.append([arm, done, *(column(started) for column in columns.values())])
-    header = ["arm", "runs", *columns]
-    kept = [i for i in range(len(header)) if i < 2 or any(row[i] for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    return _without_empty(["arm", "runs", *columns], rows, always=2)
 
 
 def _collapsed(runs: Sequence[Run]) -> str:
@@ -50,40 +55,60 @@ def _collapsed(runs: Sequence[Run]) -> str:
     return f"{sum(sampled)}/{len(sampled)}" if sampled else ""
 
 
-def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[str]]]:
+def difference_table(study: Study, condition: str) -> Table:
+    """Paired differences with intervals, detectable difference and verdict; arms with one seed are left out."""
+    header = ["difference", "95 % t interval", "bootstrap", "p (Holm)", "detectable", "seeds", "verdict"]
+    rows = []
+    for c in compare(study, condition):
+        d, outcome = c.difference, c.outcome
+        if d.n > 1:
+            intervals = [outcome.interval(d.low, d.high), outcome.interval(d.bootstrap_low, d.bootstrap_high)]
+            detectable = "" if d.identical else f"{d.detectable:.{outcome.digits}f}"
+            seeds = str(d.n) if d.n == d.pairs else f"{d.n} ({d.pairs} pairs)"
+            size = [outcome.signed(d.mean), *intervals, probability(c.p), detectable, seeds, c.verdict]
+            rows.append([outcome.name, c.arm, *size])
+    return ["outcome", "arm", *header], rows
+
+
+def batch_table(study: Study, condition: str) -> Table:
+    """The same differences by commit, one column for each commit of the arms' runs; empty if there is only one.
+
+    A cell has the difference, its interval and the number of seeds in parentheses.
+    """
+    compared = [c for c in compare(study, condition) if c.batches]
+    names = list(dict.fromkeys(name for c in compared for name, _ in c.batches))
+
+    def cell(c: Comparison, d: PairedDifference) -> str:
+        interval = f" {c.outcome.interval(d.low, d.high)}" if d.n > 1 else ""
+        return f"{c.outcome.signed(d.mean)}{interval} ({d.n})"
+
+    rows = []
+    for c in compared:
+        cells = {name: cell(c, d) for name, d in c.batches}
+        rows.append([c.outcome.name, c.arm, *(cells.get(name, "") for name in names), probability(c.batches_p)])
+    return ["outcome", "arm", *names, "one mean (p)"], rows
+
+
+def routing_table(study: Study, condition: str) -> Table:
     """What the changed selection of experts explains of Var(log r), over all measurements of an arm; empty if none.
 
-    The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because a
-    mean of ratios with a small denominator is heavy-tailed; the median and the 10th and 90th percentile of the single
-    shares are reported beside it. The tails are shares of answer tokens.
+    The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because
+    ratios with a small denominator make a plain mean heavy-tailed; the median and the 10th and 90th percentile of the
+    single shares are reported beside it. The tails are shares of answer tokens.
     """
-    header = [
-        "arm",
-        "measured",
-        "routing share, by variance",
-        "both orders",
-        "median",
-        "10 % to 90 %",
-        "Var(log r)",
-        "|routing part| > 0.2",
-        "> ln 2",
-    ]
+    header = ["measured", "routing share, by variance", "both orders", "median", "10 % to 90 %", "Var(log r)"]
+    names = ("log_ratio_var", "share_of_variance", "share_of_variance_shapley", "part_above_0.2", "part_above_ln2")
+    keys = [f"routing/{name}" for name in names]
     rows = []
     for arm in study.arms:
-        runs = [run for run in study.select(arm, condition) if run.rows]
-
-        measured = [row for run in runs for row in run.rows if "routing/log_ratio_var" in row]
-
-        def values(key: str, measured: Sequence[Mapping[str, Any]] = measured) -> np.ndarray:
-            return np.array([row.get(f"routing/{key}") for row in measured], np.float64)  # absent: NaN
-
-        variance, share, both = (values(key) for key in ("log_ratio_var", "share_of_variance", _SHAPLEY))
+        logged = [row for run in study.select(arm, condition) for row in run.rows if keys[0] in row]
+        measured = np.array([[row.get(key) for key in keys] for row in logged], np.float64).reshape(-1, len(keys))
+        variance, share = measured[:, 0], measured[:, 1]
         known = np.isfinite(variance) & np.isfinite(share) & (variance > 0)
         if not known.any():
             continue
-        variance, share, both = variance[known], share[known], both[known]
+        variance, share, both = measured[known, :3].T
         low, middle, high = np.quantile(share, [0.1, 0.5, 0.9])
-        tails = [values(f"part_above_{bound}") for bound in ("0.2", "ln2")]
         both_orders = np.average(both, weights=variance)
         rows.append(
             [
@@ -94,24 +119,20 @@ def routing_table(study: Study, condition: str) -> tuple[list[str], list[list[st
                 f"{middle:.1%}",
                 f"{low:.1%} to {high:.1%}",
                 f"{variance.mean():.2g}",
-                *(_number(tail.tolist(), "{:.3%}") for tail in tails),
+                *(_number(tail, "{:.3%}") for tail in measured[:, 3:].T),
             ]
         )
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    return _without_empty(["arm", *header, "|routing part| > 0.2", "> ln 2"], rows)
 
 
-_SHAPLEY = "share_of_variance_shapley"
-
-
-def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def config_table(study: Study) -> Table:
     """The configuration fields in which arms or conditions differ: one row an arm and condition, one column a field."""
     cells = [(arm, condition) for condition in study.conditions for arm in study.arms]
     flat = {}
     for cell in cells:
         recorded = [run.record["config"] for run in study.select(*cell) if run.record.get("config")]
         if recorded:
-            flat[cell] = dict(_flatten(resolved(recorded[0])))
+            flat[cell] = {field: str(value) for field, value in loading.flat(resolved(recorded[0])).items()}
     fields = sorted({field for one in flat.values() for field in one})
     varying = [f for f in fields if f.split(".")[-1] != "seed" and len({one.get(f) for one in flat.values()}) > 1]
     rows = [[", ".join(filter(None, cell)), *(one.get(field, "") for field in varying)] for cell, one in flat.items()]
@@ -119,9 +140,9 @@ def config_table(study: Study) -> tuple[list[str], list[list[str]]]:
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the resolved hyper-parameters of its objective: the recipe's default for None.
+    """The configuration with the hyper-parameters that its objective had: where a field is None, the recipe's default.
 
-    Fields that the recipe does not have are left out; for an unknown recipe the fields that were set are kept.
+    Fields that the recipe does not have are left out; of an unknown recipe only the fields that were set are kept.
     """
     raw = dict(config.get("objective") or {})
     given = {key: value for key, value in raw.items() if value is not None}
@@ -131,14 +152,6 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {}
     known = {key: value for key, value in defaults.items() if value is not None}
     return {**config, "objective": {**known, **given}} if raw else dict(config)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)
 
 
 def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], str]:
@@ -156,6 +169,12 @@ def _median(run: Run, key: str) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def _number(values: Sequence[float], form: str) -> str:
+def _number(values: Sequence[float] | np.ndarray, form: str) -> str:
     finite = [value for value in values if np.isfinite(value)]
     return form.format(np.mean(finite)) if finite else ""
+
+
+def _without_empty(header: list[str], rows: list[list[str]], always: int = 0) -> Table:
+    """The table without the columns that are empty in every row, except the first few that `always` stay."""
+    kept = [i for i in range(len(header)) if i < always or any(row[i] for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

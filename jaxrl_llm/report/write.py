@@ -1,46 +1,51 @@
-"""Turn the DIR of a run, of several runs or of a sweep into tables, figures and one page.
+"""Turn the DIR of a run, of several runs or of a sweep into one page: DIR/report.md, DIR/report.html and DIR/figures/.
 
-    python -m jaxrl_llm.report DIR
-
-prints the table and writes DIR/report.md, DIR/report.html (one file, figures inlined) and DIR/figures/*.png. It only
-reads logs, so the page of a sweep that is still running says what is missing.
+Only logs are read, so the page of a sweep that is still running says what is missing.
 """
 
 import json
+import math
 from pathlib import Path
 
-from jaxrl_llm.report.comparisons import (
-    OUTCOMES,
-    batch_table,
-    compare,
-    difference_table,
-    grouped,
-    identical_arms,
-    sentence,
-)
+from jaxrl_llm.report.comparisons import OUTCOMES, findings
 from jaxrl_llm.report.figures import PLOTS
 from jaxrl_llm.report.outcome_figures import differences_by_condition, outcome_by_condition
 from jaxrl_llm.report.page import Page, text_table
 from jaxrl_llm.report.read import Study, load
 from jaxrl_llm.report.samples import changes, failures, pick, tally
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS
-from jaxrl_llm.report.tables import arm_table, config_table, resolved, routing_table
+from jaxrl_llm.report.tables import (
+    arm_table,
+    batch_table,
+    config_table,
+    difference_table,
+    resolved,
+    routing_table,
+)
 
 __all__ = ["write_report"]
 
-_SAMPLES = 4  # held-out prompts shown per run, and failures
+_SAMPLES = 4  # a run: held-out prompts that are shown, and failures
+_BATCHES = (
+    "The same differences apart for each commit that the arm's runs were made at, with the seeds. The last column is "
+    "the p of Welch's t test that the commits have one mean: where it is small, the result did not replicate."
+)
+_ROUTING = (
+    "What the changed selection of experts explains of the variance of the log-ratio, on whole rollouts after their "
+    "last update, scored without replay. Weighted by variance, since single shares are heavy-tailed; the last columns "
+    "are the shares of tokens whose ratio the routing alone moves beyond the usual clip, and doubles or halves."
+)
 
 
 def write_report(folder: str | Path, width: int | None = None) -> str:
-    """Write the page of a folder and return the text that belongs on the terminal, its tables `width` wide at most.
+    """Write the page of a folder and return what belongs on the terminal, with tables of at most `width` characters.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
     """
     folder = Path(folder)
     study = load(folder)
-    page = Page(folder)
-    printed: list[str] = []
+    page, printed = Page(folder), []
     name = folder.resolve().name
     page.heading(study.question or (f"Run {name}" if len(study.runs) == 1 else f"Runs of {name}"), level=1)
     _summary(page, study, printed)
@@ -63,7 +68,7 @@ def write_report(folder: str | Path, width: int | None = None) -> str:
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:
-    """The summary: which runs are missing, and the first outcome of every condition."""
+    """Which runs are missing, and the first outcome of every condition."""
     page.heading("Summary")
     done = sum(run.finished for run in study.runs)
     line = f"{done} of {len(study.runs)} runs finished."
@@ -79,37 +84,15 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         page.bullets(missing)
         printed += [line, *(f"  {one}" for one in missing), ""]
     for condition in study.conditions:
-        lines = _findings(study, condition)
+        lines = findings(study, condition)
         if lines and condition:
             page.text(f"{condition}:")
         if lines:
             page.bullets(lines)
 
 
-def _findings(study: Study, condition: str) -> list[str]:
-    """Sentences on the first outcome that the runs have, or on each arm where there is nothing to compare."""
-    compared = [c for c in compare(study, condition) if c.difference.n > 1]
-    first = [c for c in compared if c.outcome is compared[0].outcome]
-    lines = [sentence(c, study.baseline) for c in first if c.verdict in ("higher", "lower") or c.batches_p < 0.05]
-    others = [c for c in first if sentence(c, study.baseline) not in lines]
-    for verdict in dict.fromkeys(c.verdict for c in others):
-        lines.append(f"{first[0].outcome.name}: {grouped([c for c in others if c.verdict == verdict], study.baseline)}")
-    lines += [
-        f"{one} and {other} are identical: their runs logged the same numbers."
-        for one, other in identical_arms(study, condition)
-    ]
-    if compared:
-        return lines
-    for outcome in OUTCOMES:
-        ends = {run.label: outcome.measure(run) for run in study.runs if run.condition == condition and run.ended}
-        ends = {label: value for label, value in ends.items() if value == value}
-        if ends:
-            listed = "; ".join(f"{label} {value:.{outcome.digits}f}" for label, value in ends.items())
-            return [f"{outcome.name}: {listed}.", *lines]
-    return lines
-
-
 def _condition(page: Page, study: Study, condition: str, printed: list[str], width: int | None) -> None:
+    """The tables and figures of one condition."""
     header, rows = arm_table(study, condition)
     page.table(header, rows)
     printed.append(text_table(header, rows, width))
@@ -126,29 +109,20 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
         )
         page.table(header, rows)
         printed += ["", text_table(header, rows, width)]
-    header, rows = batch_table(study, condition)
-    if rows:
-        page.text(
-            "The same differences apart for each commit that the arm's runs were made at, with the seeds. The "
-            "last column is the p of Welch's t test that the commits have one mean: where it is small, the result did "
-            "not replicate."
-        )
-        page.table(header, rows)
-    header, rows = routing_table(study, condition)
-    if rows:
-        page.text(
-            "What the changed selection of experts explains of the variance of the log-ratio, on whole rollouts after "
-            "their last update, scored without replay. Weighted by variance, since single shares are heavy-tailed; "
-            "the last columns are the shares of tokens whose ratio the routing alone moves beyond the usual clip, and "
-            "doubles or halves."
-        )
-        page.table(header, rows)
+    for text, (header, rows) in (
+        (_BATCHES, batch_table(study, condition)),
+        (_ROUTING, routing_table(study, condition)),
+    ):
+        if rows:
+            page.text(text)
+            page.table(header, rows)
     absent = []
     suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
-    plots = PLOTS[:1] if study.branching else [plot for plot in PLOTS if plot.concerns(study, condition)]
-    for plot in plots:  # a branch has no curves
-        absent += plot.left_out(study, condition)
-        if plot.drawable(study, condition):
+    concerned = [plot for plot in PLOTS if not plot.key or study.has(plot.key, condition)]
+    for plot in PLOTS[:1] if study.branching else concerned:  # a branch has no curves
+        left_out = plot.left_out(study, condition)
+        absent += left_out
+        if len(left_out) < plot.parts:
             page.heading(plot.heading, level=3)
             page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
     if absent:
@@ -162,20 +136,18 @@ def _across(page: Page, study: Study) -> None:
         page.picture(differences_by_condition(study), "differences_by_condition", "differences", caption)
         return
     for number, outcome in enumerate(OUTCOMES):
-        if any(run.rows and outcome.measure(run) == outcome.measure(run) for run in study.runs):  # not NaN
-            figure = outcome_by_condition(study, outcome.measure, outcome.name)
+        if any(run.rows and not math.isnan(outcome.measure(run)) for run in study.runs):
             caption = f"{outcome.name}: one dot per seed, a line through the means."
-            page.picture(figure, f"conditions_{number}", outcome.name, caption)
+            page.picture(outcome_by_condition(study, outcome), f"conditions_{number}", outcome.name, caption)
 
 
 def _samples(page: Page, study: Study) -> None:
-    """One run per arm: the same held-out prompts before and after, then the worst answers of the last rollout."""
+    """The first run of every arm: held-out prompts before and after, then the worst answers of the last rollout."""
     shown = [run for run in study.runs if any({"greedy", "answer"} & row.keys() for row in run.samples)]
     first = {run.arm: run for run in reversed(shown)}
     if first:
         page.heading("Samples")
-    for arm in [arm for arm in study.arms if arm in first]:
-        run = first[arm]
+    for run in [first[arm] for arm in study.arms if arm in first]:
         page.heading(run.label, level=3)
         changed, (start, end) = changes(run)
         if changed:
@@ -184,8 +156,8 @@ def _samples(page: Page, study: Study) -> None:
             )
             header = ["prompt", f"answer after {start} (reward)", f"answer after {end} (reward)", "what happened"]
             rows = [
-                [one.prompt, f"{one.before} ({one.before_reward:g})", f"{one.after} ({one.after_reward:g})", one.kind]
-                for one in pick(changed, _SAMPLES)
+                [c.prompt, f"{c.before} ({c.before_reward:g})", f"{c.after} ({c.after_reward:g})", c.kind]
+                for c in pick(changed, _SAMPLES)
             ]
             page.table(header, rows, prose=True)
         wrong = failures(run, _SAMPLES)

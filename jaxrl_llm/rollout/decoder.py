@@ -1,11 +1,9 @@
 """One step of decoding: run the model on the token that every slot sampled last, draw the next one, record both.
 
-A slot holds one answer at a time. The two loops over this step are `together.py`, where every answer has its own slot,
-and `slots.py`, where answers wait for one. The randomness of an answer depends neither on its slot nor on when it
-starts.
+A slot holds one answer at a time; the loops over this step are in `loops.py`. The randomness of an answer depends
+neither on its slot nor on when it starts.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -18,14 +16,16 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params
 from jaxrl_llm.models import KVCache, Model, Routing
 from jaxrl_llm.models.attention.kv_cache import Prefix
-from jaxrl_llm.models.routing import Router, routing_dtype
+from jaxrl_llm.models.routing import routing_dtype
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
-__all__ = ["Answers", "Decoder", "Prompts", "Slots", "as_sampler", "in_dtype", "is_end"]
+__all__ = ["Answers", "Decoder", "Prompts", "Slots", "is_end"]
+
+_static: Any = functools.partial(flax.struct.field, pytree_node=False)
 
 
 class Prompts(flax.struct.PyTreeNode):
-    """Prefilled prompts, `first` and those after it: every answer of a group starts from the same row."""
+    """Prefilled prompts, from number `first` on: every answer of a group starts from the same row."""
 
     cache: KVCache
     hidden: Float[Array, "c d"]  # of the last prompt token
@@ -33,18 +33,18 @@ class Prompts(flax.struct.PyTreeNode):
 
 
 class Answers(flax.struct.PyTreeNode):
-    """What was sampled, by answer: b in (prompt, sample) order, n the position in the answer."""
+    """What was sampled: b answers in (prompt, sample) order, n positions in an answer."""
 
     tokens: Integer[Array, "b n"]
     logprobs: Float[Array, "b n"]
-    experts: Integer[Array, "b n l k"] | None  # when the token was fed; None where routing is not recorded
-    logits: Float[Array, "b n l e"] | None  # the router's, likewise
+    experts: Integer[Array, "b n l k"] | None  # when the token was fed; None if routing is not recorded
+    logits: Float[Array, "b n l e"] | None  # of the router, likewise
     count: Integer[Array, "b"]
 
 
 class Slots(flax.struct.PyTreeNode):
-    """Of each slot: its answer (b = free), the token that it sampled last, that token's index in the answer and its
-    position in the sequence; the cache's rows are slots."""
+    """What each slot holds: its answer (b = free), the token that it sampled last, that token's index in the answer and
+    its position in the sequence; the cache's rows are slots."""
 
     answer: Integer[Array, "slots"]
     tokens: Integer[Array, "slots"]
@@ -53,21 +53,20 @@ class Slots(flax.struct.PyTreeNode):
     cache: KVCache
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoder:
+class Decoder(flax.struct.PyTreeNode):
     """The constants of one rollout, and what both loops do with them."""
 
-    model: Model
     params: Params  # unstacked, in the rollout dtype
-    sampling: Sampling
-    end_ids: tuple[int, ...]
     prompts: Integer[Array, "p tp"]
     lengths: Integer[Array, "p"]
     keys: Keys[Array, "b"]
-    limits: Integer[Array, "b"]  # answer tokens at most
-    max_new_tokens: int
-    record_routing: bool
-    record_router_logits: bool
+    limits: Integer[Array, "b"]  # the most tokens of each answer
+    model: Model = _static()
+    sampling: Sampling = _static()
+    end_ids: tuple[int, ...] = _static()
+    max_new_tokens: int = _static()
+    record_routing: bool = _static()
+    record_router_logits: bool = _static()
 
     @property
     def group(self) -> int:
@@ -110,9 +109,8 @@ class Decoder:
     def _feed(self, answers: Answers, slots: Slots, prefix: Prefix | None) -> tuple[Answers, Slots, Array]:
         """Run the model on each slot's last token; what follows it is at the next index."""
         position, logits = slots.position, answers.logits is not None
-        if (
-            prefix is None
-        ):  # a free slot idles at column 0, which costs no attention and is overwritten by its next answer
+        if prefix is None:
+            # A free slot idles at column 0, which costs no attention and is overwritten by its next answer.
             position = jnp.where(self.active(slots), position, 0)
         out = self.model.apply(
             self.params,
@@ -156,38 +154,6 @@ class Decoder:
     def pin(self, slots: Slots) -> Slots:
         """Slots, like all rows, are sharded over the data axes of the mesh; answers are replicated."""
         return sharding.constrain_rows(slots, self.model.mesh)
-
-
-def in_dtype(model: Model, dtype: str) -> Model:
-    """The model that computes, and caches, in `dtype`."""
-    if model.config.dtype == dtype:
-        return model
-    # The configured attention was chosen for the other dtype.
-    return dataclasses.replace(
-        model, config=dataclasses.replace(model.config, dtype=dtype, attention_implementation="auto")
-    )
-
-
-def as_sampler(model: Model, params: Params, dtype: str, router: Router) -> tuple[Model, Params]:
-    """The model and the parameters that sample: in `dtype`, with this router.
-
-    float8_e4m3 rounds the matrices of the layers, but for the router's, through that type and computes in the model's
-    own: the largest entry of each matrix is scaled to the type's largest number, as engines do.
-    """
-    model = dataclasses.replace(model, router=router)
-    if dtype != "float8_e4m3":
-        return in_dtype(model, dtype), params
-
-    def rounded(path: Any, x: Array) -> Array:
-        name = jax.tree_util.keystr(path)
-        if x.ndim < 3 or "router" in name:  # a stack of vectors: norms and biases
-            return x
-        scale = float(jnp.finfo(jnp.float8_e4m3fn).max) / jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-        scale = jnp.where(jnp.isfinite(scale), scale, 1)
-        return ((x * scale).astype(jnp.float8_e4m3fn).astype(x.dtype) / scale).astype(x.dtype)
-
-    kinds = {kind: jax.tree_util.tree_map_with_path(rounded, params[kind]) for kind in set(model.config.kinds)}
-    return model, {**params, **kinds}
 
 
 def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:

@@ -1,6 +1,6 @@
 """The rollout engine: samples groups of answers to prompts and returns them as a `Trajectory`.
 
-`decoder.py` has one step of decoding; `together.py` and `slots.py` have the loops over it.
+`decoder.py` has one step of decoding, `loops.py` the two loops over it.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Key as Keys
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
@@ -17,14 +18,13 @@ from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record
-from jaxrl_llm.rollout.decoder import Answers, Decoder, as_sampler, is_end
+from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
+from jaxrl_llm.rollout.loops import decode
 from jaxrl_llm.rollout.placement import in_place, move, places
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
-from jaxrl_llm.rollout.slots import Refilled
-from jaxrl_llm.rollout.together import decode_together, groups_share_prompts
 from jaxrl_llm.rollout.trajectory import Trajectory
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "as_sampler"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Engine:
     max_new_tokens: int
     end_ids: tuple[int, ...]  # an answer ends with the first of these tokens
     slots: int = 0  # answers decoded at once; 0 = all
-    dtype: str = "float32"  # of weights, activations and cache; logits and log-probs stay float32. float8_e4m3: weights
+    dtype: str = "float32"  # of weights, activations and cache (float8_e4m3: weights); log-probs stay float32
     router: Router = EXACT
     record_routing: bool = True
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
@@ -53,20 +53,20 @@ class Engine:
     def prepare(self, params: Params) -> Params:
         """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
 
-        `generate` takes them as often as needed and has nothing left to cut, cast or gather. Where both meshes lay the
-        parameters out alike there is nothing to move: the given ones are returned, and `generate` cuts and casts.
+        `generate` takes them as often as needed and has nothing left to cut, cast or gather. If both meshes lay the
+        parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and casts.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
     def release(self, prepared: Params, params: Params) -> None:
-        """Free what `prepare` made of these parameters, if anything, even if garbage still refers to it: frames of the
-        functions that were traced with it may wait for a collection."""
+        """Free what `prepare` made of these parameters, if anything. Frames of the functions that were traced with it
+        may refer to it until a garbage collection, so it is deleted and not only dropped."""
         if prepared is not params:
             for x in jax.tree.leaves(prepared):
                 x.delete()
 
     def lower_prepare(self, params: Params) -> jax.stages.Lowered | None:
-        """The program of `prepare` for abstract parameters; None where nothing moves."""
+        """The program of `prepare` for abstract parameters; None if nothing moves."""
         return None if in_place(self.model, params) else _prepare.lower(self, _mesh_of(params), params)
 
     def generate(
@@ -81,12 +81,12 @@ class Engine:
         """Sample `group_size` answers to every prompt.
 
         Args:
-          params: of `prepare`, or of `Model.init` on the model's mesh; these are cast once to the rollout dtype.
+          params: from `prepare`, or from `Model.init` on the model's mesh; the latter are cast to the rollout dtype.
           prompts: [p tp], left-aligned, padding right.
           lengths: [p], tokens in each prompt, 1..tp.
           uids: [p], what tells prompts apart: an answer depends on (key, uid, sample index), never on its place.
           key: of this rollout.
-          limits: [b], a bound of each answer's tokens, 1..max_new_tokens; default max_new_tokens for all.
+          limits: [b], the most tokens of each answer, 1..max_new_tokens; None: max_new_tokens for all.
 
         Returns:
           b = p * group_size rows in (prompt, sample) order, t = tp + max_new_tokens, whatever width was computed.
@@ -107,22 +107,64 @@ class Engine:
         return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """The program of `generate` for `count` prompts of at most `width` tokens, from abstract parameters, which
-        `prepare` may have to move."""
-        mesh = self.model.mesh
+        """The program of `generate` for `count` prompts of at most `width` tokens, from the abstract parameters that
+        `prepare` would be given."""
         if not in_place(self.model, params):
             shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
             params = jax.tree.map(
                 lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
             )
-        whole = None if mesh is None else sharding.replicated(mesh)
-        prompts, lengths, limits = (
-            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
-            for shape in ((count, width), (count,), (count * self.group_size,))
-        )
-        uids = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=whole)
-        key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
+        everywhere = None if self.model.mesh is None else sharding.replicated(self.model.mesh)
+
+        def given(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
+        uids, key = given(count, dtype=jnp.uint32), given(dtype=jax.random.key(0).dtype)
+        prompts, lengths, limits = given(count, width), given(count), given(count * self.group_size)
         return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
+
+    def decoder(self, params: Params, prompts: Array, lengths: Array, keys: Keys[Array, "b"], limits: Array) -> Decoder:
+        """The constants of one rollout; arguments as for `generate`, keys of `answer_keys`."""
+        model, params = _by_layer(self, params)
+        return Decoder(
+            model=model,
+            params=params,
+            sampling=self.sampling,
+            end_ids=self.end_ids,
+            prompts=prompts,
+            lengths=lengths,
+            keys=keys,
+            limits=limits,
+            max_new_tokens=self.max_new_tokens,
+            record_routing=self.record_routing,
+            record_router_logits=self.record_router_logits,
+        )
+
+
+def as_sampler(model: Model, params: Params, dtype: str, router: Router) -> tuple[Model, Params]:
+    """The model and the parameters that sample: in `dtype`, with this router.
+
+    float8_e4m3 rounds the matrices of the layers, except the router's, through that type and computes in the model's
+    own: the largest entry of each matrix is scaled to the type's largest number, as engines do.
+    """
+    model = dataclasses.replace(model, router=router)
+    if dtype != "float8_e4m3":
+        if dtype == model.config.dtype:
+            return model, params
+        # The configured attention was chosen for the other dtype.
+        config = dataclasses.replace(model.config, dtype=dtype, attention_implementation="auto")
+        return dataclasses.replace(model, config=config), params
+
+    def rounded(path: Any, x: Array) -> Array:
+        name = jax.tree_util.keystr(path)
+        if x.ndim < 3 or "router" in name:  # a stack of vectors: norms and biases
+            return x
+        scale = float(jnp.finfo(jnp.float8_e4m3fn).max) / jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+        scale = jnp.where(jnp.isfinite(scale), scale, 1)
+        return ((x * scale).astype(jnp.float8_e4m3fn).astype(x.dtype) / scale).astype(x.dtype)
+
+    kinds = {kind: jax.tree_util.tree_map_with_path(rounded, params[kind]) for kind in set(model.config.kinds)}
+    return model, {**params, **kinds}
 
 
 def _mesh_of(params: Params) -> jax.sharding.Mesh:
@@ -131,7 +173,7 @@ def _mesh_of(params: Params) -> jax.sharding.Mesh:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _prepare(engine: Engine, mesh: jax.sharding.Mesh, params: Params) -> Params:
-    """Layer by layer, so that nothing but one layer exists twice."""
+    """Layer by layer, so that only one layer at a time exists twice."""
     source = dataclasses.replace(engine.model, mesh=mesh)
     return move(_by_layer(engine, params)[1], source, engine.model)
 
@@ -148,39 +190,21 @@ def _generate(
     engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
     """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
-    model, params = _by_layer(engine, params)
-    decoder = Decoder(
-        model=model,
-        params=params,
-        sampling=engine.sampling,
-        end_ids=engine.end_ids,
-        prompts=prompts[:, :width],
-        lengths=lengths,
-        keys=answer_keys(key, uids, engine.group_size),
-        limits=limits,
-        max_new_tokens=engine.max_new_tokens,
-        record_routing=engine.record_routing,
-        record_router_logits=engine.record_router_logits,
-    )
-    slots = min(engine.slots, len(limits)) or len(limits)
-    if slots == len(limits) and groups_share_prompts(model, len(lengths)):
-        answers, routing = decode_together(decoder)
-    else:
-        answers, routing = Refilled(decoder, slots).decode()
-    trajectory = _assemble(decoder, prompts, answers, routing)
-    rest = sharding.constrain_rows(trajectory.replace(routing=None), model.mesh)
-    return rest.replace(routing=sharding.constrain_rows(trajectory.routing, model.mesh, 1))
+    keys = answer_keys(key, uids, engine.group_size)
+    decoder = engine.decoder(params, prompts[:, :width], lengths, keys, limits)
+    trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
+    rest = sharding.constrain_rows(trajectory.replace(routing=None), decoder.model.mesh)
+    return rest.replace(routing=sharding.constrain_rows(trajectory.routing, decoder.model.mesh, 1))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _spread(mesh: jax.sharding.Mesh, trajectory: Trajectory) -> Trajectory:
-    """Rows over another mesh. A program of its own: those with kernels may know one mesh only."""
+    """Spread the rows over another mesh, in a program of its own: one with kernels may know a single mesh."""
     return sharding.constrain_rollout(trajectory, mesh)
 
 
 def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:
-    """Prompt and answer side by side, without a gap, in rows that hold the widest prompt; the decoder may have had
-    fewer columns."""
+    """Put prompt and answer side by side, without a gap, in rows that hold the widest of `prompts`."""
 
     def of_group(x: Array, axis: int = 0) -> Array:
         return jnp.repeat(x, decoder.group, axis=axis)

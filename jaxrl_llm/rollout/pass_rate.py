@@ -27,8 +27,8 @@ class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
     An answer is right when its reward is at least `task.solved`; the mean reward is reported too. Sampling uses
-    temperature 1, whatever the training rollout uses, and computes in the model's own dtype. Parameters that the mesh
-    of the model lays out otherwise are moved first.
+    temperature 1, whatever the training rollout uses, and computes in the model's own dtype. Parameters that do not lie
+    as on the model's mesh are moved first.
     """
 
     model: Model

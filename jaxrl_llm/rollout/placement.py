@@ -1,8 +1,8 @@
 """Where the parameters of a rollout lie, and how they come there from the layout of training.
 
-Training wants slices (fsdp), for which devices would have to send at every step of decoding; decoding wants whole
-matrices, or heads and widths (tensor) that stay where they are. Both meshes are of the same devices in the same order,
-so that arrays of both meet in one program.
+Training slices parameters (fsdp); decoding would have to gather the slices at every step, and wants whole matrices, or
+heads and widths (tensor) that stay where they are. Both meshes have the same devices in the same order, so that arrays
+of both meet in one program.
 """
 
 import itertools
@@ -18,12 +18,16 @@ from jaxrl_llm.models import Model
 
 __all__ = ["in_place", "move", "places", "route"]
 
-_Cuts = tuple[tuple[str, ...], ...]  # of each dimension: the axes of a mesh that cut it, the coarsest first
+_Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh that cut it, the coarsest first
 
 
 def places(model: Model, params: Params) -> dict[str, Any]:
-    """The sharding on the model's mesh of each of its parameters, stacked (`Model.init`) or by layer
-    (`Model.unstack`), from arrays or abstract shapes. Others among them (a value head) are whole on every device."""
+    """The sharding of each parameter on the model's mesh; parameters that are not the model's (a value head) are whole
+    on every device.
+
+    Args:
+      params: arrays or abstract shapes, stacked (`Model.init`) or by layer (`Model.unstack`).
+    """
     mesh: Any = model.mesh
 
     def of(axes: Any, tree: Any) -> Any:
@@ -40,7 +44,7 @@ def places(model: Model, params: Params) -> dict[str, Any]:
 
 
 def in_place(model: Model, params: Params) -> bool:
-    """Whether the model's parameters lie where the model computes; abstract ones without a sharding do."""
+    """Whether the model's parameters lie where the model computes; abstract ones without a sharding count as such."""
     if model.mesh is None:
         return True
 
@@ -63,11 +67,11 @@ def move(params: Params, source: Model, target: Model) -> dict[str, Any]:
 
 
 def route(here: NamedSharding, there: NamedSharding, ndim: int) -> list[NamedSharding]:
-    """What lies between two shardings of one array so that every step is one collective, or a slice.
+    """The shardings to pass through between two of one array, so that every step is one collective or a slice.
 
-    XLA moves one cut from a dimension to another by an all-to-all; where several change at once it gathers the whole
-    array on every device. Both meshes are cut into common axes, of which a step moves, adds or gathers one. Where they
-    have none (2 x 3 and 3 x 2 devices) nothing lies between.
+    XLA moves one cut from a dimension to another by an all-to-all; if several change at once, it gathers the whole
+    array on every device. Both meshes are cut into common axes, of which a step moves, adds or gathers one. Meshes
+    without common axes (2 x 3 and 3 x 2 devices) have nothing between.
     """
     devices: Any = here.mesh.devices
     bounds = [list(itertools.accumulate(x.mesh.axis_sizes, operator.mul, initial=1)) for x in (here, there)]

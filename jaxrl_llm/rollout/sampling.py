@@ -60,7 +60,7 @@ def draw(
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
         return best, jnp.zeros(logits.shape[0], jnp.float32)
-    vocabulary, order, kept = logits.shape[1], None, None
+    vocabulary, order = logits.shape[1], None
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < vocabulary or sampling.top_p < 1:
         logits, order = jax.lax.top_k(logits, min(sampling.top_k, vocabulary) or vocabulary)

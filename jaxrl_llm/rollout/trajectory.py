@@ -9,22 +9,14 @@ __all__ = ["Trajectory"]
 
 
 class Trajectory(flax.struct.PyTreeNode):
-    """Answers of a rollout in (prompt, sample) order: b = prompts x G, groups are contiguous rows.
+    """Answers of a rollout in (prompt, sample) order: b = prompts x G, groups are contiguous rows."""
 
-    tokens           [b t]  prompt and answer contiguous, left-aligned, padding right
-    segment_ids      [b t]  1 on prompt and answer, 0 on padding: the only validity
-    loss_mask        [b t]  the answer, EOS included
-    sampler_logprobs [b t]  log-prob of tokens[:, t] under the distribution it was drawn from; 0 outside the answer
-    truncated        [b]    the answer hit its length bound without EOS
-    routing                 recorded when tokens[:, t] was fed ("no record" on padding and on the last token);
-                            None for a dense model or when it was not recorded
-    rewards          [b]    None until a verifier has seen the answers
-    """
-
-    tokens: Tokens
-    segment_ids: SegmentIds
-    loss_mask: Mask
-    sampler_logprobs: PerToken
-    truncated: Bool[Array, "b"]
+    tokens: Tokens  # prompt and answer contiguous, left-aligned, padding right
+    segment_ids: SegmentIds  # 1 on prompt and answer, 0 on padding: the only validity
+    loss_mask: Mask  # the answer, EOS included
+    sampler_logprobs: PerToken  # of tokens[:, t] under the distribution it was drawn from; 0 outside the answer
+    truncated: Bool[Array, "b"]  # the answer hit its length bound without EOS
+    # Recorded when tokens[:, t] was fed ("no record" on padding and on the last token); None for a dense model or when
+    # it was not recorded.
     routing: Routing | None = None
-    rewards: PerAnswer | None = None
+    rewards: PerAnswer | None = None  # None until a verifier has seen the answers

@@ -9,15 +9,14 @@ from jaxtyping import Bool, Float, Int
 from jaxrl_llm.ground import processes
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.tasks import UNKNOWN, PromptBatch, Task
-from jaxrl_llm.tasks.verifiers import verifier_pool
-from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict
+from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
 
 __all__ = ["Answered", "Verified", "begin", "verify"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """texts: the answers. rewards [b] float32, the task's own; errors: what went wrong with the verifier, else ""."""
+    """texts: the answers; rewards: float32, the task's own; errors: what went wrong with the verifier, else ""."""
 
     texts: list[str]
     rewards: Float[np.ndarray, "b"]
@@ -34,16 +33,16 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """The answers of a rollout on their way through the verifier; of several processes, each verifies its share."""
+    """The answers of a rollout on their way through the verifier; each of several processes verifies its share."""
 
     lengths: Int[np.ndarray, "b"]  # tokens, the end included
     truncated: Bool[np.ndarray, "b"]
     texts: list[str]  # of this process's share, without the end
-    asked: list[int]  # those that the verifier gets
+    asked: list[int]  # indices of the texts that the verifier gets
     verdicts: "concurrent.futures.Future[list[Verdict]]"
 
     def finish(self) -> Verified:
-        """Wait for the verifier, of every process.
+        """Wait for the verifiers of all processes.
 
         Raises:
           ValueError: the task's verifier cannot run in a worker process.
@@ -58,8 +57,8 @@ class Answered:
 def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Answered:
     """Decode the answers and hand them to the verifier; an isolated one runs while the devices do other work.
 
-    An answer that was cut off by its bound gets 0 (unless `task.verify_truncated`), and so does one with U+FFFD in its
-    text, which is an id that the tokenizer does not know or bytes that are no UTF-8: the verifier sees neither.
+    The verifier does not see an answer that was cut off by its bound (unless `task.verify_truncated`), nor one with
+    U+FFFD in its text, which stands for an unknown id or for bytes that are not UTF-8: both get 0.
     """
     arrays = (trajectory.tokens, trajectory.loss_mask, trajectory.truncated)
     tokens, mask, truncated = processes.fetch(arrays)
@@ -72,7 +71,7 @@ def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: 
             prompt, gold, row = fields[i // group_size]
             asked.append(place)
             questions.append((prompt, text, gold, row))
-    return Answered(mask.sum(1), truncated, texts, asked, verifier_pool.submit(task, questions))
+    return Answered(mask.sum(1), truncated, texts, asked, submit(task, questions))
 
 
 def verify(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Verified:

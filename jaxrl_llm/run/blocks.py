@@ -10,12 +10,12 @@ from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.routing import EXACT, Router
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.tasks.preference.pair_config import PreferenceConfig
+from jaxrl_llm.tasks.preference import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.reward_sources import RewardConfig
-from jaxrl_llm.training.routing_replay import ReplayConfig
 from jaxrl_llm.training.warm_start import WarmStartConfig
 
 __all__ = [

@@ -101,8 +101,8 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
     """
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
-    where = state_shardings(learner.model, state, learner.optimizer, learner.critic_optimizer, axes)
-    trained, moments = _local(state.params, where.params), _local(state.opt_state, where.opt_state)
+    saved, where = state.saved(), state_shardings(learner.model, state, axes).saved()
+    trained, moments = _local(saved.params, where.params), _local(saved.opt_state, where.opt_state)
     parameters, stays, merged = trained, {"parameters": trained, "optimizer": moments}, 0
     if s.lora.rank:
         base: Any = learner.model.shapes()
@@ -111,7 +111,7 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         merged = sharding.local_bytes([x for path, x in leaves.items() if s.lora.holds(path)])
         stays = {"frozen base": parameters, "adapters": trained, "optimizer": moments}
     if state.critic is not None:
-        stays["critic"] = _local(state.critic, where.critic) + _local(state.critic_opt_state, where.critic_opt_state)
+        stays["critic"] = _local(saved.critic, where.critic) + _local(saved.critic_opt_state, where.critic_opt_state)
     # Of pairs the log-probs of the reference are kept; with adapters, the base itself is the reference.
     kept = s.objective.reads != "pairs" and not s.lora.rank
     if "ref_logprobs" in s.objective.needs and kept:

@@ -18,8 +18,8 @@ from jaxrl_llm.records.recorded import checkpoint_identity, recorded_config
 from jaxrl_llm.run.settings import model_settings
 from jaxrl_llm.tasks import Tokenizer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, lay_out
-from jaxrl_llm.training.micro_batches import cut, fill
-from jaxrl_llm.training.state import with_value_head
+from jaxrl_llm.training.micro_batches import MicroBatches
+from jaxrl_llm.training.policy import with_value_head
 
 __all__ = ["RewardModel"]
 
@@ -116,12 +116,12 @@ class RewardModel:
 def _score(
     model: Model, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
 ) -> PerAnswer:
-    micro_batch = cut(tokens, layout, model.mesh)
+    micro_batches = MicroBatches(tokens, layout, model.mesh)
 
     def of(i: Array) -> PerToken:
-        hidden = model.apply(params, micro_batch(i), segment_ids=layout.segment_ids[i]).hidden
+        hidden = model.apply(params, micro_batches[i], segment_ids=layout.segment_ids[i]).hidden
         return scoring.values(params["value_head"], hidden)
 
-    after = fill(jnp.zeros(tokens.shape, jnp.float32), of, layout, model.mesh)
+    after = micro_batches.fill(jnp.zeros(tokens.shape, jnp.float32), of)
     last = jnp.take_along_axis(after, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     return sharding.constrain(last, [None], model.mesh)

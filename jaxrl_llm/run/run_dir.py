@@ -19,8 +19,8 @@ from jaxrl_llm.ground import processes
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.recorded import read_record, recorded_config
 from jaxrl_llm.records.run_log import plain, read_rows
+from jaxrl_llm.run.assembly import Run, base_digest, build, check_base
 from jaxrl_llm.run.settings import Settings, config_hash, identity_fields, validate
-from jaxrl_llm.run.trainer import Run, base_digest, build, check_base
 
 __all__ = ["begin", "check", "recorded_settings", "restored"]
 
@@ -67,8 +67,8 @@ def recorded_settings(workdir: str | Path) -> Settings:
 def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
     """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
 
-    `exported_params(run, state)` is the policy. A run of adapters loads its base as a resume does: from the checkpoint
-    that it started from, or from its warm start.
+    `state.policy.plain(run.model)` is what samples. A run of adapters loads its base as a resume does: from the
+    checkpoint that it started from, or from its warm start.
 
     Args:
         note: called with a line for every damaged checkpoint that was passed over.
@@ -77,11 +77,11 @@ def restored(workdir: str | Path, step: int | None = None, note: Callable[[str],
         FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
     """
     run = build(recorded_settings(workdir))
-    run, like = run.start(note) if run.settings.lora.rank else (run, run.blank())
+    like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
-    step, state, extra = checkpoints.restore(like, step, note)
-    check_base(base_digest(run), extra)
-    return run, step, state
+    step, saved, extra = checkpoints.restore(like.saved(), step, note)
+    check_base(base_digest(like), extra)
+    return run, step, like.restored(saved)
 
 
 def _has_steps(workdir: Path) -> bool:

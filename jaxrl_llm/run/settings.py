@@ -21,7 +21,7 @@ from jaxrl_llm.records.recorded import checkpoint_identity
 from jaxrl_llm.run.agreement import check_agreement
 from jaxrl_llm.run.blocks import RolloutConfig, Settings, TaskConfig
 from jaxrl_llm.run.fields import BLOCKS, declared_fields
-from jaxrl_llm.tasks.preference.pair_config import file_identity
+from jaxrl_llm.tasks.preference import file_identity
 
 __all__ = [
     "Settings",

@@ -1,10 +1,176 @@
-"""python -m jaxrl_llm.sweep --sweep FILE[:variant] --workdir DIR: run or resume a sweep."""
+"""Run or resume a sweep: check every configuration, print the cost, run what is not finished, report what failed.
 
+    python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
+
+A sweep file defines get_sweep(variant) -> Sweep. The same command on the same DIR goes on where it stopped. A run is
+the planned one if its config.json holds the planned config hash. It is finished if its DIR holds result.json and every
+planned step, or if it diverged. DIR/sweep.json records the plan for the report, DIR/commands.txt a command line a run.
+"""
+
+import argparse
+import fcntl
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from jaxrl_llm.sweep.run_sweep import main
+from jaxrl_llm.config import loading
+from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.records.run_log import read_json, read_rows, write_json
+from jaxrl_llm.report.read import Run
+from jaxrl_llm.sweep import launch
+from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
-__all__ = ["main"]
+__all__ = ["BRANCHING", "MAIN", "Identity", "Program", "load_sweep", "main"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run's DIR must contain to count as the planned run, finished."""
+
+    config_hash: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run executes, `python -m module`, and the identity it will have for a config file and overrides."""
+
+    module: str
+    identify: Callable[[str, Sequence[str]], Identity]
+
+
+# Both functions import JAX, and do so inside: a bad command line is refused at once and not after seconds.
+def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
+    from jaxrl_llm.run import settings
+
+    config = loading.load(loading.find(config_file), fields_and_rest(overrides)[0])
+    steps = settings.validate(config).steps
+    return Identity(settings.config_hash(config), steps)
+
+
+def _identify_branches(config_file: str, overrides: Sequence[str]) -> Identity:
+    from jaxrl_llm.sweep import forks
+
+    return Identity(*forks.identify(config_file, overrides))
+
+
+MAIN = Program("jaxrl_llm.main", _identify)
+BRANCHING = Program("jaxrl_llm.sweep.branching", _identify_branches)  # for a sweep with `branching`
+
+
+def main(arguments: Sequence[str] | None = None, program: Program | None = None) -> int:
+    """The command line, over the program that the sweep needs unless one is given; returns the exit code.
+
+    It is 0 when all finished, 1 when a run failed, 2 when something was refused, 130 when interrupted.
+    """
+    parser = Parser(prog="jaxrl-llm sweep", description="Run or resume a sweep.")
+    parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
+    parser.add_argument("--workdir", required=True, help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed")
+    parser.add_argument("--launcher", choices=("local", "submitit", "none"), default="local")
+    parser.add_argument("--cores", type=int, help="cores to use in all; default: every usable one")
+    parser.add_argument("--cores_per_run", type=int, default=1, help="the same for every run")
+    parser.add_argument("--cluster", help="submitit's executor (slurm, local, debug); default: what submitit finds")
+    given = parser.parse_args(arguments)
+    try:
+        sweep = load_sweep(given.sweep)
+        return _run(sweep, program or (BRANCHING if sweep.branching else MAIN), given)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        return complain(error, REFUSED)
+    except KeyboardInterrupt:
+        return 130
+
+
+def load_sweep(name: str) -> Sweep:
+    """The sweep of FILE or FILE:variant.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file does not run (the message has the line), or it has no get_sweep or not that variant.
+    """
+    path, _, variant = name.partition(":")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--sweep={path} does not exist; name a file that defines get_sweep(variant)")
+    module = loading.load_module(Path(path))
+    if not hasattr(module, "get_sweep"):
+        raise ValueError(f"--sweep={path} defines no get_sweep(variant) -> Sweep")
+    with loading.one_line(Path(path)):
+        return module.get_sweep(variant) if variant else module.get_sweep()
+
+
+def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
+    workdir = Path(given.workdir)
+    slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
+    runs = sweep.planned()
+    identities = {run.folder: _identity(program, run) for run in runs}
+    workdir.mkdir(parents=True, exist_ok=True)
+    with open(workdir / ".sweep.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            used = f"workdir={workdir} is in use by another sweep or by runs it left"
+            raise OSError(f"{used}; wait or stop them") from error
+        todo = [run for run in runs if not _finished(workdir / run.folder, identities[run.folder])]
+        lines = {run.folder: command(run, given.workdir, program.module) for run in runs}
+        _write_plan(workdir, sweep, runs, identities)
+        (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines.values()))
+        print(f"{sweep.question}\n{len(runs)} runs, {len(runs) - len(todo)} finished, {len(todo)} to do")
+        if given.launcher == "none":
+            print(f"wrote {workdir / 'commands.txt'}: one line a run")
+            return 0
+        if given.launcher == "submitit":
+            waiting = [lines[run.folder] for run in todo]
+            jobs = launch.submit(waiting, workdir, given.cluster, cores=given.cores_per_run, minutes=sweep.minutes)
+            print(f"submitted {len(jobs)} jobs: {', '.join(str(job.job_id) for job in jobs)}")
+            return 0
+        if not todo:
+            return 0
+        about = -(-len(todo) // len(slots)) * sweep.minutes
+        print(
+            f"{len(slots)} at a time on {given.cores_per_run} cores each, {sweep.minutes:g} min a run: {about:.0f} min"
+        )
+        stopped = launch.run_locally(todo, workdir, slots=slots, module=program.module, lock=lock.fileno())
+    failed = [run for run in stopped if not Run(workdir / run.folder, run.arm).diverged]
+    for run in failed:
+        log = workdir / run.folder / "process.log"
+        print(f"\n{run} failed; the end of {log}:")
+        print("\n".join(f"  {line}" for line in launch.tail(log)))
+    diverged = len(stopped) - len(failed)
+    print(f"{len(todo) - len(stopped)} runs finished, {diverged} diverged, {len(failed)} failed")
+    print(f"for the page: python -m jaxrl_llm.report {given.workdir}")
+    return 1 if failed else 0
+
+
+def _identity(program: Program, run: PlannedRun) -> Identity:
+    try:
+        return program.identify(run.config, run.overrides)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"the configuration of {run} is refused: {error}") from error
+
+
+def _finished(folder: Path, identity: Identity) -> bool:
+    record = read_json(folder / "config.json")
+    if record is not None and record["config_hash"] != identity.config_hash:
+        raise ValueError(
+            f"{folder} holds a run of another configuration (config_hash {record['config_hash']}, "
+            f"planned {identity.config_hash}); give another --workdir, or remove that folder"
+        )
+    rows = read_rows(folder / "metrics.jsonl")
+    whole = (folder / "result.json").exists() and bool(rows) and rows[-1]["step"] >= identity.steps
+    return whole or Run(folder, "").diverged  # the same command would diverge again
+
+
+def _write_plan(workdir: Path, sweep: Sweep, runs: Sequence[PlannedRun], identities: Mapping[str, Identity]) -> None:
+    rows = [
+        {"folder": run.folder, "arm": arm, "condition": run.condition, "seed": run.seed, "config": run.config}
+        | {"fields": dict(run.fields), "config_hash": identities[run.folder].config_hash}
+        for run in runs
+        for arm in run.arms
+    ]
+    plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
+    if sweep.branching is not None:
+        plan |= {"branching": asdict(sweep.branching), "pairs": "branches from one state of a trajectory (seed)"}
+    write_json(workdir / "sweep.json", plan | {"runs": rows})
 
 
 if __name__ == "__main__":

@@ -27,22 +27,41 @@ from jaxrl_llm.config.command_line import FAILED, REFUSED, Parser, complain, fie
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
-from jaxrl_llm.run.trainer import Run, build, exported_params, update
+from jaxrl_llm.run.assembly import Run, build
+from jaxrl_llm.run.trainer import take_step
 from jaxrl_llm.sweep.forks import Plan, plan
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
 
 __all__ = ["Trajectory", "main"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sampled:
-    """A verified rollout and where the prompts stand after it."""
+class _Shared(Rollouts):
+    """The first rollout of every arm: sampled once for all that sample alike, since they have the same parameters.
 
-    rollout: collect.Collected
-    stream: dict[str, Any]
+    sampled: {how: (rollout, where the prompts stand after it)} of the state that the arms fork from.
+    """
+
+    sampled: dict[Any, tuple[collect.Rollout, Any]] = dataclasses.field(default_factory=dict)
+
+    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
+        how = (self.engine, self.sampling, self.rewards)
+        if how not in self.sampled:
+            rollout = super().sample(stream, step, state)
+            self.sampled[how] = (rollout, stream.get_state())
+        rollout, after = self.sampled[how]
+        stream.set_state(after)
+        return rollout
+
+
+def _sharing(run: Run, sampled: dict[Any, Any]) -> Run:
+    """The run, whose source looks into `sampled` first."""
+    source = run.source
+    assert isinstance(source, Rollouts), "checked by the plan"
+    fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
+    return dataclasses.replace(run, source=_Shared(**fields, sampled=sampled))
 
 
 class Trajectory:
@@ -52,24 +71,23 @@ class Trajectory:
         self.plan = plan
         self.parent = build(plan.parent.settings)
         self.arms = {arm: build(setup.settings) for arm, setup in plan.arms.items()}
-        self.stream = self.parent.source.stream()
-        self.reference: Any = None
 
     def run(self, log: RunLog) -> dict[str, Any]:
         """Take the trajectory to its end, branch from its states, and return the last evaluation of a state."""
         settings, identity, branching = self.parent.settings, self.plan.identity, self.plan.branching
-        self.parent, state = self.parent.start(log.note)
-        self.arms = {arm: dataclasses.replace(run, base=self.parent.base) for arm, run in self.arms.items()}
+        state, folder = self.parent.start(log.note), log.workdir / "reference"
         self._check_structures(state)
-        if any("ref_logprobs" in run.settings.objective.needs for run in (self.parent, *self.arms.values())):
-            self.reference = _copy(state.params)
+        parent = self.parent.started(state, folder)
+        arms = {arm: run.started(state, folder) for arm, run in self.arms.items()}
+        stream = parent.source.stream()
         checkpoints, done = Checkpoints(log.workdir, settings.checkpoint.keep), 0
         if checkpoints.latest is not None:
-            done, state, extra = checkpoints.restore(state, note=log.note)
+            done, saved, extra = checkpoints.restore(state.saved(), note=log.note)
             if extra["config_hash"] != identity:
                 raise ValueError(f"{log.workdir} holds the checkpoint of other branches; use another --workdir")
+            state = state.restored(saved)
             checkpoints.set_aside(after=done)
-            self.stream.set_state(extra["stream"])
+            stream.set_state(extra["stream"])
             log.note(f"resumed from rollout {done}")
         log.cut(done if checkpoints.latest is not None else -1)
         branches, writes = log.workdir / "branches.jsonl", jax.process_index() == 0
@@ -79,76 +97,80 @@ class Trajectory:
         evaluated = {name: x for name, x in before[-1].items() if name.startswith("eval/")} if before else {}
         states = branching.states(settings.steps)
         for step in range(done, settings.steps):
-            place, sampled = self.stream.get_state(), {}
-            after, values = self._rollout(self.parent, _copy(state), step + 1, sampled)
-            ahead = self.stream.get_state()
+            place, sampled = stream.get_state(), {}
+            after, values = _taken(_sharing(parent, sampled), _copy(state), stream, step + 1)
             if step in states:
                 evaluated = self._evaluated(state)
                 rows = [{"state": step, "arm": "", "step": 0, **evaluated}]
-                for arm, run in self.arms.items():
-                    self.stream.set_state(place)
+                for arm, run in arms.items():
                     if arm == self.plan.baseline and branching.rollouts == 1:
                         taken = [{"step": 1, **values, **self._evaluated(after)}]
                     else:
-                        taken = self._branch(run, state, step, sampled)
+                        taken = self._branch(run, state, _forked(run, parent, place), step, sampled)
                     rows += [{"state": step, "arm": arm, **row} for row in taken]
                 if writes:
                     add_rows(branches, rows)
-            self.stream.set_state(ahead)
             state = after
             log.metrics(step + 1, values)
             if step + 1 == settings.steps or (step + 1) % settings.checkpoint.every == 0:
-                extra = {"config_hash": identity, "stream": self.stream.get_state()}
-                checkpoints.save(step + 1, state, extra)
+                extra = {"config_hash": identity, "stream": stream.get_state()}
+                checkpoints.save(step + 1, state.saved(), extra)
         checkpoints.close()
         return evaluated
 
-    def _branch(self, run: Run, state: TrainState, first: int, sampled: dict[Any, _Sampled]) -> list[dict[str, Any]]:
+    def _branch(
+        self, run: Run, state: TrainState, stream: Any, first: int, sampled: dict[Any, Any]
+    ) -> list[dict[str, Any]]:
         """One row a rollout of a branch; one whose numbers are not finite ends it, without an evaluation."""
         rows, state = [], _copy(state)
         for i in range(1, self.plan.branching.rollouts + 1):
             try:
-                state, values = self._rollout(run, state, first + i, sampled if i == 1 else {})
+                state, values = _taken(run if i > 1 else _sharing(run, sampled), state, stream, first + i)
             except FloatingPointError as error:
                 return [*rows, {"step": i, "failed": str(error)}]
             rows.append({"step": i, **values})
         rows[-1] |= self._evaluated(state)
         return rows
 
-    def _rollout(
-        self, run: Run, state: TrainState, step: int, sampled: dict[Any, _Sampled]
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """A rollout with its updates and what they measured; `sampled` keeps it for those who sample alike."""
-        source = run.source
-        assert isinstance(source, Rollouts), "checked by the plan"
-        how = (source.engine, source.sampling, source.rewards)
-        if how not in sampled:
-            asked = source.sample(self.stream, step, exported_params(run, state))
-            sampled[how] = _Sampled(asked.finish(), self.stream.get_state())
-        rollout = sampled[how].rollout
-        self.stream.set_state(sampled[how].stream)
-        epochs = source.layouts(rollout.trajectory, step)
-        experience = source.scorer(state, self.reference, rollout.trajectory, epochs[0], run.base)
-        drawn = Drawn(experience.batch, epochs, experience.metrics | rollout.sources, rollout.metrics)
-        state, pending = update(run, state, drawn, step)
-        pending.check()
-        return state, pending.row()
-
     def _evaluated(self, state: TrainState) -> dict[str, Any]:
-        return self.parent.evaluator(exported_params(self.parent, state))[0]
+        return self.parent.evaluator(state.policy.plain(self.parent.model))[0]
 
     def _check_structures(self, state: TrainState) -> None:
         for arm, run in self.arms.items():
             own = jax.eval_shape(run.blank)
-            if jax.tree.structure(own) != jax.tree.structure(state):
+            if jax.tree.structure(own) != jax.tree.structure(state.replace(base=None)):
                 raise ValueError(
                     f"arm {arm!r} keeps another state than the trajectory (its optimizer has other parts); give both "
                     "the same optimizer.clip_norm and optimizer.schedule"
                 )
 
 
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.copy(), tree)  # updates donate the state
+def _taken(run: Run, state: TrainState, stream: Any, step: int) -> tuple[TrainState, dict[str, Any]]:
+    """A step of a run and its row, checked; times are left out, since arms share a rollout."""
+    state, pending = take_step(run, state, stream, step)
+    pending.check()
+    timed = ("time/", "rollout/tokens_per_s")
+    return state, {name: value for name, value in pending.row().items() if not name.startswith(timed)}
+
+
+def _forked(run: Run, parent: Run, place: dict[str, Any]) -> Any:
+    """A stream of an arm's own that goes on where the trajectory's stands.
+
+    What rewards carry from rollout to rollout (a steered coefficient of the KL, the centre of a reward model's scores)
+    is the trajectory's if the arm is rewarded alike; otherwise it begins anew.
+    """
+    stream = run.source.stream()
+    objectives: list[Any] = [run.settings.objective, parent.settings.objective]
+    ours, theirs = (
+        (one.settings.rewards, objective.advantage) for one, objective in zip((run, parent), objectives, strict=True)
+    )
+    stream.set_state(place if ours == theirs else stream.get_state() | {"prompts": place["prompts"]})
+    return stream
+
+
+def _copy(state: TrainState) -> TrainState:
+    """Updates overwrite all of a state but its base."""
+    return jax.tree.map(lambda x: x.copy(), state.replace(base=None)).replace(base=state.base)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -92,11 +92,6 @@ def _check_rollouts(whose: str, s: Settings) -> None:
         raise ValueError(
             f"{whose}: {s.objective_name} learns from given data, and branches are of rollouts; use a sweep"
         )
-    if "reward_model" in s.rewards.weights or objective.advantage.kl_controller.target:
-        raise ValueError(
-            f"{whose}: branches serve no reward model and no steered KL; set rewards.reward_model='' and leave "
-            "objective.kl_target out, or use a sweep"
-        )
 
 
 def identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:

@@ -7,14 +7,13 @@ A run holds its labels (`arm`, `seed`, and where the sweep has several settings 
 configuration. Two runs of one condition and seed are a pair: they must differ in what their arms say and nothing else.
 """
 
+import itertools
 import json
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain as chained
-from itertools import product as cartesian
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def each(field: str, values: Iterable[Any]) -> list[dict[str, Any]]:
 
 def chain(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All dicts of all parts, one part after the other."""
-    return [dict(one) for one in chained(*parts)]
+    return [dict(one) for one in itertools.chain(*parts)]
 
 
 def product(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -41,11 +40,11 @@ def product(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         ValueError: two parts set one field.
     """
-    return [_merged(combination) for combination in cartesian(*parts)]
+    return [_merged(combination) for combination in itertools.product(*parts)]
 
 
 def zipped(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The first dicts of all parts merged, then the second ones, and so on.
+    """The first dicts of all parts merged, then the second dicts, and so on.
 
     Raises:
         ValueError: the parts have different lengths, or two parts set one field.
@@ -83,7 +82,7 @@ class Branching:
             at_least(f"branching.{name}", getattr(self, name), least)
 
     def states(self, steps: int) -> range:
-        """The states of a trajectory of so many rollouts from which branches start; branches may go beyond its end."""
+        """The states from which branches of a trajectory of `steps` rollouts start; a branch may go beyond its end."""
         return range(self.first, steps, self.every)
 
 
@@ -91,7 +90,7 @@ class Branching:
 class PlannedRun:
     """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields.
 
-    branches: of a trajectory that forks, as JSON: the numbers of its `Branching`, and the fields of every arm.
+    `branches` is JSON, for a trajectory that forks: the numbers of its `Branching` and the fields of every arm.
     """
 
     arm: str
@@ -109,7 +108,7 @@ class PlannedRun:
 
     @property
     def arms(self) -> list[str]:
-        """The arms that its folder holds."""
+        """The arms whose rows its folder holds."""
         return list(json.loads(self.branches)["arms"]) if self.branches else [self.arm]
 
     def __str__(self) -> str:
@@ -122,13 +121,13 @@ class Sweep:
 
     Attributes:
         question: one sentence, the title of the report.
-        runs: flat dicts with `arm`, `seed`, optionally `condition` and `config` (another configuration file), and
-            dotted fields.
+        runs: flat dicts with `arm`, `seed` and dotted fields, optionally `condition` and `config` (a configuration file
+            of their own).
         baseline: the arm that every other arm is compared with.
         config: configuration file of the runs, with an optional :variant.
         minutes: rough minutes of one run, for the estimate that is printed before the start.
-        keep_checkpoints: at most so many checkpoints stay in each run's DIR.
-        branching: the arms fork from states of the baseline's runs; None: every arm is a run of its own.
+        keep_checkpoints: how many checkpoints stay in each run's DIR at most.
+        branching: how the arms fork from states of the baseline's runs; None: every arm is a run of its own.
     """
 
     question: str
@@ -156,8 +155,8 @@ class Sweep:
     def planned(self) -> list[PlannedRun]:
         """The runs in the order in which they start: all arms of the first seed, then of the second, and so on.
 
-        So an interrupted sweep holds whole pairs. With `branching` they are the baseline's, with the other arms of
-        their condition and seed inside.
+        So an interrupted sweep holds whole pairs. With `branching` there is one run a condition and seed, the
+        baseline's, which holds the other arms.
         """
         planned = [self._planned(run) for run in self.runs]
         order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in planned))}
@@ -196,7 +195,7 @@ def _folder(*labels: Any) -> str:
 def command(run: PlannedRun, workdir: str, module: str = "jaxrl_llm.main") -> str:
     """The run as one shell line; the same line resumes it, and returns at once when it is finished.
 
-    Paths are absolute, so that it runs from any folder. A config that is no file here is one of the package's own.
+    Paths are absolute, so that it runs from any folder. A config that is no file here is the name of one.
     """
     path, colon, variant = run.config.partition(":")
     config = f"{Path(path).absolute() if Path(path).is_file() else path}{colon}{variant}"

@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
-from jaxrl_llm.tasks.verifiers.named import numeric
+from jaxrl_llm.tasks.tokenizers import CharTokenizer
+from jaxrl_llm.tasks.verifiers import numeric
 
 __all__ = ["addition", "subtraction"]
 
@@ -28,14 +28,7 @@ def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spac
 
 @register
 def subtraction(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
-    """Subtract two numbers of at most `digits` digits; a negative answer starts with '-', reversed or not.
-
-    Args:
-        digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
-        reverse: write the answer's digits with the least significant first.
-        strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
-        spaced: the prompt has spaces between numbers and signs, as in most text: '58 + 67 ='.
-    """
+    """Subtract two numbers; a negative answer starts with '-', reversed or not. Arguments as for `addition`."""
     return _two_operands("subtraction", "-", operator.sub, digits, reverse, strict, spaced)
 
 

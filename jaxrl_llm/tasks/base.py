@@ -1,4 +1,4 @@
-"""What a task is, and the registry of task names."""
+"""What a task is, what stands around its prompts, and the registry of task names."""
 
 import dataclasses
 import inspect
@@ -11,10 +11,22 @@ import numpy as np
 
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import positive, suggestion, within
-from jaxrl_llm.tasks.prompting import Prompting
-from jaxrl_llm.tasks.tokenizers.tokenizer import Tokenizer
+from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
 
-__all__ = ["Draw", "Example", "Row", "Source", "Task", "Verify", "make", "names", "register"]
+__all__ = [
+    "Draw",
+    "Example",
+    "Prompting",
+    "Row",
+    "Source",
+    "Task",
+    "TooLong",
+    "Verify",
+    "bounded",
+    "make",
+    "names",
+    "register",
+]
 
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
@@ -28,6 +40,55 @@ class Example(TypedDict):
     prompt: str
     answer: str  # a right answer: the target of supervised training, `gold` for a verifier
     row: Row  # the other fields of the data, plain JSON
+
+
+_PLACE = "{prompt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompting:
+    """The text around every prompt.
+
+    Args:
+        template: text with `{prompt}` once, e.g. worked examples before it; other braces are literal.
+        chat: wrap that in the model's chat template, up to where the model's answer begins.
+        system: the system message of the chat; empty: none, or what the chat template writes by default.
+        chat_options: other variables of the chat template, such as {"enable_thinking": False}.
+
+    Raises:
+        ValueError: `{prompt}` is not there once, or a field of the chat is set without a chat.
+    """
+
+    template: str = _PLACE
+    chat: bool = False
+    system: str = ""
+    chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.template.count(_PLACE) != 1:
+            raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, in place of the prompt")
+        for field in ("system", "chat_options"):
+            if getattr(self, field) and not self.chat:
+                raise ValueError(
+                    f"task.{field}={getattr(self, field)!r} is part of a chat; set task.chat=True or clear it"
+                )
+
+    def text(self, tokenizer: Tokenizer, prompt: str) -> str:
+        """The text that the model continues with its answer.
+
+        Raises:
+            ValueError: chat=True with a tokenizer that has no chat template.
+        """
+        question = self.template.replace(_PLACE, prompt)
+        if not self.chat:
+            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + question
+        if not isinstance(tokenizer, TextTokenizer):
+            raise ValueError(
+                "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
+                "checkpoint that has one, or task.chat=False"
+            )
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        return tokenizer.chat([*messages, {"role": "user", "content": question}], **self.chat_options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,20 +113,21 @@ class Task:
         prompt_length: most tokens of a prompt, with what `prompting` puts around it.
         answer_length: most tokens of an answer, the end included.
         tokenizer: text to ids.
-        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text. A verify that
-            raises, or returns no finite number, is counted and its answer gets 0.
+        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text; if verify
+            raises or returns no finite number, that is counted and the answer gets 0.
         sample: draws (prompt, right answer) or (prompt, right answer, row) from a numpy Generator. A task has either
             this or `source`.
         source: a data set with splits of its own.
-        options: what `make` was called with, defaults filled in; becomes part of the name of the data on disk.
-        train_size: examples of the train split; with a `source` at most, 0 = all.
-        test_size: examples of the test split; likewise. No drawn prompt is in both splits.
+        options: what `make` was called with, defaults filled in; part of the name of the data on disk.
+        train_size, test_size: examples of each split; with a `source` at most so many, 0 = all. No drawn prompt is in
+            both splits.
         prompting: the text around a prompt.
         drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are;
-        otherwise they raise. solved: an answer with at least this reward is right: that is what exact match and pass@k
-        count. verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
-        isolated: verify runs in a worker process, which is killed after `time_limit`; it must be a function of a
-            module, not one inside another function. For anything that may hang or runs code it does not control.
+            otherwise they raise.
+        solved: an answer with at least this reward is right, as exact match and pass@k count it.
+        verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
+        isolated: verify runs in a worker process, which is killed after `time_limit`. For anything that may hang or
+            runs code that it does not control; it must be a function of a module, not one inside another function.
         time_limit: seconds of one isolated verification.
 
     Raises:
@@ -110,6 +172,29 @@ class Task:
     def ids_of_answer(self, answer: str) -> list[int]:
         """A supervised answer with the id that ends it."""
         return [*self.tokenizer.encode(answer), self.tokenizer.end_ids[0]]
+
+
+class TooLong(ValueError):
+    """A prompt or an answer has more tokens than its bound."""
+
+
+def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
+    """`ids` of a text: of a prompt, or of an answer (kind answer, chosen or rejected) with its end.
+
+    Raises:
+        TooLong: there are more than `most`.
+    """
+    if len(ids) <= most:
+        return ids
+    bound, end, remedy = (
+        ("prompt_length", "", "rollout.max_prompt_length; 0 is the task's own bound")
+        if kind == "prompt"
+        else ("answer_length", " with EOS", "rollout.max_new_tokens for pairs, else an option of the task")
+    )
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    raise TooLong(
+        f"the {kind} {shown!r} has {len(ids)} tokens{end}, over {bound}={most}; raise {bound} (in a run: {remedy})"
+    )
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}
@@ -170,8 +255,8 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
 def _posed(task: Task, tokenizer: Tokenizer | None, prompting: Prompting | None) -> Task:
     """The task with another tokenizer or with text around its prompts.
 
-    A drawn prompt's bound counts its characters, each at most one token of a byte-level tokenizer, and grows by the
-    text around it. A data set's bound is on the whole text, since longer prompts are dropped.
+    The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows by
+    the text around the prompt. A data set's bound is on the whole text, since longer prompts are dropped.
     """
     if tokenizer is None and prompting is None:
         return task

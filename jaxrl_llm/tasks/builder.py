@@ -1,114 +1,116 @@
-"""The TFDS builder that every task shares, and the lock under which it writes.
+"""Data sets on disk in the layout of TFDS: written once, under a lock, then read at random.
 
-Importing this module imports tensorflow_datasets (but never TensorFlow), so only data.py does, and only when needed.
+Importing this file imports tensorflow_datasets (never TensorFlow), which takes seconds. So it is imported by the
+functions that read data.
 """
 
 import contextlib
-import dataclasses
 import io
 import json
-import sys
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from jaxrl_llm.tasks.base import Example, Task
-from jaxrl_llm.tasks.splits import Split, data_name, generate
+from jaxrl_llm.tasks.splits import default_data_dir
 
-__all__ = ["TaskBuilder", "TaskConfig", "prepare", "written"]
+__all__ = ["stored"]
 
-
-@dataclasses.dataclass(kw_only=True)
-class TaskConfig(tfds.core.BuilderConfig):
-    """One task's examples; `name` is `data_name(task)`."""
-
-    splits: dict[str, Split]
+_Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 
-class TaskBuilder(tfds.core.GeneratorBasedBuilder):
-    """Examples {uid, prompt, answer, row} of the task in the config, in their order; `row` is JSON."""
+def stored(
+    row: Callable[..., _Row],
+    dataset: str,
+    version: str,
+    name: str,
+    data_dir: str | Path | None,
+    make: Callable[[], Mapping[str, Iterable[_Row]]],
+) -> Mapping[str, Sequence[_Row]]:
+    """The splits of a data set, written first if it is not on disk; safe in several processes at once.
 
-    name = "jaxrl_llm"
-    VERSION = tfds.core.Version("1.1.0")
+    Args:
+        row: the TypedDict of a row, with fields of type int, float, str, or a mapping, which is stored as JSON.
+        dataset, version: TFDS's name and version of this kind of data set; another `row` needs another version.
+        name: of this data set among those of its kind.
+        data_dir: default `default_data_dir()`.
+        make: gives the rows of every split; called only if they are to be written.
+
+    Raises:
+        ValueError: what `make` raises; or data_dir cannot be written.
+    """
+    kinds = typing.get_type_hints(row)
+    data_dir = default_data_dir() if data_dir is None else Path(data_dir)
+    folder = data_dir / dataset / name / version
+    try:
+        if not folder.exists():  # TFDS renames the finished folder into place
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(folder.parent / "lock"):
+                if not folder.exists():
+                    _write(_Builder(dataset, version, name, data_dir, kinds, make()))
+    except OSError as error:
+        raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
+    sources: Any = tfds.builder_from_directory(folder).as_data_source()
+    return {split: _Rows(source, kinds) for split, source in sources.items()}
+
+
+class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Rows in their order."""
+
+    def __init__(
+        self, dataset: str, version: str, name: str, data_dir: Path, kinds: Mapping[str, Any], splits: Mapping[str, Any]
+    ):
+        self.name = dataset  # pyright: ignore[reportAttributeAccessIssue] (TFDS's own adhoc builder does so)
+        self.VERSION = tfds.core.Version(version)
+        self._kinds, self._splits = kinds, splits
+        config = tfds.core.BuilderConfig(name=name)
+        super().__init__(config=config, data_dir=data_dir, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = {
-            "uid": np.int64,
-            "prompt": tfds.features.Text(),
-            "answer": tfds.features.Text(),
-            "row": tfds.features.Text(),
-        }
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
-        )
+        numbers = {int: np.int64, float: np.float32}
+        fields = {field: numbers.get(kind, tfds.features.Text()) for field, kind in self._kinds.items()}
+        features = tfds.features.FeaturesDict(fields)
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing is downloaded here
-        assert isinstance(self.builder_config, TaskConfig)
-        return {name: self._generate_examples(split.examples) for name, split in self.builder_config.splits.items()}
+        return {split: self._generate_examples(rows) for split, rows in self._splits.items()}
 
-    def _generate_examples(self, examples: list[Example]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for example in examples:
-            yield example["uid"], {**example, "row": json.dumps(example["row"])}
-
-
-def prepare(task: Task, data_dir: Path) -> Path:
-    """The folder that holds the task's data, written first if it is not there; safe in several processes at once.
-
-    Raises:
-        ValueError: see `generate`; or data_dir cannot be written.
-    """
-    return written(TaskBuilder, data_name(task), data_dir, lambda name: TaskConfig(name=name, splits=_splits(task)))
+    def _generate_examples(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for row in rows:
+            yield row["uid"], {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in row.items()}
 
 
-def _splits(task: Task) -> dict[str, Split]:
-    """The examples of both splits; says how many prompts are too long."""
-    splits = generate(task)
-    for split_name, split in splits.items():
-        if split.dropped:
-            print(
-                f"{task.name}: dropped {split.dropped} of {split.dropped + len(split.examples)} {split_name} prompts, "
-                f"which are longer than prompt_length={task.prompt_length} tokens",
-                file=sys.stderr,
-            )
-    return splits
+class _Rows(Sequence[Any]):
+    """The records of a TFDS data source, where text is bytes, as rows."""
+
+    def __init__(self, source: Any, kinds: Mapping[str, Any]):
+        self._source, self._kinds = source, kinds
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
+        record = self._source[index]
+        return {field: _READ.get(kind, json.loads)(record[field]) for field, kind in self._kinds.items()}
 
 
-def written(
-    builder: type[tfds.core.GeneratorBasedBuilder], name: str, data_dir: Path, config: Callable[[str], Any]
-) -> Path:
-    """The folder of the data set `name`, written first if it is not there; safe in several processes at once.
-
-    Args:
-        config: from the name to the builder's configuration, which holds the data; called where they are written.
-
-    Raises:
-        ValueError: what `config` raises; or data_dir cannot be written.
-    """
-    folder = data_dir / builder.name / name / str(builder.VERSION)
-    if folder.exists():  # TFDS renames the finished folder into place
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.parent / "lock"):
-            if not folder.exists():
-                _write_quietly(builder, config(name), data_dir)
-    except OSError as error:
-        raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
-    return folder
+_READ: Mapping[Any, Callable[[Any], Any]] = {int: int, float: float, str: bytes.decode}
 
 
-def _write_quietly(builder: Callable[..., tfds.core.DatasetBuilder], config: Any, data_dir: Path) -> None:
+def _write(builder: _Builder) -> None:
     """Write a data set without the six lines that TFDS prints and logs about it."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            builder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
+            builder.download_and_prepare()
     finally:
         logging.set_verbosity(verbosity)

@@ -1,14 +1,19 @@
 """Countdown: reach a target with the given numbers: '3,7,12:43=' -> '12*3+7', or '7+3*12', or any other way."""
 
+import re
+from collections import deque
+
 import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
-from jaxrl_llm.tasks.verifiers.expressions import evaluate
+from jaxrl_llm.tasks.tokenizers import CharTokenizer
 
-__all__ = ["countdown"]
+__all__ = ["countdown", "evaluate"]
 
+_LONGEST = 256  # characters; longer text is no answer to any puzzle here
+_DEEPEST = 16  # nested parentheses; bounds the recursion
+_TOKEN = re.compile(r"[0-9]+|[-+*()]")
 _BINDING = {"+": 1, "-": 1, "*": 2, "": 3}  # "" is a single number
 
 
@@ -67,3 +72,57 @@ def _random_expression(rng: np.random.Generator, given: list[int]) -> tuple[int,
 
 def _wrap(text: str, needed: bool) -> str:
     return f"({text})" if needed else text
+
+
+def evaluate(text: str, numbers: list[str]) -> int | None:
+    """The value of the expression `text` if it is well formed and uses each of `numbers` exactly once, else None.
+
+        sum := product (('+' | '-') product)*     product := atom ('*' atom)*     atom := number | '(' sum ')'
+
+    There is no division, no sign and no space. Numbers are compared as text before anything is computed, so neither
+    leading zeros nor a number of a thousand digits is accepted.
+    """
+    tokens = _TOKEN.findall(text)
+    if len(text) > _LONGEST or "".join(tokens) != text:
+        return None
+    if sorted(t for t in tokens if t not in "+-*()") != sorted(numbers):
+        return None
+    rest = deque(tokens)
+    try:
+        value = _sum(rest, 0)
+    except _Malformed:
+        return None
+    return None if rest else value
+
+
+class _Malformed(Exception):
+    pass
+
+
+def _sum(tokens: deque[str], depth: int) -> int:
+    """Takes a sum from the front of the tokens; gives its value."""
+    value = _product(tokens, depth)
+    while tokens and tokens[0] in "+-":
+        sign = tokens.popleft()
+        right = _product(tokens, depth)
+        value = value + right if sign == "+" else value - right
+    return value
+
+
+def _product(tokens: deque[str], depth: int) -> int:
+    value = _atom(tokens, depth)
+    while tokens and tokens[0] == "*":
+        tokens.popleft()
+        value *= _atom(tokens, depth)
+    return value
+
+
+def _atom(tokens: deque[str], depth: int) -> int:
+    first = tokens.popleft() if tokens else ""
+    if first.isdigit():
+        return int(first)
+    if first == "(" and depth < _DEEPEST:
+        value = _sum(tokens, depth + 1)
+        if tokens and tokens.popleft() == ")":
+            return value
+    raise _Malformed

@@ -3,28 +3,29 @@
 Import time matters for the command line: Grain and TFDS are imported by the functions that read data.
 """
 
-import dataclasses
-import json
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Example, Row, Task
+from jaxrl_llm.ground.ranges import at_least, one_of, within
+from jaxrl_llm.tasks.base import Example, Row, Task, bounded
+from jaxrl_llm.tasks.splits import data_name, generate
 
 __all__ = [
-    "Decoded",
     "PromptBatch",
     "PromptStream",
     "SupervisedBatch",
     "SupervisedStream",
     "all_prompts",
+    "answered_rows",
     "batches",
-    "default_data_dir",
     "examples",
+    "numbered",
     "prompts",
     "supervised",
 ]
@@ -34,7 +35,7 @@ Rows = Integer[np.ndarray, "n t"]
 
 
 class PromptBatch(TypedDict):
-    """n prompts, left-aligned in rows of task.prompt_length."""
+    """n prompts, left-aligned in rows of task.prompt_length tokens."""
 
     uid: Ids  # int64, the example's index in its split
     draw: Ids  # int64, running count over the stream: example i of epoch e has draw >= e * size of the split
@@ -78,11 +79,6 @@ PromptStream = _Stream[PromptBatch]
 SupervisedStream = _Stream[SupervisedBatch]
 
 
-def default_data_dir() -> Path:
-    """$XDG_CACHE_HOME/jaxrl_llm/data, or the same below ~/.cache."""
-    return cache_folder() / "data"
-
-
 def prompts(
     task: Task, split: str = "train", *, seed: int, batch_size: int, data_dir: str | Path | None = None
 ) -> PromptStream:
@@ -98,14 +94,14 @@ def prompts(
     Raises:
         ValueError: an unknown split, a batch size below 1, a seed out of range, or data that cannot be written.
     """
-    return _stream(_PromptCollate(task), task, split, seed, batch_size, data_dir)
+    return batches(examples(task, split, data_dir), functools.partial(_prompt_batch, task), seed, batch_size)
 
 
 def supervised(
     task: Task, split: str = "train", *, seed: int, batch_size: int, data_dir: str | Path | None = None
 ) -> SupervisedStream:
     """An endless stream of `SupervisedBatch`; arguments and errors as for `prompts`."""
-    return _stream(_SupervisedCollate(task), task, split, seed, batch_size, data_dir)
+    return batches(examples(task, split, data_dir), functools.partial(_supervised_batch, task), seed, batch_size)
 
 
 def all_prompts(
@@ -116,120 +112,99 @@ def all_prompts(
     Raises:
         ValueError: an unknown split, a limit below 1, or data that cannot be written.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} must be at least 1; leave it out to get the whole split")
-    source = examples(task, split, data_dir)
-    rows = [source[i] for i in range(min(len(source), limit or len(source)))]
-    return _PromptCollate(task)(list(enumerate(rows)))
+    return _prompt_batch(task, numbered(examples(task, split, data_dir), limit))
 
 
 def examples(task: Task, split: str, data_dir: str | Path | None = None) -> Sequence[Example]:
     """Random access to a split on disk, written first if it is not there; arguments and errors as for `prompts`."""
-    if split not in ("train", "test"):
-        raise ValueError(f"unknown split {split!r}; choose 'train' or 'test'")
-    import tensorflow_datasets as tfds
+    one_of("split", split, ("train", "test"))
+    from jaxrl_llm.tasks.builder import stored
 
-    from jaxrl_llm.tasks import builder
-
-    folder = builder.prepare(task, default_data_dir() if data_dir is None else Path(data_dir))
-    reader: Any = tfds.builder_from_directory(folder)
-    return Decoded(reader.as_data_source(split), _example)
+    make = functools.partial(_generated, task)
+    return stored(Example, "jaxrl_llm", "1.1.0", data_name(task), data_dir, make)[split]
 
 
-def _stream(collate: Any, task: Task, split: str, seed: int, batch_size: int, data_dir: str | Path | None) -> Any:
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1; choose a positive batch_size")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed} must lie in 0..{2**32 - 1}; choose a seed in that range")
-    return batches(examples(task, split, data_dir), collate, seed, batch_size)
+def _generated(task: Task) -> Mapping[str, Sequence[Example]]:
+    """The examples of both splits; prints how many prompts are too long."""
+    splits = generate(task)
+    for name, split in splits.items():
+        if split.dropped:
+            print(
+                f"{task.name}: dropped {split.dropped} of {split.dropped + len(split.examples)} {name} prompts, "
+                f"which are longer than prompt_length={task.prompt_length} tokens",
+                file=sys.stderr,
+            )
+    return {name: split.examples for name, split in splits.items()}
 
 
 def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batch_size: int) -> Any:
-    """An endless stream of what `collate` makes of numbered rows, in a new order every epoch."""
+    """An endless stream of what `collate` makes of numbered rows, in a new order every epoch.
+
+    Raises:
+        ValueError: a batch size below 1, or a seed out of range.
+    """
+    at_least("batch_size", batch_size, 1)
+    within("seed", seed, 0, 2**32 - 1)
     import grain
 
     dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
-    dataset = dataset.map_with_index(_numbered).batch(batch_size, batch_fn=collate)
+    dataset = dataset.map_with_index(lambda draw, row: (draw, row)).batch(batch_size, batch_fn=collate)
     # A batch is read in milliseconds, so threads that read ahead would cost more than they save.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
-def _numbered(draw: int, row: _Row) -> tuple[int, _Row]:
-    return draw, row
+def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]]:
+    """(place, row) of the first `limit` rows; None: of all.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+    if limit is not None:
+        at_least("limit", limit, 1, "leave it out to get all")
+    return [(i, source[i]) for i in range(min(len(source), limit or len(source)))]
 
 
-class Decoded(Sequence[_Row]):
-    """A TFDS data source as rows in our form: `read` turns one of its records, where text is bytes, into a row."""
-
-    def __init__(self, source: Any, read: Callable[[Any], _Row]):
-        self._source, self._read = source, read
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
-        return self._read(self._source[index])
-
-
-def _example(record: Any) -> Example:
-    prompt, answer, rest = (record[field].decode() for field in ("prompt", "answer", "row"))
-    return Example(uid=int(record["uid"]), prompt=prompt, answer=answer, row=json.loads(rest))
+def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> PromptBatch:
+    draws, rows = zip(*numbered, strict=True)
+    ids = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    return PromptBatch(
+        uid=np.array([row["uid"] for row in rows], np.int64),
+        draw=np.array(draws, np.int64),
+        tokens=_left_aligned(ids, task.prompt_length, task.tokenizer.pad_id),
+        lengths=np.array([len(one) for one in ids], np.int32),
+        prompt=[row["prompt"] for row in rows],
+        answer=[row["answer"] for row in rows],
+        row=[row["row"] for row in rows],
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _PromptCollate:
-    task: Task
-
-    def __call__(self, numbered: Sequence[tuple[int, Example]]) -> PromptBatch:
-        rows = [_encode(self.task, "prompt", example["prompt"]) for _, example in numbered]
-        return PromptBatch(
-            uid=np.array([example["uid"] for _, example in numbered], np.int64),
-            draw=np.array([draw for draw, _ in numbered], np.int64),
-            tokens=_left_aligned(rows, self.task.prompt_length, self.task.tokenizer.pad_id),
-            lengths=np.array([len(row) for row in rows], np.int32),
-            prompt=[example["prompt"] for _, example in numbered],
-            answer=[example["answer"] for _, example in numbered],
-            row=[example["row"] for _, example in numbered],
-        )
+def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
+    draws, rows = zip(*numbered, strict=True)
+    prompts = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
+    return SupervisedBatch(
+        uid=np.array([row["uid"] for row in rows], np.int64),
+        draw=np.array(draws, np.int64),
+        **answered_rows(prompts, answers, task.prompt_length + task.answer_length, task.tokenizer.pad_id),
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _SupervisedCollate:
-    task: Task
-
-    def __call__(self, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
-        prompts = [_encode(self.task, "prompt", example["prompt"]) for _, example in numbered]
-        answers = [_encode(self.task, "answer", example["answer"]) for _, example in numbered]
-        length = self.task.prompt_length + self.task.answer_length
-        position = np.arange(length)[None, :]
-        start = np.array([len(a) for a in prompts])[:, None]
-        end = np.array([len(a) + len(g) for a, g in zip(prompts, answers, strict=True)])[:, None]
-        return SupervisedBatch(
-            uid=np.array([example["uid"] for _, example in numbered], np.int64),
-            draw=np.array([draw for draw, _ in numbered], np.int64),
-            tokens=_left_aligned(
-                [a + g for a, g in zip(prompts, answers, strict=True)], length, self.task.tokenizer.pad_id
-            ),
-            loss_mask=(position >= start) & (position < end),
-            segment_ids=(position < end).astype(np.int32),
-        )
+def answered_rows(
+    prompts: Sequence[list[int]], answers: Sequence[list[int]], length: int, pad_id: int
+) -> dict[str, Any]:
+    """tokens, loss_mask and segment_ids of `SupervisedBatch`, from the ids of every prompt and of its answer."""
+    position = np.arange(length)[None, :]
+    start = np.array([len(prompt) for prompt in prompts])[:, None]
+    end = start + np.array([len(answer) for answer in answers])[:, None]
+    return {
+        "tokens": _left_aligned([p + a for p, a in zip(prompts, answers, strict=True)], length, pad_id),
+        "loss_mask": (position >= start) & (position < end),
+        "segment_ids": (position < end).astype(np.int32),
+    }
 
 
-def _encode(task: Task, kind: str, text: str) -> list[int]:
-    ids = task.ids_of_answer(text) if kind == "answer" else task.ids_of_prompt(text)
-    room = getattr(task, f"{kind}_length")
-    if len(ids) > room:
-        field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
-        raise ValueError(
-            f"the {kind} {text!r} has {len(ids)} tokens, over {kind}_length={room}; raise {kind}_length{field}"
-        )
-    return ids
-
-
-def _left_aligned(rows: list[list[int]], length: int, pad_id: int) -> Rows:
+def _left_aligned(rows: Sequence[list[int]], length: int, pad_id: int) -> Rows:
     tokens = np.full((len(rows), length), pad_id, np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
     return tokens

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
-from jaxrl_llm.tasks.jsonl import digest, read_rows
-from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.verifiers.named import verifier as named_verifier
+from jaxrl_llm.tasks.jsonl import digest, read_draws, task_of_files
 
 __all__ = ["gsm8k"]
 
@@ -27,17 +25,13 @@ def gsm8k(
     answer_length: int = 512,
     time_limit: float = 5.0,
 ) -> Task:
-    """The data set's own splits; the right answer is the number behind `####`, the worked one is in `row["solution"]`.
+    """The data set's own splits; the right answer is the number after `####`, its derivation is `row["solution"]`.
 
     Args:
         folder: holds train.jsonl and test.jsonl as published, {"question", "answer"} a line; empty: the user's cache
             folder, where they are downloaded once.
-        verifier: numeric, exact, math, "package.module:function" or "file.py:function".
-        prompt_length: most tokens of a prompt; questions beyond it are dropped and counted.
-        answer_length: most tokens of an answer, the end included.
-        time_limit: seconds that math or your own function may take for an answer.
+        verifier, prompt_length, answer_length, time_limit: as for `jsonl`.
     """
-    verify, isolated = named_verifier(verifier)
 
     def files() -> dict[str, Path]:
         place = Path(folder) if folder else cache_folder() / "downloads" / "gsm8k"
@@ -48,20 +42,10 @@ def gsm8k(
         return paths
 
     def read() -> Mapping[str, Iterator[Draw]]:
-        return {split: read_rows(file, _convert) for split, file in files().items()}
+        return {split: read_draws(file, _convert) for split, file in files().items()}
 
-    return Task(
-        name="gsm8k",
-        prompt_length=prompt_length,
-        answer_length=answer_length,
-        tokenizer=ByteTokenizer(),
-        verify=verify,
-        isolated=isolated,
-        time_limit=time_limit,
-        source=Source(read, lambda: digest(*files().values())),
-        train_size=0,
-        test_size=0,
-    )
+    source = Source(read, lambda: digest(*files().values()))
+    return task_of_files("gsm8k", source, verifier, prompt_length, answer_length, time_limit)
 
 
 def _convert(row: dict) -> Draw:

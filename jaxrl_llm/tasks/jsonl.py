@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
 from jaxrl_llm.tasks.splits import is_test
-from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.verifiers.named import verifier as named_verifier
+from jaxrl_llm.tasks.tokenizers import ByteTokenizer
+from jaxrl_llm.tasks.verifiers import verifier as named_verifier
 
-__all__ = ["digest", "jsonl", "read_rows"]
+__all__ = ["digest", "jsonl", "read_draws", "task_of_files"]
 
 
 @register
@@ -40,15 +40,15 @@ def jsonl(
     """
     if not path:
         raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")
-    files = [Path(path), *([Path(test_path)] if test_path else [])]
-    verify, isolated = named_verifier(verifier)
+
+    files = [Path(file) for file in (path, test_path) if file]
 
     def read() -> Mapping[str, Iterator[Draw]]:
         if test_path:
-            return {"train": read_rows(files[0], convert), "test": read_rows(files[1], convert)}
+            return {"train": read_draws(files[0], convert), "test": read_draws(files[1], convert)}
         return {
-            "train": (draw for draw in read_rows(files[0], convert) if not is_test(draw[0])),
-            "test": (draw for draw in read_rows(files[0], convert) if is_test(draw[0])),
+            "train": (draw for draw in read_draws(files[0], convert) if not is_test(draw[0])),
+            "test": (draw for draw in read_draws(files[0], convert) if is_test(draw[0])),
         }
 
     def convert(row: dict) -> Draw:
@@ -57,21 +57,30 @@ def jsonl(
             raise TypeError(f"field {prompt_field!r} must be text, not {type(prompt).__name__}")
         return prompt, answer if isinstance(answer, str) else json.dumps(answer), row
 
+    source = Source(read, lambda: digest(*files))
+    return task_of_files("jsonl", source, verifier, prompt_length, answer_length, time_limit)
+
+
+def task_of_files(
+    name: str, source: Source, verifier: str, prompt_length: int, answer_length: int, time_limit: float
+) -> Task:
+    """A task of text with the verifier of that name; its splits are as large as the files."""
+    verify, isolated = named_verifier(verifier)
     return Task(
-        name="jsonl",
+        name=name,
         prompt_length=prompt_length,
         answer_length=answer_length,
         tokenizer=ByteTokenizer(),
         verify=verify,
         isolated=isolated,
         time_limit=time_limit,
-        source=Source(read, lambda: digest(*files)),
+        source=source,
         train_size=0,
         test_size=0,
     )
 
 
-def read_rows(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
+def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
     """The rows of a file, converted; empty lines do not count.
 
     Raises:
@@ -97,7 +106,7 @@ def read_rows(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterator
 
 
 def digest(*files: Path) -> str:
-    """Changes with the content of the files.
+    """A digest of the content of the files.
 
     Raises:
         ValueError: a file cannot be read.

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import suggestion
 from jaxrl_llm.tasks.base import Draw, Task, register
-from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.tokenizers import ByteTokenizer
 
 __all__ = ["ReasoningGymVerifier", "reasoning_gym"]
 
@@ -26,11 +26,11 @@ def reasoning_gym(
     prompt_length: int = 256,
     answer_length: int = 256,
 ) -> Task:
-    """One of its data sets by name, in the sizes that every task has; no prompt is in both splits.
+    """One of the library's data sets by name.
 
     Args:
         dataset: as in `reasoning_gym.create_dataset`, e.g. "countdown".
-        settings: that data set's own, e.g. {"min_digits": 2, "max_digits": 2}.
+        settings: of that data set, e.g. {"min_digits": 2, "max_digits": 2}.
         prompt_length: most tokens of a prompt; longer ones are dropped and counted.
         answer_length: most tokens of an answer, the end included.
     """

@@ -5,12 +5,14 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Draw, Example, Task
+from jaxrl_llm.ground.machine import cache_folder
+from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong, bounded
 
-__all__ = ["Split", "data_name", "generate", "is_test"]
+__all__ = ["Split", "data_name", "default_data_dir", "generate", "is_test"]
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
@@ -28,21 +30,22 @@ class Split:
     dropped: int = 0
     shortest: int = 2**31 - 1  # tokens of the shortest prompt that was dropped
 
-    def add(self, task: Task, draw: Draw) -> None:
-        """Keep the draw, unless its prompt is too long."""
+    def add(self, task: Task, draw: Draw) -> bool:
+        """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
         prompt, answer, row = draw if len(draw) == 3 else (*draw, {})
         length = len(task.ids_of_prompt(prompt))
         if length > task.prompt_length:
             self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
-        else:
-            self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
+            return False
+        self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
+        return True
 
 
 def generate(task: Task) -> dict[str, Split]:
     """The train and the test split, the same on every machine.
 
-    Of drawn prompts, a hash decides the split, so that a prompt of the test split is in no train split of the same
-    task, at any size, and no prompt appears twice. The splits of a data set are kept.
+    A hash of a drawn prompt decides its split, so a prompt of the test split is in no train split of the same task, at
+    any size. No prompt is drawn twice. A data set keeps its own splits.
 
     Raises:
         ValueError: the task has too few different prompts or none that is short enough, or it draws an example that
@@ -66,12 +69,16 @@ def is_test(prompt: str) -> bool:
     return _digest(prompt) % _TEST_SHARE == 0
 
 
+def default_data_dir() -> Path:
+    """$XDG_CACHE_HOME/jaxrl_llm/data, or the same below ~/.cache."""
+    return cache_folder() / "data"
+
+
 def data_name(task: Task) -> str:
     """The name of the folder of the task's data: options and sizes in words, and a digest of the content.
 
-    The digest changes with the task's code, with numpy's generators, with the file that a data set is read from, with
-    the tokenizer and the text around prompts, and with the bound where long prompts are dropped: stale data is never
-    read.
+    The digest follows what the task draws or the file that a data set is read from, the tokenizer, the text around
+    prompts, and the bound if longer prompts are dropped. So stale data is never read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())
@@ -113,35 +120,25 @@ def _drawn(task: Task) -> dict[str, Split]:
         draw = task.sample(rng)
         prompt, answer = draw[0], draw[1]
         name = "test" if is_test(prompt) else "train"
-        split = splits[name]
-        if prompt in seen or len(split.examples) == wanted[name]:
-            useless += 1
-            if useless == _PATIENCE:
-                raise _exhausted(task, splits)
-            continue
-        seen.add(prompt)
-        if not task.drop_long:
-            _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
-        before = split.dropped
-        split.add(task, draw)
-        useless = useless + 1 if split.dropped > before else 0
+        kept = False
+        if prompt not in seen and len(splits[name].examples) < wanted[name]:
+            seen.add(prompt)
+            if not task.drop_long:
+                _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
+            kept = splits[name].add(task, draw)
+        useless = 0 if kept else useless + 1
         if useless == _PATIENCE:
             raise _exhausted(task, splits)
     return splits
 
 
 def _check(task: Task, prompt: str, answer: str, row: object) -> None:
-    """A drawn example fits its bounds, and its answer is right by the task's own rule."""
-    for kind, text, ids in (
-        ("prompt", prompt, task.ids_of_prompt(prompt)),
-        ("answer", answer, task.ids_of_answer(answer)),
-    ):
-        if len(ids) > getattr(task, f"{kind}_length"):
-            field = " (in a run: rollout.max_prompt_length; 0 is the task's own bound)" if kind == "prompt" else ""
-            raise ValueError(
-                f"task {task.name!r} drew the {kind} {text!r} of {len(ids)} tokens, but {kind}_length="
-                f"{getattr(task, f'{kind}_length')}; raise {kind}_length{field}"
-            )
+    """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
+    try:
+        bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
+        bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
+    except TooLong as error:
+        raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
     reward = task.verify(prompt, answer, answer, row)  # pyright: ignore[reportArgumentType]
     if not reward >= task.solved:
         raise ValueError(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.tasks.data import batches
-from jaxrl_llm.tasks.preference.pair_config import PairSplits, PreferenceConfig
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.preference import PairEncoder, PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
@@ -39,6 +37,7 @@ class Answers:
     updates: UpdateConfig
     data: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
     longest: int = 0
+    reference: Policy | None = None
 
     @functools.cached_property
     def _pairs(self) -> PairSplits | None:
@@ -55,18 +54,18 @@ class Answers:
     def stream(self) -> tasks.SupervisedStream:
         if self._pairs is None:
             return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
-        return batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
+        return tasks.batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
 
     def read_data(self) -> str:
         next(self.stream())
         return "" if self._pairs is None else f"the chosen answers of {self._pairs.source}"
 
-    def reference(self, start: TrainState | None, frozen: Any, folder: Path) -> Any:
-        return start_policy(self.learner, start, frozen, folder)
+    def started(self, start: TrainState | None, folder: Path) -> "Answers":
+        if start is None or "ref_logprobs" not in self.learner.objective.needs:
+            return self
+        return dataclasses.replace(self, reference=start_policy(start, folder))
 
-    def next(
-        self, stream: Any, step: int, state: TrainState, reference: Any, frozen: Any, exported: Callable[[], Any]
-    ) -> Drawn:
+    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         """One batch of answers, with the log-probs of pi_ref where the objective reads them."""
         drawn = next(stream)
         epochs = epochs_of(
@@ -81,13 +80,11 @@ class Answers:
         given = (drawn["tokens"], drawn["segment_ids"], drawn["loss_mask"])
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
         batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
-        if reference is not None:
-            into = self.learner.blank_scores(tokens)
-            for layout in epochs[0]:
-                into = self.learner.score(reference, tokens, None, layout, into=into, frozen=frozen)
-            batch = batch.replace(ref_logprobs=into.logprobs)
+        if self.reference is not None:
+            scored = self.learner.score(self.reference, tokens, epochs[0], self.learner.blank_scores(tokens))
+            batch = batch.replace(ref_logprobs=scored.logprobs)
         return Drawn(batch, epochs)
 
-    def evaluate(self, state: TrainState, reference: Any, frozen: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Nothing beside the pass rates, which every policy has."""
         return {}, []

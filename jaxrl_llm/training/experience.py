@@ -16,14 +16,14 @@ from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.training.gaps import expert_load, sampler_against_old
+from jaxrl_llm.training.gaps import decompose, expert_load, flipped_before, flips, ratio_by_flip, sampler_against_old
 from jaxrl_llm.training.layout import Layout
-from jaxrl_llm.training.routing_records import count_unrecorded
-from jaxrl_llm.training.routing_replay import ReplayConfig, in_scoring, prescribe
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import ReplayConfig, count_unrecorded, in_scoring, prescribe
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
-__all__ = ["Experience", "PolicyScores", "Scorer"]
+__all__ = ["Experience", "PolicyScores", "Scorer", "diagnose"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,40 +57,35 @@ class Scorer:
     first_forward: bool = False
 
     def __call__(
-        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
+        self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
     ) -> Experience:
         """`score` and `experience` at once, of a rollout with rewards."""
-        return self.experience(trajectory, self.score(state, reference, trajectory, layouts, frozen))
+        return self.experience(trajectory, self.score(state, reference, trajectory, layouts))
 
     def score(
-        self, state: TrainState, reference: Any, trajectory: Trajectory, layouts: Sequence[Layout], frozen: Any = None
+        self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
     ) -> PolicyScores:
         """Score every minibatch of a rollout at the shape it will be trained in; rewards are not read.
 
         Args:
-          reference: parameters of pi_ref, or None if the objective needs none; combined with `frozen` as the policy's.
+          reference: pi_ref, or None if the objective needs none.
           layouts: the micro-batches of all minibatches of one epoch.
-          frozen: as for `Learner.update`.
 
         Raises:
           ValueError: replay asks for a routing that was not recorded.
         """
         t, old, ref = trajectory, Scored(), None
-
-        def scored(params: Any, into: Scored, replayed: Routing | None = None) -> Scored:
-            for layout in layouts:
-                into = self.learner.score(params, t.tokens, replayed, layout, into=into, frozen=frozen)
-            return into
-
         if not self.first_forward:
-            into = self._old_scores(t, values="value_head" in state.params)
-            old = scored(state.params, into, in_scoring(self.replay, t.routing))
-        if self.learner.critic_optimizer is not None:
+            into = self._old_scores(t, values=state.policy.value_head is not None)
+            old = self.learner.score(state.policy, t.tokens, layouts, into, in_scoring(self.replay, t.routing))
+        if state.critic is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
-            old = old.replace(state_values=scored(state.critic, into).state_values)
+            valued = self.learner.score(state.critic, t.tokens, layouts, into)
+            old = old.replace(state_values=valued.state_values)
         if "ref_logprobs" in self.learner.objective.needs:
             into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
-            ref = scored(reference, into).logprobs
+            assert reference is not None
+            ref = self.learner.score(reference, t.tokens, layouts, into).logprobs
         return PolicyScores(old, ref)
 
     def experience(self, trajectory: Trajectory, scores: PolicyScores, kl_coef: float | None = None) -> Experience:
@@ -117,18 +112,17 @@ class Scorer:
             return Experience(batch, {})
         return Experience(batch, _gaps(self.learner.model.config.num_experts, batch, old.by_router))
 
-    def lower(self, state: TrainState, t: Trajectory, layout: Layout, frozen: Any = None) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, t: Trajectory, layout: Layout) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
-        params = self.learner.policy(state.params, frozen)
-        into = jax.eval_shape(lambda t: self._old_scores(t, values="value_head" in params), t)
+        headed = state.policy.value_head is not None
+        into = jax.eval_shape(lambda t: self._old_scores(t, values=headed), t)
         mesh = self.learner.model.mesh
         if mesh is not None:
             into = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
             )
-        return Learner.score.lower(
-            self.learner, params, t.tokens, in_scoring(self.replay, t.routing), layout, into=into
-        )
+        replayed = in_scoring(self.replay, t.routing)
+        return self.learner.lower_score(state.policy, t.tokens, layout, into, replayed)
 
     def _old_scores(self, t: Trajectory, values: bool) -> Scored:
         """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
@@ -195,3 +189,44 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
     if records.sampled is not None and records.scored is not None:
         metrics |= expert_load(records.scored, num_experts)
     return metrics
+
+
+def diagnose(
+    learner: Learner,
+    policy: Policy,
+    old: Policy,
+    batch: TrainBatch,
+    layouts: Sequence[Layout],
+) -> dict[str, M.Metric]:
+    """The decomposition over a whole rollout, by three forwards.
+
+    They are the current policy with its own experts e, the current policy with e_old, and the old policy with e.
+
+    Args:
+      layouts: the minibatches of one epoch, at whose shapes training scored and updated.
+    """
+    scored = batch.routing.scored
+    assert scored is not None, "a dense model has no routing to diagnose"
+
+    def score(policy: Policy, replayed: Routing | None) -> Scored:
+        into = learner.blank_scores(batch.tokens, record="experts")
+        return learner.score(policy, batch.tokens, layouts, into, replayed)
+
+    current = score(policy, None)
+    held = score(policy, Routing(scored.experts))
+    swapped = score(old, current.recorded)
+    return _describe(batch, current, held.logprobs, swapped.logprobs)
+
+
+@jax.jit
+def _describe(batch: TrainBatch, current: Scored, held: PerToken, swapped: PerToken) -> dict[str, M.Metric]:
+    old, mask = batch.routing.scored, batch.loss_mask
+    assert old is not None
+    assert batch.old_logprobs is not None
+    assert current.recorded is not None
+    assert current.logprobs is not None
+    return (
+        decompose(current.logprobs, held, swapped, batch.old_logprobs, mask)
+        | flips("routing/flips_fresh", old, current.recorded, batch.segment_ids)
+        | ratio_by_flip(current.logprobs - batch.old_logprobs, flipped_before(old, current.recorded), mask)
+    )

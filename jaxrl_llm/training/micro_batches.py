@@ -1,67 +1,110 @@
-"""What a `Layout` does to arrays: cut micro-batches out of a rollout, write their results back, sum over them.
+"""A minibatch as its `Layout` cuts it: micro-batches out of arrays of a rollout, results written back, sums over them.
 
-On a mesh the rows of a rollout stay on their devices, and so do the places of a micro-batch: once a minibatch every
-device is sent what its places need (training/exchange.py), and then cuts micro-batches out of what it has. One device
-cuts them out of the rollout, one after the other.
+On one device micro-batches are cut out of the rollout one after the other. On a mesh the rows of a rollout stay on
+their devices, and so do the places of a micro-batch (rows, and over the axis `context` time). Which device has what
+another needs is decided by a permutation that every epoch draws anew, so once a minibatch the parts of all D devices go
+around in a ring, and each device takes (or puts) what it needs out of the part that it holds: D - 1 sends of one part,
+the bytes of an all-gather, but no device ever holds more than two parts. The elements are those that one device takes,
+so the numbers are the same.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground.array_typing import Array
-from jaxrl_llm.ground.sharding import MICRO_BATCH, shards
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Int, Shaped
 from jaxrl_llm.models.routing import no_record
-from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
 
-__all__ = ["accumulate", "cut", "fill", "put", "take"]
+__all__ = ["MicroBatches", "bring", "bring_back", "padded", "put", "take"]
 
 
-def cut(tree: Any, layout: Layout, mesh: Any) -> Callable[[Any], Any]:
-    """A function from the number of a micro-batch (or slice(None), all) to its places out of arrays, as `take`."""
-    if not _spread(tree, layout, mesh):
-        return functools.partial(take, tree, layout)
-    arrays, structure = jax.tree.flatten(tree)
-    there = bring(arrays, jnp.asarray(layout.index), mesh)
+class MicroBatches:
+    """A batch, cut.
 
-    def of(micro: Any) -> Any:
-        return jax.tree.unflatten(structure, [x[micro] if x.ndim == 3 else x[:, micro] for x in there])
+    Args:
+      arrays: of a rollout, [b t] and [l b t x], in any tree.
+      layout: which of their elements each micro-batch takes.
+      multiple: of which the rows of micro-batches have a length, padded if need be.
+    """
 
-    return of
+    def __init__(self, arrays: Any, layout: Layout, mesh: Any = None, multiple: int = 1):
+        self.layout = layout if multiple == 1 else padded(layout, multiple)
+        self._arrays, self._mesh, self._brought = arrays, mesh, None
+        if _spread(arrays, self.layout, mesh):
+            self._brought = bring(jax.tree.leaves(arrays), jnp.asarray(self.layout.index), mesh)
+
+    def __getitem__(self, micro: Any) -> Any:
+        """The places of one micro-batch, [r t] and [l r t x], or of all (slice(None)), as `take`."""
+        if self._brought is None:
+            return take(self._arrays, self.layout, micro)
+        there = [x[micro] if x.ndim == 3 else x[:, micro] for x in self._brought]
+        return jax.tree.unflatten(jax.tree.structure(self._arrays), there)
+
+    def all_of(self, x: Shaped[Array, "b t"]) -> Shaped[Array, "m r t"]:
+        """Another array of the rollout, as all micro-batches take it."""
+        return MicroBatches(x, self.layout, self._mesh)[:]
+
+    def fill(self, into: Any, of: Callable[[Array], Any]) -> Any:
+        """Arrays of the rollout with of(i) in the places of every micro-batch i in use, as `put`."""
+        layout = self.layout
+        if not _spread(into, layout, self._mesh):
+            return lax.fori_loop(0, layout.used, lambda i, into: put(into, of(i), layout, i), into)
+        arrays, structure = jax.tree.flatten(into)
+
+        def blank(x: Array) -> Array:
+            shape = layout.index.shape
+            return jnp.zeros(shape if x.ndim == 2 else (x.shape[0], *shape, x.shape[-1]), x.dtype)
+
+        def set_one(filled: Array, new: Array, i: Any) -> Array:
+            return lax.dynamic_update_index_in_dim(filled, new.astype(filled.dtype), i, 0 if filled.ndim == 3 else 1)
+
+        def body(i: Array, filled: list[Array]) -> list[Array]:
+            return [set_one(old, new, i) for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)]
+
+        filled = lax.fori_loop(0, layout.used, body, [blank(x) for x in arrays])
+        return jax.tree.unflatten(structure, bring_back(arrays, filled, jnp.asarray(layout.index), self._mesh))
+
+    def accumulate(self, one: Callable[[Any], Any]) -> Any:
+        """(totals, metrics, gradients) summed over the micro-batches in use; with a single one nothing is added.
+
+        Args:
+          one: number of a micro-batch -> ((loss, (totals, metrics)), gradients).
+        """
+        if len(self.layout.index) == 1:
+            (_, (totals, metrics)), gradients = one(0)
+            return totals, metrics, gradients
+        (_, (totals, metrics)), gradients = jax.eval_shape(one, 0)
+        zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
+        add = functools.partial(jax.tree.map, jnp.add)
+
+        def body(i: Array, carry: Any) -> Any:
+            (_, (totals, metrics)), gradients = one(i)
+            return add(carry[0], totals), M.combine(carry[1], metrics), add(carry[2], gradients)
+
+        return lax.fori_loop(0, self.layout.used, body, (zeros(totals), M.identity(metrics), zeros(gradients)))
 
 
-def fill(into: Any, of: Callable[[Any], Any], layout: Layout, mesh: Any) -> Any:
-    """Arrays of the rollout with of(i) in the places of every micro-batch i in use, as `put`."""
-    if not _spread(into, layout, mesh):
-        return jax.lax.fori_loop(0, layout.used, lambda i, into: put(into, of(i), layout, i), into)
-
-    arrays, structure = jax.tree.flatten(into)
-
-    def blank(x: Array) -> Array:
-        shape = layout.index.shape
-        return jnp.zeros(shape if x.ndim == 2 else (x.shape[0], *shape, x.shape[-1]), x.dtype)
-
-    def set_one(filled: Array, new: Array, i: Any) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(filled, new.astype(filled.dtype), i, 0 if filled.ndim == 3 else 1)
-
-    def body(i: Array, filled: list[Array]) -> list[Array]:
-        return [set_one(old, new, i) for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)]
-
-    filled = jax.lax.fori_loop(0, layout.used, body, [blank(x) for x in arrays])
-    return jax.tree.unflatten(structure, bring_back(arrays, filled, jnp.asarray(layout.index), mesh))
+def padded(layout: Layout, multiple: int) -> Layout:
+    """Rows with as much padding as makes their length a multiple of this."""
+    room = ((0, 0), (0, 0), (0, -layout.index.shape[2] % multiple))
+    index = jnp.pad(layout.index, room, constant_values=-1)
+    return layout.replace(index=index, segment_ids=jnp.pad(layout.segment_ids, room))
 
 
-def _spread(tree: Any, layout: Layout, mesh: Any) -> bool:
+def _spread(tree: Any, layout: Layout, mesh: Mesh | None) -> bool:
     """Whether the devices have places of their own: they divide the rows of the rollout, and rows and time of every
     micro-batch."""
     rows = {x.shape[0 if x.ndim == 2 else 1] for x in jax.tree.leaves(tree)}
-    cut = [(n, "rows") for n in rows] + list(zip(layout.index.shape[1:], MICRO_BATCH, strict=True))
-    return shards("rows", mesh) > 1 and not any(n % shards(axis, mesh) for n, axis in cut)
+    cut = [(n, "rows") for n in rows] + list(zip(layout.index.shape[1:], sharding.MICRO_BATCH, strict=True))
+    return sharding.shards("rows", mesh) > 1 and not any(n % sharding.shards(axis, mesh) for n, axis in cut)
 
 
 def take(tree: Any, layout: Layout, micro: Any) -> Any:
@@ -97,21 +140,110 @@ def put(into: Any, new: Any, layout: Layout, micro: Any) -> Any:
     return jax.tree.map(one, into, new)
 
 
-def accumulate(one: Callable[[Any], Any], layout: Layout) -> Any:
-    """Totals, metrics and gradients summed over the micro-batches in use; with a single one nothing is added.
+def bring(tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
+    """The elements at `index` (row * time + column, -1 = padding) out of arrays [b t] and [l b t x].
 
-    Args:
-      one: micro-batch -> ((loss, (totals, metrics)), gradients).
+    Returns:
+      Arrays [m r t] and [l m r t x]; padding is 0, False or "no record". b is spread over the devices, and so are r and
+      t together.
     """
-    if len(layout.index) == 1:
-        (_, (totals, metrics)), gradients = one(0)
-        return totals, metrics, gradients
-    (_, (totals, metrics)), gradients = jax.eval_shape(one, 0)
-    zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
-    add = functools.partial(jax.tree.map, jnp.add)
+    ring, of_rows, of_places = _specs(mesh)
 
-    def body(i: Array, carry: Any) -> Any:
-        (_, (totals, metrics)), gradients = one(i)
-        return add(carry[0], totals), M.combine(carry[1], metrics), add(carry[2], gradients)
+    def run(index: Array, parts: Any) -> Any:
+        def pick(source: Array, parts: Any, picked: Any) -> Any:
+            return jax.tree.map(lambda part, old: _picked(part, index, source, old), parts, picked)
 
-    return jax.lax.fori_loop(0, layout.used, body, (zeros(totals), M.identity(metrics), zeros(gradients)))
+        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), ring)
+
+    specs, out = (of_places(2), jax.tree.map(of_rows, tree)), jax.tree.map(of_places, tree)
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(jnp.asarray(index), tree)
+
+
+def bring_back(into: Any, tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
+    """Arrays [b t] and [l b t x] with those of `tree`, [m r t] and [l m r t x], written at `index`; -1 is nowhere."""
+    ring, of_rows, of_places = _specs(mesh)
+
+    def run(index: Array, into: Any, parts: Any) -> Any:
+        own = lax.axis_index(ring.axes)
+
+        def write(source: Array, moving: tuple[Array, Any], into: Any) -> Any:
+            index, parts = moving
+            return jax.tree.map(lambda old, part: _written(old, part, index, own), into, parts)
+
+        return _around(write, (index, parts), into, ring)
+
+    rows = jax.tree.map(of_rows, into)
+    specs = (of_places(2), rows, jax.tree.map(of_places, into))
+    run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+    return run(jnp.asarray(index), into, tree)
+
+
+class _Ring(NamedTuple):
+    """axes: of the mesh over which rows are spread, `count` devices in all. unroll: the turns are no loop."""
+
+    axes: tuple[str, ...]
+    count: int
+    unroll: bool
+
+
+def _specs(mesh: Mesh) -> tuple[_Ring, Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
+    """(the ring, spec of an array of a rollout, spec of one that is laid out).
+
+    The specs are functions of the array, or of its rank: [b t] or [l b t x], and [m r t] or [l m r t x].
+    """
+    rows, places = sharding.rows(mesh).spec, sharding.micro_batch(mesh).spec
+    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
+    ring = _Ring(tuple(rows[0]), sharding.row_shards(mesh), unroll=sharding.platform(mesh) == "cpu")
+
+    def after(free: int, spec: Any) -> Any:
+        return lambda x: PartitionSpec(*[None] * (free + (getattr(x, "ndim", x) == 4)), *spec)
+
+    return ring, after(0, rows), after(1, places)
+
+
+def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, ring: _Ring) -> Any:
+    """step(source, part, carry) for the part of every device, this one's own first."""
+    axes, count, unroll = ring
+    own = lax.axis_index(axes)
+    to_the_one_before = [(i, (i - 1) % count) for i in range(count)]
+
+    def turn(n: Array, state: Any) -> Any:
+        moving, carry = state
+        moving = jax.tree.map(lambda x: lax.ppermute(x, axes, to_the_one_before), moving)
+        return moving, step((own + n) % count, moving, carry)
+
+    return lax.fori_loop(1, count, turn, (moving, step(own, moving, carry)), unroll=unroll)[1]
+
+
+def _picked(part: Array, index: Array, source: Array, old: Array) -> Array:
+    """`old` with what of `index` lies in the part of the device `source`."""
+    size = _size(part)
+    local = index - source * size
+    here, place = (local >= 0) & (local < size), jnp.clip(local, 0, size - 1)
+    if part.ndim == 2:
+        return jnp.where(here, part.ravel()[place], old)
+    return jnp.where(here[None, ..., None], part.reshape(part.shape[0], size, -1)[:, place], old)
+
+
+def _written(old: Array, part: Array, index: Array, own: Array) -> Array:
+    """The own part `old` with what of `index` lies in it."""
+    size = _size(old)
+    local = (index - own * size).ravel()
+    place = jnp.where((local >= 0) & (local < size), local, size)  # beyond the end, and dropped
+    if old.ndim == 2:
+        return old.ravel().at[place].set(part.ravel(), mode="drop").reshape(old.shape)
+    flat, new = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in (old, part))
+    return flat.at[:, place].set(new, mode="drop").reshape(old.shape)
+
+
+def _blank(x: Array, shape: tuple[int, ...]) -> Array:
+    """Padding of an array that is laid out: 0, False or "no record"."""
+    if x.ndim == 2:
+        return jnp.zeros(shape, x.dtype)
+    empty = no_record(x) if jnp.issubdtype(x.dtype, jnp.integer) else 0
+    return jnp.full((x.shape[0], *shape, x.shape[-1]), empty, x.dtype)
+
+
+def _size(x: Array) -> int:
+    """Places of an array [b t] or [l b t x]."""
+    return x.shape[0] * x.shape[1] if x.ndim == 2 else x.shape[1] * x.shape[2]

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.training.state import Trained
 
 __all__ = ["OptimizerConfig", "decayed", "make_optimizer", "make_schedule"]
 
@@ -52,12 +53,32 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """clip -> AdamW(schedule) -> router factor. `total_steps` counts optimizer steps, N a rollout.
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int, critic_learning_rate: float | None = None
+) -> optax.GradientTransformation:
+    """clip -> AdamW(schedule) -> router factor, for the policy and with its own rate for a separate critic.
 
-    Equal arguments return the same object, so that compiled steps are shared.
+    Each of the two has its own moments and its own gradient norm. Equal arguments return the same object, so that
+    compiled steps are shared.
+
+    Args:
+      total_steps: optimizer steps, N a rollout.
+      critic_learning_rate: None if there is no separate critic.
     """
-    return _make(config, 0 if config.schedule == "constant" else total_steps)
+    total_steps = 0 if config.schedule == "constant" else total_steps
+    if critic_learning_rate is None:
+        return _make(config, total_steps)
+    return _partitioned(
+        _make(config, total_steps),
+        _make(dataclasses.replace(config, learning_rate=critic_learning_rate, router_factor=1.0), total_steps),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _partitioned(
+    policy: optax.GradientTransformation, critic: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    return optax.partition({"policy": policy, "critic": critic}, Trained("policy", "critic"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,16 +1,19 @@
-"""The row of a step: its metrics are fetched while the next step runs, checked and logged."""
+"""The row of a step: its metrics are fetched while the next step runs, checked and logged.
+
+A run that fails a check stops and names the step.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records.run_log import RunLog
-from jaxrl_llm.training.checks import check_updates
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "check_updates"]
 
 
 @dataclasses.dataclass
@@ -57,3 +60,59 @@ class Pending:
         log.metrics(self.step, self.row())
         self.check()
         log.samples(self.step, self.samples)
+
+
+# Two compiled programs of one shape agree up to rounding; a near-tie of the router may occasionally flip a token.
+_MEAN = {"float32": 1e-4, "bfloat16": 2e-2}
+_SHARE = {"float32": 1e-3, "bfloat16": 0.5}  # of tokens that differ by more than 1e-2
+
+
+def check_updates(
+    step: int,
+    scored: Mapping[str, Any],
+    updates: Sequence[Mapping[str, Any]],
+    *,
+    dtype: str,
+    sampler_dtype: str,
+    truncated: bool,
+    answers: int,
+) -> None:
+    """Finite losses and gradients; no missing record under replay; current/old = 1 at the first update; old/sampler = 1
+    where both are float32.
+
+    The maximum is not checked, because one flipped near-tie may exceed any bound. A flip moves every later token of its
+    answer, so the share of tokens may reach that of one answer out of `answers`.
+
+    Raises:
+      FloatingPointError, ValueError: with the step and what to look at.
+    """
+    for number, update in enumerate(updates, start=1):
+        if update.get("update/not_finite", 0) > 0:
+            raise FloatingPointError(
+                f"step {step}, update {number} of {len(updates)}: the loss or gradient is not finite (loss "
+                f"{update['loss/total']}, gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set "
+                "optimizer.clip_norm"
+            )
+    lost = scored.get("check/unrecorded", 0)
+    if lost > 0:
+        raise ValueError(
+            f"step {step}: {lost:.0f} (layer, token) pairs have no recorded routing to replay; the record and the "
+            "rollout are not of the same tokens"
+        )
+    if updates:
+        _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
+    if dtype == sampler_dtype == "float32" and not truncated:
+        # Where nothing was scored, the forward of the one update is pi_old.
+        values = {**(updates[0] if updates else {}), **scored}
+        _check(f"step {step}: old/sampler", values, "check/old_sampler", "float32", 1 / answers)
+
+
+def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> None:
+    most, mean, share = max(allowed, _SHARE[dtype]), values.get(f"{name}_mean"), values.get(f"{name}_share")
+    if mean is None or share is None or math.isnan(mean):  # nothing was scored, or no token counts
+        return
+    if mean > _MEAN[dtype] or share > most:
+        raise ValueError(
+            f"{what} is not 1: mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above "
+            f"1e-2 (bound {most:.1%}); two passes over the same tokens disagree, so every ratio would be wrong"
+        )

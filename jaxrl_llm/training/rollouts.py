@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
 from jaxrl_llm.training.sources import Drawn, start_policy
 from jaxrl_llm.training.state import TrainState
@@ -54,6 +54,7 @@ class Rollouts:
     samples: int = 0
     read_all: bool = False
     reward_model: AnswerScorer | None = None
+    reference: Policy | None = None
 
     def stream(self) -> RolloutStream:
         prompts = tasks.prompts(self.task, "train", seed=self.seed, batch_size=self.prompts, data_dir=self.data_dir)
@@ -69,19 +70,18 @@ class Rollouts:
             tasks.all_prompts(self.task, "train", data_dir=self.data_dir)
         return ""
 
-    def reference(self, start: TrainState | None, frozen: Any, folder: Path) -> Any:
-        return start_policy(self.scorer.learner, start, frozen, folder)
+    def started(self, start: TrainState | None, folder: Path) -> "Rollouts":
+        if start is None or "ref_logprobs" not in self.scorer.learner.objective.needs:
+            return self
+        return dataclasses.replace(self, reference=start_policy(start, folder))
 
-    def next(
-        self, stream: Any, step: int, state: TrainState, reference: Any, frozen: Any, exported: Callable[[], Any]
-    ) -> Drawn:
+    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
-        # The parameters are not kept: of adapters they are a copy.
-        asked = self.sample(stream, step, exported())
+        asked = self.sample(stream, step, state)
         sampled = time.monotonic()
         epochs = self.layouts(asked.trajectory, step)
-        scores = self.scorer.score(state, reference, asked.trajectory, epochs[0], frozen)
+        scores = self.scorer.score(state, self.reference, asked.trajectory, epochs[0])
         t, judged = asked.trajectory, None
         if self.reward_model is not None:
             judged = stream.centred(self.reward_model.score(t.tokens, t.segment_ids, self.updates))
@@ -104,9 +104,11 @@ class Rollouts:
             host["reward/reward_model_centre"] = stream.centre
         return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
 
-    def sample(self, stream: Any, step: int, params: Any) -> collect.Rollout:
+    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
         """The answers of the rollout of a step, on their way through the verifier."""
         key = jax.random.fold_in(jax.random.key(self.seed), step)
+        # The plain parameters are not kept: those of adapters are a copy.
+        params = state.policy.plain(self.scorer.learner.model)
         return collect.begin(
             self.engine, params, stream, self.task, key, self.sampling, self.rewards, samples=self.samples
         )
@@ -117,6 +119,6 @@ class Rollouts:
         size, longest = self.engine.group_size, self.engine.max_new_tokens
         return epochs_of(held, masks, size, longest, self.updates, seed=self.seed, step=step)
 
-    def evaluate(self, state: TrainState, reference: Any, frozen: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Nothing beside the pass rates, which every policy has."""
         return {}, []

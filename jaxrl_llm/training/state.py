@@ -1,9 +1,7 @@
 """What training carries from step to step, and the batch that it learns from."""
 
-from collections.abc import Callable
 from typing import Any
 
-import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -13,27 +11,64 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models.transformer import Model
-from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import RoutingRecords
 
-__all__ = [
-    "TrainBatch",
-    "TrainState",
-    "check_shapes",
-    "join",
-    "make_state",
-    "parameter_axes",
-    "split",
-    "state_shardings",
-    "with_value_head",
-]
+__all__ = ["Saved", "TrainBatch", "TrainState", "Trained", "make_state", "parameter_axes", "state_shardings"]
+
+
+class Trained(flax.struct.PyTreeNode):
+    """What the optimizer updates: the policy's parameters, and those of a separate critic or None."""
+
+    policy: Any
+    critic: Any = None
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """params: the policy (with "value_head" for critic.kind = head). critic: a separate critic's parameters or None.
+    """updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count.
 
-    updates [] int32 counts optimizer steps; a minibatch without a single unmasked token does not count. All fields are
-    untyped, because trees of this structure also hold host arrays, abstract shapes and shardings.
+    base: the frozen parameters under the adapters of LoRA, with their scale; None without adapters. No update changes
+    them and no checkpoint holds them. All fields are untyped, because trees of this structure also hold host arrays,
+    abstract shapes and shardings.
     """
+
+    trained: Trained
+    opt_state: Any
+    updates: Any
+    base: Any = None
+    scale: float = flax.struct.field(pytree_node=False, default=1.0)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.trained.policy, self.base, self.scale)
+
+    @property
+    def critic(self) -> Policy | None:
+        """A separate critic."""
+        return None if self.trained.critic is None else Policy(self.trained.critic, self.base, self.scale)
+
+    def saved(self) -> "Saved":
+        """The state as a checkpoint has it."""
+        inner = getattr(self.opt_state, "inner_states", None)
+        states = (self.opt_state, None) if inner is None else (inner["policy"].inner_state, inner["critic"].inner_state)
+
+        def part(state: Any, name: str) -> Any:
+            """The optimizer's state of one part: its moments have the tree of that part's parameters."""
+            return jax.tree.map(lambda x: getattr(x, name) if _moments(x) else x, state, is_leaf=_moments)
+
+        moments = part(states[0], "policy"), part(states[1], "critic")
+        return Saved(self.trained.policy, moments[0], self.trained.critic, moments[1], self.updates)
+
+    def restored(self, saved: "Saved") -> "TrainState":
+        """This state with the arrays of a checkpoint."""
+        leaves, structure = jax.tree.flatten(self.replace(base=None))
+        order = jax.tree.leaves(jax.tree.unflatten(structure, range(len(leaves))).saved())
+        found = dict(zip(order, jax.tree.leaves(saved), strict=True))
+        return jax.tree.unflatten(structure, [found[place] for place in range(len(leaves))]).replace(base=self.base)
+
+
+class Saved(flax.struct.PyTreeNode):
+    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory."""
 
     params: Any
     opt_state: Any
@@ -45,9 +80,9 @@ class TrainState(flax.struct.PyTreeNode):
 class TrainBatch(flax.struct.PyTreeNode):
     """A scored rollout, pairs or given answers; every array is indexed [b t], every record of routing [l b t x].
 
-    Of pairs, rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, with advantages 1 and -1. Given
-    answers have advantage 1. Both have no sampler. old_logprobs is None where the first forward itself gives them (one
-    update a rollout) or no objective reads them.
+    In a batch of pairs rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, with advantages 1 and -1.
+    Given answers have advantage 1. Neither has a sampler. old_logprobs is None where the first forward itself gives
+    them (one update a rollout) or where no objective reads them.
     """
 
     tokens: Tokens
@@ -63,45 +98,13 @@ class TrainBatch(flax.struct.PyTreeNode):
     routing: RoutingRecords = RoutingRecords()
 
 
-def with_value_head(params: Any, hidden_size: int) -> Any:
-    """Parameters with a linear value head that starts at 0."""
-    head = {"kernel": jnp.zeros(hidden_size, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
-    return dict(params) | {"value_head": head}
-
-
-def split(params: Any, trains: Callable[[tuple[str, ...]], bool]) -> tuple[Any, Any]:
-    """(trained, frozen) parameters by the path of each, such as ("moe", "mlp", "router"); `join` undoes it."""
-    flat = flatten_dict(params)
-    trained, frozen = ({path: x for path, x in flat.items() if bool(trains(path)) is part} for part in (True, False))
-    return unflatten_dict(trained), unflatten_dict(frozen)
-
-
-def join(trained: Any, frozen: Any) -> Any:
-    """The parameters of the policy from those that are trained and those that are not.
-
-    Raises:
-      ValueError: a parameter is in both.
-    """
-    ours, others = flatten_dict(trained), flatten_dict(frozen)
-    both = sorted(".".join(path) for path in ours.keys() & others.keys())
-    if both:
-        raise ValueError(f"{', '.join(both[:3])} is both trained and frozen; part the parameters with `split`")
-    return unflatten_dict(ours | others)
-
-
 def parameter_axes(model: Model, params: Any, axes: Any = None) -> Any:
     """Logical axes of these parameters, all or a part of the model's (or of what has these axes), and a head."""
     axes = flatten_dict((axes or model.axes()) | {"value_head": {"kernel": ("norm",), "bias": ()}})
     return unflatten_dict({path: axes[path] for path in flatten_dict(params)})
 
 
-def state_shardings(
-    model: Model,
-    state: TrainState,
-    optimizer: optax.GradientTransformation,
-    critic_optimizer: optax.GradientTransformation | None = None,
-    axes: Any = None,
-) -> TrainState:
+def state_shardings(model: Model, state: TrainState, axes: Any = None) -> TrainState:
     """The sharding of every array of a state on the model's mesh, from the logical axes of the parameters.
 
     Args:
@@ -111,25 +114,29 @@ def state_shardings(
     mesh: Any = model.mesh
     whole = sharding.replicated(mesh)
 
-    def of_moments(optimizer: Any, opt_state: Any, of_parameters: Any) -> Any:
-        """The optimizer's moments are sharded like their parameters."""
-        if optimizer is None:
+    def of(params: Any) -> Any:
+        if params is None:
             return None
-        return optax.tree_map_params(
-            optimizer, lambda _, where: where, opt_state, of_parameters, transform_non_params=lambda _: whole
-        )
+        return sharding.shardings(parameter_axes(model, params, axes), params, mesh)
 
-    params = sharding.shardings(parameter_axes(model, state.params, axes), state.params, mesh)
-    critic = None
-    if state.critic is not None:
-        critic = sharding.shardings(parameter_axes(model, state.critic, axes), state.critic, mesh)
-    return TrainState(
-        params=params,
-        opt_state=of_moments(optimizer, state.opt_state, params),
-        critic=critic,
-        critic_opt_state=of_moments(critic_optimizer, state.critic_opt_state, critic),
-        updates=whole,
-    )
+    trained = Trained(of(state.trained.policy), of(state.trained.critic))
+
+    def of_moments(x: Any) -> Any:
+        """Moments are sharded like their parameters; an optimizer of a part has none for the other."""
+        if not _moments(x):
+            return whole
+        return jax.tree.map(lambda m, to: m if _absent(m) else to, x, trained, is_leaf=_absent)
+
+    opt_state = jax.tree.map(of_moments, state.opt_state, is_leaf=_moments)
+    return TrainState(trained, opt_state, whole, scale=state.scale)
+
+
+def _moments(x: Any) -> bool:
+    return isinstance(x, Trained)
+
+
+def _absent(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
 
 
 def make_state(
@@ -137,48 +144,23 @@ def make_state(
     params: Any,
     optimizer: optax.GradientTransformation,
     critic: Any = None,
-    critic_optimizer: optax.GradientTransformation | None = None,
+    *,
     axes: Any = None,
+    base: Any = None,
+    scale: float = 1.0,
 ) -> TrainState:
     """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array.
 
     Args:
-      params: those that are trained: the policy's, a part of them (`split`), or adapters.
+      params: those that are trained: the policy's, or adapters on `base`.
+      optimizer: of a `Trained`; see `make_optimizer`.
       axes: as for `state_shardings`.
     """
-
-    def moments(optimizer: Any, params: Any, where: Any) -> Any:
-        return None if optimizer is None else jax.jit(optimizer.init, out_shardings=where)(params)
-
-    def shapes(optimizer: Any, params: Any) -> Any:
-        return None if optimizer is None else jax.eval_shape(optimizer.init, params)
-
-    where = TrainState(None, None, None, None, None)
-    updates = jnp.zeros((), jnp.int32)
-    if model.mesh is not None:
-        like = TrainState(
-            params=params,
-            opt_state=shapes(optimizer, params),
-            critic=critic,
-            critic_opt_state=shapes(critic_optimizer, critic),
-            updates=updates,
-        )
-        where = state_shardings(model, like, optimizer, critic_optimizer, axes)
-        places = (where.params, where.critic, where.updates)
-        params, critic, updates = jax.device_put((params, critic, updates), places)
-    return TrainState(
-        params=params,
-        opt_state=moments(optimizer, params, where.opt_state),
-        critic=critic,
-        critic_opt_state=moments(critic_optimizer, critic, where.critic_opt_state),
-        updates=updates,
-    )
-
-
-def check_shapes(batch: TrainBatch) -> None:
-    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
-    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
-    records = jax.tree.leaves(batch.routing)
-    chex.assert_rank(records, 4)
-    for record in records:
-        chex.assert_equal(record.shape[1:3], batch.tokens.shape)
+    state = TrainState(Trained(params, critic), None, jnp.zeros((), jnp.int32), scale=scale)
+    if model.mesh is None:
+        return state.replace(opt_state=jax.jit(optimizer.init)(state.trained), base=base)
+    shapes = state.replace(opt_state=jax.eval_shape(optimizer.init, state.trained))
+    where = state_shardings(model, shapes, axes)
+    trained, updates = jax.device_put((state.trained, state.updates), (where.trained, where.updates))
+    opt_state = jax.jit(optimizer.init, out_shardings=where.opt_state)(trained)
+    return TrainState(trained, opt_state, updates, base, scale)

@@ -6,9 +6,10 @@ micro-batch contributes grad(total) / count and the sum does not depend on how t
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -16,20 +17,22 @@ import optax
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerToken, Tokens
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import scoring
+from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention.flash import time_multiple
 from jaxrl_llm.models.experts.moe import load_balance_loss
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models.routing import Routing, routing_dtype
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
-from jaxrl_llm.training.layout import Layout, sequence_ids, widened
-from jaxrl_llm.training.micro_batches import accumulate, cut, fill
-from jaxrl_llm.training.routing_records import blank, by_router, router_logprobs
-from jaxrl_llm.training.state import TrainBatch, TrainState, check_shapes, join
+from jaxrl_llm.training.layout import Layout, sequence_ids
+from jaxrl_llm.training.micro_batches import MicroBatches
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import by_router, router_logprobs
+from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
-__all__ = ["Learner", "Scored"]
+__all__ = ["Learner", "Scored", "blank_record", "check_shapes"]
 
 
 class Scored(flax.struct.PyTreeNode):
@@ -49,60 +52,53 @@ class Scored(flax.struct.PyTreeNode):
 class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
-    critic_optimizer is set for a separate critic, which has the policy's architecture. `packed` says that rows hold
-    several answers, `shared_prompt` that these continue the prompt before them. `temperature` is the rollout's.
-    `combine` makes whole parameters, of the policy and of a separate critic, from those that are trained and those that
-    are frozen: a union of two parts, or weights and their adapters. `policy_frozen` lets the critic learn alone.
+    optimizer: of a `Trained`, that is of the policy and of a separate critic, which has the policy's architecture.
+    packed: rows hold several answers; shared_prompt: these continue the prompt before them.
+    temperature: of the rollout.
+    policy_frozen: the critic learns alone, and the policy stays bit for bit as it is. Adam's step count advances while
+      the policy's moments stay 0, so the policy's first real updates are smaller.
     """
 
     model: Model
     objective: AnyObjective
     optimizer: optax.GradientTransformation
-    critic_optimizer: optax.GradientTransformation | None = None
     temperature: float = 1.0
     aux_coef: float = 0.0
     packed: bool = False
     shared_prompt: bool = False
-    combine: Callable[[Any, Any], Any] = join
     policy_frozen: bool = False
 
-    @property
-    def critic_only(self) -> "Learner":
-        """The same learner, whose updates leave the policy bit for bit as it is.
+    def score(
+        self, policy: Policy, tokens: Tokens, layouts: Iterable[Layout], into: Scored, routing: Routing | None = None
+    ) -> Scored:
+        """Scores of the rows of some minibatches, written into the arrays of the whole rollout.
 
-        Its optimizer counts those updates, and its moments stay 0: its first own updates are smaller than later ones.
+        Args:
+          layouts: of the minibatches. The forward has the shape of the training forward: in float32 both give the same
+            numbers.
+          into: of `blank_scores`; its arrays are gone afterwards.
+          routing: replayed where given.
         """
-        return dataclasses.replace(self, policy_frozen=True)
+        for layout in layouts:
+            into = self._score(policy, tokens, routing, layout, into)
+        return into
 
-    def policy(self, trained: Any, frozen: Any = None) -> Any:
-        """Whole parameters; without frozen ones, those that are trained are all of them."""
-        return trained if frozen is None else self.combine(trained, frozen)
+    def lower_score(
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+    ) -> jax.stages.Lowered:
+        """The program of `score` for one minibatch, from abstract arrays."""
+        return Learner._score.lower(self, policy, tokens, routing, layout, into)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def score(
-        self, params: Any, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored, frozen: Any = None
-    ) -> Scored:
-        """Scores of one minibatch's rows, written into the arrays of the whole rollout.
-
-        `routing` is replayed where given; params and frozen are those of `policy`. The forward has the shape of the
-        training forward: in float32 both give the same numbers.
-        """
-        params, layout = self.policy(params, frozen), self._split_evenly(layout)
+    def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
+        params = policy.whole()
         logits = into.recorded is not None and into.recorded.logits is not None
-        micro_batch = cut((tokens, routing), layout, self.model.mesh)
+        chosen = logits or into.by_router is not None
+        micro_batches = self._cut((tokens, routing), layout)
 
         def of(i: Array) -> Scored:
-            tokens, routing = micro_batch(i)
-            out = scoring.score(
-                self.model,
-                params,
-                tokens,
-                layout.segment_ids[i],
-                routing=routing,
-                temperature=self.temperature,
-                router_logits=logits or into.by_router is not None,
-                shared_prompt=self.shared_prompt,
-            )
+            tokens, routing = micro_batches[i]
+            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, chosen)
             routed: Any = out.routing
             return Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
@@ -111,7 +107,25 @@ class Learner:
                 by_router=None if into.by_router is None else by_router(routed),
             )
 
-        return sharding.constrain_rollout(fill(into, of, layout, self.model.mesh), self.model.mesh)
+        return sharding.constrain_rollout(micro_batches.fill(into, of), self.model.mesh)
+
+    def _cut(self, arrays: Any, layout: Layout) -> MicroBatches:
+        """Micro-batches whose rows have a length that the devices divide where they share a row."""
+        return MicroBatches(arrays, layout, self.model.mesh, time_multiple(self.model.config, self.model.mesh))
+
+    def _forward(
+        self, params: Any, tokens: Tokens, segment_ids: SegmentIds, routing: Routing | None, router_logits: bool
+    ) -> scoring.Scores:
+        return scoring.score(
+            self.model,
+            params,
+            tokens,
+            segment_ids,
+            routing=routing,
+            temperature=self.temperature,
+            router_logits=router_logits,
+            shared_prompt=self.shared_prompt,
+        )
 
     @functools.partial(jax.jit, static_argnums=0, static_argnames=("logprobs", "values", "record", "by_router"))
     def blank_scores(
@@ -136,61 +150,57 @@ class Learner:
         scores = Scored(
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
-            recorded=blank(config, rows, time, record == "logits") if routed else None,
-            by_router=blank(config, rows, time, False) if routed and by_router else None,
+            recorded=blank_record(config, rows, time, record == "logits") if routed else None,
+            by_router=blank_record(config, rows, time, False) if routed and by_router else None,
         )
         return sharding.constrain_rollout(scores, self.model.mesh)
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnames=("state",))
-    def update(
-        self,
-        state: TrainState,
-        batch: TrainBatch,
-        layout: Layout,
-        frozen: Any = None,
-    ) -> tuple[TrainState, dict[str, M.Metric]]:
-        """One optimizer step on one minibatch.
+    def update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> tuple[TrainState, dict[str, M.Metric]]:
+        """One optimizer step on one minibatch; the arrays of `state` but for its base are gone afterwards.
 
         A minibatch without an unmasked token, or with a loss or gradient that is not finite, leaves the state as it
         was; metrics say so (`update/skipped`, `update/not_finite`).
 
-        Args:
-          frozen: parameters that `combine` takes beside state.params, where these are not the whole policy.
-
         Raises:
           AssertionError: an array of the batch is not [b t] or a record not [l b t x], which would broadcast.
         """
+        new, metrics = self._update(state.replace(base=None), state.base, batch, layout)
+        return new.replace(base=state.base), metrics
+
+    def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
+        """The program of `update`, from abstract arrays."""
+        return Learner._update.lower(self, state.replace(base=None), state.base, batch, layout)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnames=("state",))
+    def _update(
+        self, state: TrainState, base: Any, batch: TrainBatch, layout: Layout
+    ) -> tuple[TrainState, dict[str, M.Metric]]:
         check_shapes(batch)
-        layout = self._split_evenly(layout)
         rows, time = batch.tokens.shape
-        micro_batch = cut(batch, layout, self.model.mesh)
-        masks = cut(batch.loss_mask, layout, self.model.mesh)(slice(None))
-        counts = self._counts(masks, layout, rows, time)
+        micro_batches = self._cut(batch, layout)
+        layout = micro_batches.layout
+        ids = sequence_ids(jnp.asarray(layout.index), time)
+        counts = self._counts(micro_batches.all_of(batch.loss_mask), ids, rows)
         occupied = jnp.max(jnp.stack([*counts.values()])) > 0
 
         def one(i: Array | int) -> Any:
             # In the rollout every answer is segment 1.
-            micro = micro_batch(i).replace(segment_ids=layout.segment_ids[i])
-            sequences = (sequence_ids(jnp.asarray(layout.index[i]), time), rows)
+            micro = micro_batches[i].replace(segment_ids=layout.segment_ids[i])
 
-            def loss(trained: Any) -> Any:
-                params, critic = trained
-                critic = None if critic is None else self.policy(critic, frozen)
-                return self._loss((self.policy(params, frozen), critic), micro, sequences, counts)
+            def loss(trained: Trained) -> Any:
+                whole = TrainState(trained, None, None, base, state.scale)
+                return self._loss(whole.policy, whole.critic, micro, (ids[i], rows), counts)
 
-            return jax.value_and_grad(loss, has_aux=True)((state.params, state.critic))
+            return jax.value_and_grad(loss, has_aux=True)(state.trained)
 
-        totals, metrics, gradients = accumulate(one, layout)
+        totals, metrics, gradients = micro_batches.accumulate(one)
         metrics = metrics | {f"loss/{name}": M.Mean(total, counts[name]) for name, total in totals.items()}
         losses = [total / jnp.maximum(counts[name], 1) for name, total in totals.items()]
         return self._apply(state, gradients, sum(losses, jnp.zeros(())), occupied, metrics)
 
-    def _split_evenly(self, layout: Layout) -> Layout:
-        """Rows whose length the devices divide where they share a row; otherwise as they are."""
-        multiple = time_multiple(self.model.config, self.model.mesh)
-        return layout if multiple == 1 else widened(layout, multiple)
-
-    def _counts(self, masks: Bool[Array, "m r t"], layout: Layout, rows: int, time: int) -> dict[str, Float[Array, ""]]:
+    def _counts(
+        self, masks: Bool[Array, "m r t"], ids: Integer[Array, "m r t"], rows: int
+    ) -> dict[str, Float[Array, ""]]:
         """What every total is divided by: over the whole minibatch, all micro-batches and all devices."""
 
         def of(mask: Mask, ids: Array) -> dict[str, Array]:
@@ -199,26 +209,18 @@ class Learner:
                 counts["aux"] = jnp.sum(jnp.zeros(rows, bool).at[ids.ravel()].max(mask.ravel())).astype(jnp.float32)
             return counts
 
-        ids = sequence_ids(jnp.asarray(layout.index), time)
         return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(of)(masks, ids))
 
-    def _loss(self, trained: Any, micro: TrainBatch, sequences: Any, counts: dict[str, Array]) -> Any:
+    def _loss(
+        self, policy: Policy, critic: Policy | None, micro: TrainBatch, sequences: Any, counts: dict[str, Array]
+    ) -> Any:
         """(loss, ({term: total}, metrics)) of one micro-batch; loss = sum of total / count of the minibatch.
 
-        trained: the parameters of the policy and of a separate critic.
         sequences: the id of every token's answer, and how many answers there are.
         """
-        params, critic = trained
-        out = scoring.score(
-            self.model,
-            params,
-            micro.tokens,
-            micro.segment_ids,
-            routing=micro.routing.replayed,
-            temperature=self.temperature,
-            router_logits=self.model.config.num_moe_layers > 0,
-            shared_prompt=self.shared_prompt,
-        )
+        params, replayed = policy.whole(), micro.routing.replayed
+        has_router = self.model.config.num_moe_layers > 0
+        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, has_router)
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
@@ -231,7 +233,7 @@ class Learner:
         return loss, (totals, jax.lax.stop_gradient(metrics))
 
     def _arrays(
-        self, params: Any, critic: Any, out: scoring.Scores, micro: TrainBatch, sequences: Any
+        self, params: Any, critic: Policy | None, out: scoring.Scores, micro: TrainBatch, sequences: Any
     ) -> dict[str, Any]:
         """What the objective reads of one micro-batch, by its names."""
         arrays: dict[str, Any] = {
@@ -264,34 +266,25 @@ class Learner:
         chosen = jax.lax.top_k(logits, self.model.config.num_experts_per_tok)[1]
         return load_balance_loss(logits, chosen, micro.loss_mask, ids, rows)[0]
 
-    def _values(self, params: Any, critic: Any, out: scoring.Scores, micro: TrainBatch) -> PerToken:
+    def _values(self, params: Any, critic: Policy | None, out: scoring.Scores, micro: TrainBatch) -> PerToken:
         hidden, head = out.hidden, params.get("value_head")
         if critic is not None:
-            hidden = self.model.apply(critic, micro.tokens, segment_ids=micro.segment_ids).hidden
-            head = critic["value_head"]
+            hidden = self.model.apply(critic.whole(), micro.tokens, segment_ids=micro.segment_ids).hidden
+            head = critic.value_head
         return scoring.align(scoring.values(head, hidden), micro.segment_ids)
 
     def _apply(
-        self,
-        state: TrainState,
-        gradients: Any,
-        loss: Array,
-        occupied: Array,
-        metrics: dict[str, M.Metric],
+        self, state: TrainState, gradients: Any, loss: Array, occupied: Array, metrics: dict[str, M.Metric]
     ) -> tuple[TrainState, dict[str, M.Metric]]:
-        policy_gradient, critic_gradient = gradients
         if self.policy_frozen:
-            policy_gradient = _with_head(policy_gradient, jax.tree.map(jnp.zeros_like, policy_gradient))
-        norm = optax.tree.norm(policy_gradient)
+            gradients = _of_critic(gradients, jax.tree.map(jnp.zeros_like, gradients))
+        norm = optax.tree.norm(gradients.policy)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
-        changes, opt_state = self.optimizer.update(policy_gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, changes)
-        params = _with_head(params, state.params) if self.policy_frozen else params
-        new = state.replace(params=params, opt_state=opt_state)
-        if self.critic_optimizer is not None:
-            changes, opt_state = self.critic_optimizer.update(critic_gradient, state.critic_opt_state, state.critic)
-            new = new.replace(critic=optax.apply_updates(state.critic, changes), critic_opt_state=opt_state)
-        new = new.replace(updates=state.updates + 1)
+        held: Any = state.trained
+        changes, opt_state = self.optimizer.update(gradients, state.opt_state, held)
+        trained: Any = optax.apply_updates(held, changes)
+        trained = _of_critic(trained, state.trained) if self.policy_frozen else trained
+        new = state.replace(trained=trained, opt_state=opt_state, updates=state.updates + 1)
         state = jax.tree.map(lambda n, o: jnp.where(finite & occupied, n, o), new, state)
         one = jnp.ones((), jnp.float32)
         metrics = metrics | {
@@ -303,6 +296,24 @@ class Learner:
         return state, metrics
 
 
-def _with_head(params: Any, others: Any) -> Any:
-    """Of two trees of a policy's parameters the value head of the first, if it has one, and all else of the second."""
-    return {name: x if name == "value_head" else others[name] for name, x in params.items()}
+def _of_critic(trained: Trained, others: Trained) -> Trained:
+    """The critic of the first, separate or a value head on the policy, and all else of the second."""
+    policy = {name: x if name == "value_head" else others.policy[name] for name, x in trained.policy.items()}
+    return trained.replace(policy=policy)
+
+
+def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
+    """An empty record in the shape of a rollout."""
+    dtype = routing_dtype(config.num_experts)
+    shape = (config.num_moe_layers, rows, time)
+    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
+
+
+def check_shapes(batch: TrainBatch) -> None:
+    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
+    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
+    records = jax.tree.leaves(batch.routing)
+    chex.assert_rank(records, 4)
+    for record in records:
+        chex.assert_equal(record.shape[1:3], batch.tokens.shape)

@@ -21,7 +21,6 @@ from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.sources import learn
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 
@@ -123,18 +122,19 @@ def _train(
     source = Answers(learner, task, data_dir, config.seed, config.batch_size, _UPDATES)
     state, stream, loss = make_state(model, params, learner.optimizer), source.stream(), float("nan")
     for step in range(1, config.steps + 1):
-        drawn = source.next(stream, step, state, None, None, lambda: None)
-        state, (metrics,) = learn(learner, state, drawn)
+        drawn = source.next(stream, step, state)
+        ((layout,),) = drawn.epochs
+        state, metrics = learner.update(state, drawn.batch, layout)
         measured = bool(config.target_pass_rate) and step % config.evaluate_every == 0
         if measured or step == config.steps:
             loss = M.finalize(processes.fetch(metrics))["loss/policy"]
         if measured and evaluate is not None:
-            rate = evaluate(state.params)
+            rate = evaluate(state.trained.policy)
             log(f"warm start: step {step}/{config.steps}  loss {loss:.3f}  pass rate {rate:.3f}")
             if rate >= config.target_pass_rate:
                 break
     log(f"warm start: done, loss {loss:.3f}")
-    return state.params
+    return state.trained.policy
 
 
 _UPDATES = UpdateConfig(minibatches=1)  # whole batches of padded rows

@@ -16,10 +16,10 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.run import run_dir
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.fields import declared_fields, field_help
 from jaxrl_llm.run.settings import config_hash, validate
-from jaxrl_llm.run.trainer import build
-from jaxrl_llm.sweep import run_sweep
+from jaxrl_llm.sweep import __main__ as sweep
 from jaxrl_llm.sweep.planned import Sweep, command
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def trained_elsewhere(tmp_path, monkeypatch):
         record["source"] = {"file": source.file, "variant": source.variant}
         write_json(tmp_path / "run" / "config.json", record)
         checkpoints = Checkpoints(tmp_path / "run")
-        checkpoints.save(1, run.blank(), {})
+        checkpoints.save(1, run.blank().saved(), {})
         checkpoints.close()
         monkeypatch.delitem(tasks.base._REGISTRY, name)
         monkeypatch.setattr(start_up, "start_jax", lambda: None)
@@ -169,7 +169,7 @@ def test_a_file_that_is_edited_within_a_second_is_read_again(tmp_path, monkeypat
         assert f"value = {loading.load_module(path).value}" == text
 
 
-@pytest.mark.parametrize("module", [main, evaluation, run_sweep])
+@pytest.mark.parametrize("module", [main, evaluation, sweep])
 def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.routing_replay import noise, sweep
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.replay import RoutingRecords
 from tests.reference import tiny_training as tiny
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from experiments.preferences.own_pairs import main
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.preference import PairEncoder, read_pairs
 
 
 @pytest.mark.slow

@@ -123,11 +123,13 @@ def test_a_step_of_ours(tiny):
     """Rollout and update as the trainer runs them: prescribed lengths, finite parameters, a time for each part."""
     w = workloads.load(str(tiny))
     system = ours.System(w)
-    before = jax.tree.map(lambda x: x.copy(), system.state.params)
+    before = jax.tree.map(lambda x: x.copy(), system.state.trained.policy)
     figures = ours.timed_step(system, 0)
     assert figures["tokens"] == sum(w.answer_lengths())
     assert min(figures[name] for name in ("rollout_cpu_s", "train_cpu_s", "wall_s")) > 0
-    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b) & jnp.all(jnp.isfinite(b))), before, system.state.params)
+    moved = jax.tree.map(
+        lambda a, b: bool(jnp.any(a != b) & jnp.all(jnp.isfinite(b))), before, system.state.trained.policy
+    )
     assert all(jax.tree.leaves(moved))
 
 

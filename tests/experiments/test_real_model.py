@@ -10,7 +10,7 @@ from experiments.real_model import sweep
 from experiments.real_model.compare import describe
 from experiments.real_model.reward import reward_of
 from jaxrl_llm.run import settings
-from jaxrl_llm.tasks.verifiers.named import numeric
+from jaxrl_llm.tasks.verifiers import numeric
 
 
 def test_the_smoke_run_needs_no_checkpoint():

@@ -15,7 +15,7 @@ from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives
 from jaxrl_llm.run import settings
 from jaxrl_llm.sweep import Sweep
-from jaxrl_llm.sweep.run_sweep import BRANCHING, MAIN, load_sweep, main
+from jaxrl_llm.sweep.__main__ import BRANCHING, MAIN, load_sweep, main
 
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops

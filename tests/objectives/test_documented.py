@@ -16,7 +16,7 @@ from tests.reference.answers import random_batch
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "objectives.md").read_text()
-HEAD = "| name | type | recipes | default | meaning |\n|---|---|---|---|---|"
+HEAD = "| name | type | recipes | default | meaning |\n| -- | -- | -- | -- | -- |"
 
 
 @pytest.fixture

@@ -131,6 +131,81 @@ ENTRY %main (a: f32[2,4,3], b: f32[4,3,5]) -> f32[2,7,5] {
     assert measure(parse(text), 1)[0].flops == 2 * 2 * 5 * 3 * 4 * 4
 
 
+TPU = """HloModule m
+
+%product (p0: f32[8,16], p1: f32[16,4]) -> f32[8,4] {
+  %p0 = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %p1 = f32[16,4]{1,0:T(8,128)S(1)} parameter(1)
+  ROOT %d = f32[8,4]{1,0:T(8,128)} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%all-reduce-scatter.1 (p0: f32[8,16], p1: f32[16,4]) -> f32[8,4] {
+  %p0 = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %p1 = f32[16,4]{1,0:T(8,128)S(1)} parameter(1)
+  %f = f32[8,4]{1,0:T(8,128)} fusion(%p0, %p1), kind=kOutput, calls=%product
+  ROOT %r = f32[8,4]{1,0:T(8,128)} all-reduce(%f), replica_groups={{0,1},{2,3}}, to_apply=%add
+}
+
+%wrapped (p: f32[8,16]) -> f32[4,16] {
+  %p = f32[8,16]{1,0:T(8,128)} parameter(0)
+  ROOT %r = f32[4,16]{1,0:T(8,128)} reduce-scatter(%p), replica_groups=[2,2]<=[4], dimensions={0}, to_apply=%add
+}
+
+%body (c: (s32[], f32[8,16], s32[])) -> (s32[], f32[8,16], s32[]) {
+  %c = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %v = f32[8,16]{1,0:T(8,128)} get-tuple-element(%c), index=1
+  %n = s32[]{:T(128)} get-tuple-element(%c), index=2
+  %g = f32[16,16]{1,0:T(8,128)} all-gather(%v), replica_groups=mesh['a'=2,'b'=2] {'b'}, dimensions={0}
+  ROOT %o = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}, s32[]{:T(128)}) tuple(%i, %v, %n)
+}
+
+%condition (c: (s32[], f32[8,16], s32[])) -> pred[] {
+  %c = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %n = s32[]{:T(128)} get-tuple-element(%c), index=2
+  ROOT %more = pred[]{:T(512)} compare(%n, %i), direction=GT
+}
+
+ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
+  %a = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %b = f32[16,4]{1,0:T(8,128)S(1)} parameter(1)
+  %first = s32[]{:T(128)} constant(-2)
+  %five = s32[]{:T(128)} constant(5)
+  %last = s32[]{:T(128)} copy(%five)
+  %start = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}, /*index=2*/s32[]{:T(128)}) tuple(%first, %a, %last)
+  %loop = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}, s32[]{:T(128)}) while(%start), condition=%condition, body=%body
+  %begun = ((f32[8,16]{1,0:T(8,128)}), f32[4,16]{1,0:T(8,128)}, u32[]{:S(2)}) async-start(%a), calls=%wrapped
+  %done = f32[4,16]{1,0:T(8,128)} async-done(%begun)
+  ROOT %out = f32[8,4]{1,0:T(8,128)} fusion(%a, %b), kind=kOutput, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_the_dialect_of_tpus():
+    """From -2 to 5 a loop whose length the compiler did not note makes 7 turns. An all-reduce that is fused with a
+    slice is a reduce-scatter, which sends half of 8 x 4 floats. What an async pair wraps counts once."""
+    once, turn = measure(parse(TPU), devices=4)
+    assert once.flops == 2 * 8 * 16 * 4
+    assert once.collectives == {
+        "all-gather": (7.0, 7 * 4 * 8 * 16),
+        "reduce-scatter": (2.0, 4 * 8 * 16 / 2 + 4 * 8 * 4 / 2),
+    }
+    assert turn == Cost()
+
+
+def test_memory_on_the_chip_takes_no_bandwidth():
+    text = """HloModule m
+
+ENTRY %main (a: f32[8,16]) -> f32[8,16] {
+  %a = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %s = (f32[8,16]{1,0:T(8,128)S(1)}, f32[8,16]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  ROOT %d = f32[8,16]{1,0:T(8,128)S(1)} copy-done(%s)
+}
+"""
+    assert measure(parse(text), 1)[0].bytes == 4 * 8 * 16
+
+
 def test_a_line_break_in_an_attribute_ends_nothing():
     """Kernels carry JSON with line breaks; what follows belongs to the same computation."""
     text = """HloModule m

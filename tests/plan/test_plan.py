@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from jaxrl_llm.plan import table as module
+from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, topology_devices
 from jaxrl_llm.plan.cost import Cost
 from jaxrl_llm.plan.programs import Part, Program
 from jaxrl_llm.plan.roofline import roofline
+from jaxrl_llm.plan.table import Compiled, table
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
@@ -65,8 +66,8 @@ def test_the_table_fits_a_terminal():
     cost = Cost(5.2e14, 9.5e12, {kind: (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"}))
     parts = tuple(Part(name, cost, 262144, 3) for name in ("prefill", "decode"))
     program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts)
-    made = module.Plan("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
-    lines = module.table(made).splitlines()
+    made = Compiled("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
+    lines = table(made).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1] == "rollouts on data 4 x fsdp 1 x expert 1 x tensor 16"
     assert any("45.00" in line and "59%" in line for line in lines)  # of 95e9 bytes
@@ -89,7 +90,7 @@ def test_topologies_that_are_none(topology, message):
 
 def test_a_compiler_that_is_not_installed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    assert module.main(["--config", "gspo:smoke", "--topology", "v5e:2x2"]) == 2
+    assert main(["--config", "gspo:smoke", "--topology", "v5e:2x2"]) == 2
     assert "pip install jaxrl_llm[tpu]" in capsys.readouterr().err
 
 
@@ -128,14 +129,14 @@ def test_a_topology_that_libtpu_lacks():
 
 ON_THIS_MACHINE = """
 import jax
-from jaxrl_llm import configuration
+from jaxrl_llm.config import loading
 from jaxrl_llm.plan.programs import compile_run
 from jaxrl_llm.run.settings import validate
 
 fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
 fields += [("rollout.mesh_shape", "(1,1,1,4)")]
 fields += [("model.num_hidden_layers", "1"), ("updates.minibatches", "1")]
-settings = validate(configuration.load(configuration.find("gspo:smoke"), fields))
+settings = validate(loading.load(loading.find("gspo:smoke"), fields))
 for program in compile_run(settings, jax.devices()):
     parts = (f"{part.name}:{part.tokens}:{part.cost.sent > 0}" for part in program.parts)
     print(program.name, program.memory > 0, *parts)

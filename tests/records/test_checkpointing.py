@@ -228,7 +228,8 @@ _TWO_PROCESSES = """
 import sys
 import jax
 import numpy as np
-from jaxrl_llm import checkpointing, sharding
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.records import checkpointing
 from jaxrl_llm.records.checkpointing import Checkpoints, digests
 
 folder, port, number = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -11,9 +11,9 @@ from jaxrl_llm.objectives.formula import formula
 from jaxrl_llm.records import screen as screen_module
 from jaxrl_llm.records.run_log import RunLog, write_json
 from jaxrl_llm.records.screen import Screen
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.opening import closing, finished, folded, opening, parameter_counts
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.run.trainer import build
 from tests.reference import tiny_run
 from tests.reference.answers import corrected
 

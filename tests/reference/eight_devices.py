@@ -21,7 +21,7 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_rollout
@@ -68,7 +68,7 @@ def update(kind, implementation, replay, mesh, shape):
     shift = 0.3 * np.random.default_rng(3).normal(size=(tiny.ROWS, tiny.TIME)).astype(np.float32)
     moved = scored.batch.replace(old_logprobs=scored.batch.old_logprobs + shift)  # a first loss would be about 0
     after, metrics = one.update(make_state(one.model, params, one.optimizer), moved, layout)
-    gradient = jax.tree.map(np.subtract, before, jax.device_get(after.params))
+    gradient = jax.tree.map(np.subtract, before, jax.device_get(after.trained.policy))
     return np.asarray(scored.batch.old_logprobs), replayed, M.finalize(metrics)["loss/total"], gradient
 
 

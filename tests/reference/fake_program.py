@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from jaxrl_llm.records.run_log import RunLog, read_rows
-from jaxrl_llm.sweep.run_sweep import Identity, Program, main
+from jaxrl_llm.sweep.__main__ import Identity, Program, main
 
 
 def parse(overrides):

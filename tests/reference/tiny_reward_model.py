@@ -22,6 +22,6 @@ def write(workdir, config, *, seed=3, step=7, **changes):
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_json(Path(workdir) / "config.json", {"config": plain(own.to_dict()), "config_hash": "by hand"})
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(step, make_state(model, params, optax.adam(1.0)), {"config_hash": "by hand"})
+    checkpoints.save(step, make_state(model, params, optax.adam(1.0)).saved(), {"config_hash": "by hand"})
     checkpoints.close()
     return params

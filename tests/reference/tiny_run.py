@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog, plain, read_rows, write_json
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.settings import config_hash, validate
 
 
@@ -39,21 +39,21 @@ def train(workdir, config, start=None):
     said = io.StringIO()
     with contextlib.ExitStack() as stack:
         if start is not None:
-            stack.enter_context(mock.patch.object(trainer, "warm_start", return_value=start))
+            stack.enter_context(mock.patch.object(assembly, "warm_start", return_value=start))
         log = stack.enter_context(RunLog(workdir, config.steps, stream=said))
-        found = trainer.train(trainer.build(validate(config)), log, config_hash(config))
+        found = trainer.train(assembly.build(validate(config)), log, config_hash(config))
     return found, said.getvalue()
 
 
 def start_of(config):
     """The warm-started parameters of a run, on the host."""
-    return jax.device_get(trainer.build(validate(config)).start(print)[1].params)
+    return jax.device_get(assembly.build(validate(config)).start(print).trained.policy)
 
 
 def final_state(workdir, config):
     """(step, state) of the newest checkpoint."""
-    step, state, _ = Checkpoints(workdir).restore(trainer.build(validate(config)).blank())
-    return step, jax.device_get(state)
+    step, saved, _ = Checkpoints(workdir).restore(assembly.build(validate(config)).blank().saved())
+    return step, jax.device_get(saved)
 
 
 def metrics(workdir):
@@ -98,11 +98,11 @@ def assert_parts_are_the_whole(folder, make):
 
 def untrained(workdir, config):
     """The DIR of a run at step 1 that has learned nothing; returns its run and its state."""
-    run = trainer.build(validate(config))
-    run, state = run.start(lambda text: None)
+    run = assembly.build(validate(config))
+    state = run.start(lambda text: None)
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_json(Path(workdir) / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(1, state, {})
+    checkpoints.save(1, state.saved(), {})
     checkpoints.close()
     return run, state

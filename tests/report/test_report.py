@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.report import figures
+from jaxrl_llm.report.__main__ import main
 from jaxrl_llm.report.comparisons import compare
 from jaxrl_llm.report.curves import Curve, curves
-from jaxrl_llm.report.layer_maps import flip_map, load_map
+from jaxrl_llm.report.diagnostic_figures import flip_map, load_map
 from jaxrl_llm.report.outcome_figures import survival_plot
 from jaxrl_llm.report.page import Page, text_table
 from jaxrl_llm.report.read import CLIPPED, Run, load
 from jaxrl_llm.report.samples import changes, failures, pick
 from jaxrl_llm.report.style import colour, label_ends, line, panels
 from jaxrl_llm.report.tables import arm_table
-from jaxrl_llm.report.write import main, write_report
+from jaxrl_llm.report.write import write_report
 
 sys.path.append(str(Path(__file__).parents[1] / "reference"))
 from synthetic_runs import ARMS, write_rows, write_run, write_sweep
@@ -287,7 +288,7 @@ def test_further_numbers_repeat_no_other_figure(sweep):
 def test_labels_never_overlap():
     _, (ax,) = panels(["t"], columns=1)
     ax.set_ylim(0, 1)
-    label_ends(ax, [(1.0, 0.5, name, "k") for name in "abcd"] + [(1.0, float("nan"), "e", "k")])
+    label_ends(ax, [(0.5, name, "k") for name in "abcd"] + [(float("nan"), "e", "k")])
     heights = sorted(text.xy[1] for text in ax.texts)
     assert len(heights) == 4
     assert min(np.diff(heights)) > 0.08

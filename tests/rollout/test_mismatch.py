@@ -9,12 +9,12 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import EXACT, Router
-from jaxrl_llm.rollout.decoder import as_sampler
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.engine import Engine, as_sampler
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import lay_out
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -62,7 +62,7 @@ def test_noise_flips_experts_and_replaying_the_rollout_undoes_it(params, dtype):
     found = {}
     for mode in ("off", "R3"):
         scorer = Scorer(learner, ReplayConfig(mode, "experts"), tiny.GROUP)
-        scored = scorer(make_state(MODEL, params, learner.optimizer), params, out, [layout])
+        scored = scorer(make_state(MODEL, params, learner.optimizer), Policy(params), out, [layout])
         found[mode] = M.finalize(scored.metrics)
         if mode == "R3":
             fed = np.asarray(out.routing.experts) != 255

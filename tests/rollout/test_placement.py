@@ -10,8 +10,7 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
 from jaxrl_llm.plan.cost import measure
 from jaxrl_llm.plan.hlo import parse
-from jaxrl_llm.rollout.decoder import as_sampler
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.engine import Engine, as_sampler
 from jaxrl_llm.rollout.placement import places, route
 from jaxrl_llm.rollout.sampling import Sampling
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS, VOCABULARY, tiny

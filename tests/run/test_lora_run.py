@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.evaluation import main as evaluate
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.records.run_log import RunLog
-from jaxrl_llm.run import run_dir, trainer
+from jaxrl_llm.run import assembly, run_dir
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
 
@@ -56,12 +56,12 @@ def test_the_first_rollout_is_that_of_all_parameters(straight, folder, tmp_path)
     assert all(0 < row["kl/ref"] < 0.1 for row in ours[1:])
     assert "routing/share_of_variance" in ours[2]
 
-    model = trainer.build(validate(config)).model
+    model = assembly.build(validate(config)).model
     base = 4 * sum(x.size for x in jax.tree.leaves(model.shapes()))
     assert (tmp_path / "reference").is_dir()
     assert not (straight[1] / "reference").exists()
     assert state_bytes(tmp_path, 1) > 2.5 * base  # parameters and two moments of random bits
-    adapters = trainer.build(validate(straight[0])).blank()
+    adapters = assembly.build(validate(straight[0])).blank()
     own = sum(x.nbytes for x in jax.tree.leaves(adapters))
     assert own < base
     assert state_bytes(straight[1], 4) < state_bytes(tmp_path, 1) - base
@@ -71,7 +71,7 @@ def test_the_first_rollout_is_that_of_all_parameters(straight, folder, tmp_path)
 
 def test_the_opening_says_how_much_is_trained(straight):
     config, _, _, said = straight
-    count = sum(x.size for x in jax.tree.leaves(trainer.build(validate(config)).blank().params))
+    count = sum(x.size for x in jax.tree.leaves(assembly.build(validate(config)).blank().trained.policy))
     assert f"trained    {count / 1000:.3g} k parameters: LoRA of rank 2, alpha 16, on attention,mlp" in said
 
 
@@ -81,7 +81,7 @@ def test_it_resumes_bit_for_bit(straight, tmp_path):
 
 def test_another_base_is_refused(straight, tmp_path):
     config, workdir, *_ = straight
-    base = trainer.build(validate(config)).start(print)[0].base
+    base = assembly.build(validate(config)).start(print).base
     other = jax.tree.map(lambda x: x, base)
     other["ends"]["norm"]["scale"] = other["ends"]["norm"]["scale"].at[3].add(1e-3)
     before = tiny_run.metrics(workdir)
@@ -94,12 +94,12 @@ def test_the_policy_of_a_dir_is_merged(straight, capsys):
     workdir = straight[1]
     run, step, state = run_dir.restored(workdir)
     assert step == 4
-    params = trainer.exported_params(run, state)
-    expected = merge(run.base, state.params, 16 / 2)
+    params = state.policy.plain(run.model)
+    expected = merge(state.base, state.trained.policy, 16 / 2)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), params, expected)
-    same, its = (x["ends"]["embedding"].unsafe_buffer_pointer() for x in (params, run.base))
+    same, its = (x["ends"]["embedding"].unsafe_buffer_pointer() for x in (params, state.base))
     assert same == its  # no copy of what is no target
-    assert jnp.abs(params["moe"]["mlp"]["up"] - run.base["moe"]["mlp"]["up"]).max() > 1e-4
+    assert jnp.abs(params["moe"]["mlp"]["up"] - state.base["moe"]["mlp"]["up"]).max() > 1e-4
     assert evaluate(["--workdir", str(workdir), "--prompts", "4", "--samples", "2"]) == 0
     assert '"step": 4' in capsys.readouterr().out
 

@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.memory import Memory, of_device
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.run.trainer import build
 from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.state import TrainBatch
-from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_run
 
 # Large enough that what the arithmetic leaves out (scalars, masks, code) is small beside what it counts.
@@ -57,10 +55,11 @@ def held(tree):
 def test_what_stays_is_exact(tmp_path, changes):
     run = made(tmp_path, **changes)
     stays, state = run.memory().stays, run.blank()
-    assert stays["parameters"] == held(state.params)
-    assert stays["optimizer"] == held(state.opt_state)
-    assert stays.get("critic", 0) == held((state.critic, state.critic_opt_state))
-    assert stays.get("reference", 0) == (held(state.params) if "objective.kl_coef" in changes else 0)
+    assert stays["parameters"] == held(state.trained.policy)
+    saved = state.saved()
+    assert stays["optimizer"] == held(saved.opt_state)
+    assert stays.get("critic", 0) == held((saved.critic, saved.critic_opt_state))
+    assert stays.get("reference", 0) == (held(state.trained.policy) if "objective.kl_coef" in changes else 0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     said = run.memory()
     prompts, width = s.rollout.prompts, s.task.prompt_length
     base = run.model.shapes() if s.lora.rank else None
-    lowered = run.source.engine.lower(base or state.params, prompts, width)
+    lowered = run.source.engine.lower(base or state.trained.policy, prompts, width)
     rollout = lowered.compile().memory_analysis().temp_size_in_bytes
     inside = sum(said.rollout.values()) - said.rollout["merged"]  # made before the program starts
     assert rollout / 1.6 < inside < rollout * 1.6
@@ -96,7 +95,8 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     leaves, tree = jax.tree.flatten(batch)
 
     def step(state, leaves, base):
-        return Learner.update(run.learner, state, jax.tree.unflatten(tree, leaves), layout, base)
+        batch = jax.tree.unflatten(tree, leaves)
+        return run.learner.update(state.replace(base=base), batch, layout)
 
     compiled = jax.jit(step, donate_argnums=0).lower(state, leaves, base).compile()
     update = compiled.memory_analysis().temp_size_in_bytes
@@ -107,7 +107,7 @@ def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
     """The weights that are counted are the program's arguments, and it makes no second copy of them."""
     meshes = {"mesh.shape": (1, 4, 1, 1), "rollout.mesh_shape": (1, 1, 1, 4)}
     run = made(tmp_path, **meshes, **{"model.hidden_size": 256, "model.intermediate_size": 1024})
-    said, params, s = run.memory().rollout, run.blank().params, run.settings
+    said, params, s = run.memory().rollout, run.blank().trained.policy, run.settings
     assert held(run.source.engine.prepare(params)) == said["weights"]
     lowered = run.source.engine.lower(params, s.rollout.prompts, s.task.prompt_length)
     rest = sum(said.values()) - said["weights"]
@@ -118,14 +118,15 @@ def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
 def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
     """The arrays of a rollout's policy that are not the base's own."""
     config = {"lora.rank": 2, "lora.targets": "attention", "warm_start.steps": 0}
-    run, state = made(tmp_path, **config).start(print)
-    policy = jax.tree.leaves_with_path(trainer.exported_params(run, state))
-    own = {path: x.unsafe_buffer_pointer() for path, x in jax.tree.leaves_with_path(run.base)}
+    run = made(tmp_path, **config)
+    state = run.start(print)
+    policy = jax.tree.leaves_with_path(state.policy.plain(run.model))
+    own = {path: x.unsafe_buffer_pointer() for path, x in jax.tree.leaves_with_path(state.base)}
     copied = [x for path, x in policy if x.unsafe_buffer_pointer() != own[path]]
-    assert 0 < held(copied) < held(run.base) / 2
+    assert 0 < held(copied) < held(state.base) / 2
     said = run.memory()
     assert said.rollout["merged"] == held(copied)
-    assert said.stays["frozen base"] == held(run.base)
+    assert said.stays["frozen base"] == held(state.base)
 
 
 def test_a_run_says_its_cache_and_its_largest_temporaries():

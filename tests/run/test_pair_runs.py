@@ -14,7 +14,7 @@ from jaxrl_llm.main import main
 from jaxrl_llm.objectives.calibration import calibrate
 from jaxrl_llm.records.run_log import plain, write_json
 from jaxrl_llm.report import write
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
@@ -88,9 +88,9 @@ def test_a_run_on_pairs_resumes_bit_for_bit(dpo, folder, tmp_path, lost):
 def test_the_reward_models_dir_is_a_dir_like_any_other(rewards, capsys):
     """Its parameters end in a head; the command evaluates its held-out pairs, the report draws them."""
     config, workdir = rewards
-    step, state = tiny_run.final_state(workdir, config)
-    assert (step, state.params["value_head"]["kernel"].shape) == (2, (config.model.hidden_size,))
-    assert np.abs(state.params["value_head"]["kernel"]).max() > 0
+    step, saved = tiny_run.final_state(workdir, config)
+    assert (step, saved.params["value_head"]["kernel"].shape) == (2, (config.model.hidden_size,))
+    assert np.abs(saved.params["value_head"]["kernel"]).max() > 0
     last = tiny_run.metrics(workdir)[-1]
     assert "eval/greedy" not in last
     assert evaluation.main(["--workdir", str(workdir)]) == 0
@@ -113,13 +113,13 @@ def test_training_pairs_are_refused_before_anything_is_evaluated(rewards, capsys
 
 def test_the_evaluation_is_that_of_the_rewards(rewards):
     config, workdir = rewards
-    _, state = tiny_run.final_state(workdir, config)
-    run = trainer.build(validate(config))
-    metrics, rows = run.source.evaluate(state, None, None)
+    run = assembly.build(validate(config))
+    state = run.blank().restored(tiny_run.final_state(workdir, config)[1])
+    metrics, rows = run.source.evaluate(state)
     margins = np.array([row["reward_chosen"] - row["reward_rejected"] for row in rows])
     assert len(margins) == config.log.samples
     assert metrics["eval/pair_margin"] != 0
-    every = dataclasses.replace(run.source, samples=16).evaluate(state, None, None)[1]
+    every = dataclasses.replace(run.source, samples=16).evaluate(state)[1]
     found = calibrate(np.array([row["reward_chosen"] - row["reward_rejected"] for row in every]))
     assert (metrics["eval/pair_accuracy"], metrics["eval/brier"]) == pytest.approx((found.accuracy, found.brier))
 
@@ -136,8 +136,8 @@ def test_supervised_training_is_the_warm_start(folder, tmp_path):
     tiny_run.train(tmp_path, config)
     losses = [row["loss/policy"] for row in tiny_run.metrics(tmp_path)[1:]]
     assert losses[-1] < 0.7 * losses[0]
-    _, state = tiny_run.final_state(tmp_path, config)
-    jax.tree.map(np.testing.assert_array_equal, state.params, tiny_run.start_of(make(folder, "dpo")))
+    _, saved = tiny_run.final_state(tmp_path, config)
+    jax.tree.map(np.testing.assert_array_equal, saved.params, tiny_run.start_of(make(folder, "dpo")))
 
 
 def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
@@ -145,9 +145,9 @@ def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": f"{n:02}=", "chosen": f"{n:02}", "rejected": "9"} for n in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = trainer.build(validate(make(folder, "sft", **{"preference.file": str(path)})))
+    run = assembly.build(validate(make(folder, "sft", **{"preference.file": str(path)})))
     assert run.data.startswith(f"the chosen answers of {len(run.source._pairs.train)} pairs of {path}, ")
-    batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank), None, None, lambda: None).batch
+    batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank)).batch
     assert len(batch.tokens) == 16
     for tokens, held, mask in zip(*map(np.asarray, (batch.tokens, batch.segment_ids, batch.loss_mask)), strict=True):
         text = run.settings.task.tokenizer.decode(tokens[: held.sum() - 1].tolist())
@@ -189,13 +189,13 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = {"preference.file": str(path), "preference.bad_lines": "skip", "steps": 1}
     config = make(folder, "dpo", **changes)
-    run = trainer.build(validate(config))
+    run = assembly.build(validate(config))
     assert "lines left out: equal 1" in run.data
-    drawn = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank), None, None, lambda: None)
+    drawn = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank))
     np.testing.assert_array_equal(np.unique(drawn.batch.margins), [0, 0.5])
     config.objective.name = "ipo"
     with pytest.raises(ValueError, match=r"has margins, which a squared loss \(ipo\) has no place for"):
-        trainer.build(validate(config))
+        assembly.build(validate(config))
 
 
 KINDS = {

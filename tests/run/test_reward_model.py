@@ -13,7 +13,7 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.objectives.kl_controller import KlController
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import plain, write_json
-from jaxrl_llm.run import run_dir, trainer
+from jaxrl_llm.run import assembly, run_dir
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.tasks import CharTokenizer
@@ -137,7 +137,7 @@ def test_a_run_is_identified_by_what_the_reward_model_is(folder, tmp_path):
     recorded = {
         "config": plain(config.to_dict()),
         "config_hash": "another",
-        **trainer.build(validate(config)).made_from,
+        **assembly.build(validate(config)).made_from,
     }
     assert recorded["reward_model"] == {"path": str(folder / "rm"), "step": 7, "digest": used.digest}
     write_json(workdir / "config.json", recorded)
@@ -189,9 +189,9 @@ def test_the_coefficient_follows_the_controller(straight):
 def test_warm_up_leaves_the_policy_as_it_is(straight):
     """Bit for bit in the first rollout, in which the value head on it learns; then both."""
     config, workdir, *_ = straight
-    run = trainer.build(validate(config))
-    start = run.start(print)[1].params
-    one, two = (Checkpoints(workdir).restore(run.blank(), step)[1].params for step in (1, 2))
+    run = assembly.build(validate(config))
+    start = run.start(print).trained.policy
+    one, two = (Checkpoints(workdir).restore(run.blank().saved(), step)[1].params for step in (1, 2))
     head = one["value_head"]
     assert np.abs(head["kernel"]).max() > 0
     jax.tree.map(np.testing.assert_array_equal, one | {"value_head": start["value_head"]}, start)

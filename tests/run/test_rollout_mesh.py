@@ -8,7 +8,7 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.records.recorded import recorded_config
 from jaxrl_llm.records.run_log import plain, read_rows, write_json
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.training.experience import Scorer
 from tests.reference import tiny_run
@@ -108,18 +108,18 @@ def test_a_mesh_that_does_not_fit_is_one_line(folder, shape, message):
     changes = {"rollout.prompts": 3, "rollout.group_size": 2, "updates.minibatches": 1, "mesh.shape": (1, 2, 1, 2)}
     config = tiny_run.make_config(folder, **changes, **{"rollout.mesh_shape": shape})
     with pytest.raises(ValueError, match=message):
-        trainer.build(validate(config))
+        assembly.build(validate(config))
 
 
 def test_the_models_of_a_run(folder):
     """One model, on two meshes of the same devices; without the field it is one model on one mesh."""
     changes = {"mesh.shape": TRAINING, "rollout.mesh_shape": (1, 2, 1, -1)}
-    run = trainer.build(validate(tiny_run.make_config(folder, **changes)))
+    run = assembly.build(validate(tiny_run.make_config(folder, **changes)))
     assert run.sampler.mesh.devices.shape == (1, 2, 1, 2, 1)
     assert list(run.sampler.mesh.devices.flat) == list(run.model.mesh.devices.flat)
     assert run.source.engine.model == run.evaluator.model == run.sampler
     assert run.source.engine.rows_on == run.learner.model.mesh == sharding.make_mesh(TRAINING)
-    same = trainer.build(validate(tiny_run.make_config(folder)))
+    same = assembly.build(validate(tiny_run.make_config(folder)))
     assert same.sampler == same.model
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.records.run_log import read_rows
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.tasks.verifiers import verifier_pool
+from jaxrl_llm.tasks import verifiers
 from jaxrl_llm.training.collect import begin
 from tests.reference import tiny_run
 
@@ -62,7 +62,7 @@ def config(tmp_path_factory):
             "answer_length": 4,
         }
     yield config
-    verifier_pool.close()
+    verifiers.close()
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_hanging_and_raising_answers_are_counted_zeros_and_the_run_goes_on(confi
 def test_exactly_the_sampled_tokens_are_trained(config):
     """Each row is the ids of the templated prompt, then what was sampled; no text is encoded a second time."""
     settings = validate(config)
-    run = trainer.build(settings)
+    run = assembly.build(settings)
     params = run.model.init_sharded(jax.random.key(0))  # untrained: every id is sampled, broken bytes among them
     stream = run.source.stream()
     state = stream.get_state()

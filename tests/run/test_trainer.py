@@ -120,15 +120,15 @@ class Killed(Exception):
 
 def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeypatch):
     """It dies after step 4 was trained and row 3 was written; the last checkpoint is of step 2."""
-    evaluate = trainer._evaluate
+    evaluate = trainer.evaluate
 
-    def dies(run, state, reference):
+    def dies(run, state):
         if state.updates == STEPS * straight[0].updates.minibatches:
             raise Killed
-        return evaluate(run, state, reference)
+        return evaluate(run, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_evaluate", dies)
+        patch.setattr(trainer, "evaluate", dies)
         with pytest.raises(Killed):
             tiny_run.train(tmp_path, straight[0])
     assert [row["step"] for row in tiny_run.metrics(tmp_path)] == [0, 1, 2, 3]
@@ -165,11 +165,11 @@ def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, num
 
 def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
-    select, evaluate, replays, phase = routing.select_experts, trainer._evaluate, {"training": [], "evaluation": []}, []
+    select, evaluate, replays, phase = routing.select_experts, trainer.evaluate, {"training": [], "evaluation": []}, []
 
-    def seen(logits, num_chosen, normalise, replay=None, change=None):
+    def seen(logits, num_chosen, normalise, replay=None):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return select(logits, num_chosen, normalise, replay, change)
+        return select(logits, num_chosen, normalise, replay)
 
     def evaluated(*args):
         phase.append("evaluation")
@@ -178,7 +178,7 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(routing, "select_experts", seen)
-    monkeypatch.setattr(trainer, "_evaluate", evaluated)
+    monkeypatch.setattr(trainer, "evaluate", evaluated)
     # A model of its own: a program that another test has traced would not pass here again.
     changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}
     tiny_run.train(tmp_path, tiny_run.make_config(folder, **changes))

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from jaxrl_llm.records.run_log import read_json, read_rows
-from jaxrl_llm.report import write
-from jaxrl_llm.sweep import Sweep, chain, cluster, each, product, zipped
-from jaxrl_llm.sweep.local import core_slots
+from jaxrl_llm.report.write import write_report
+from jaxrl_llm.sweep import Sweep, chain, each, launch, product, zipped
+from jaxrl_llm.sweep.__main__ import load_sweep, main
+from jaxrl_llm.sweep.launch import core_slots
 from jaxrl_llm.sweep.planned import command
-from jaxrl_llm.sweep.run_sweep import load_sweep, main
 from tests.reference import tiny_run
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -252,7 +252,7 @@ def test_a_sweep_killed_outright_leaves_its_runs_the_lock(tmp_path, environment)
 
 
 @pytest.mark.slow
-def test_a_sweep_of_the_trainer_killed_with_its_runs_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch, capsys):
+def test_a_sweep_of_the_trainer_killed_with_its_runs_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
     """One run after the other: the first has finished and the second has logged three updates when all are killed."""
     monkeypatch.chdir(REFERENCE.parents[2])
     steps, workdir, unbroken = 10, tmp_path / "killed", tmp_path / "unbroken"
@@ -271,8 +271,7 @@ def test_a_sweep_of_the_trainer_killed_with_its_runs_goes_on_as_if_nothing_had_b
     logged = read_rows(workdir / "GSPO/0/metrics.jsonl")[-1]["step"]
     assert logged < steps
     assert not list(workdir.rglob("failed.json"))
-    assert write.main([str(workdir)]) == 0
-    assert f"1 of 2 runs finished.\n  GSPO, seed 0: stopped after step {logged}\n" in capsys.readouterr().out
+    assert f"1 of 2 runs finished.\n  GSPO, seed 0: stopped after step {logged}\n" in write_report(workdir)
 
     first = workdir / "GRPO/0/result.json"
     finished_at = first.stat().st_mtime_ns
@@ -305,8 +304,8 @@ def test_submitit_gets_one_job_a_run(tmp_path, environment, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONWARNINGS", "default")  # submitit's own
-    jobs, submit = [], cluster.submit
-    monkeypatch.setattr(cluster, "submit", lambda *args, **kwargs: jobs.extend(submit(*args, **kwargs)) or jobs)
+    jobs, submit = [], launch.submit
+    monkeypatch.setattr(launch, "submit", lambda *args, **kwargs: jobs.extend(submit(*args, **kwargs)) or jobs)
     arguments = ["--sweep", str(sweep_file(tmp_path, seeds=1)), "--workdir", str(tmp_path / "out")]
     assert main([*arguments, "--launcher", "submitit", "--cluster", "local"], PROGRAM) == 0
     assert len([job.result() for job in jobs]) == 2

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.tasks.verifiers.named import MathVerifier, exact, number, numeric, verifier
+from jaxrl_llm.tasks.verifiers import exact, number, numeric, verifier
+from jaxrl_llm.tasks.verifiers.named_verifiers import MathVerifier
 
 # answer, gold, right by `numeric`, right by `math` (None: not asked, where reading it either way is defensible)
 FORMS = [
@@ -86,6 +87,9 @@ def test_math():
 def test_exact():
     assert [exact("", answer, "42", {}) for answer in ("42", " 42\n", "42.0", "4 2", "", "42 km")] == [1, 1, 0, 0, 0, 0]
     assert exact("", "a  b", "a b", {}) == 0
+    as_a_users_own, isolated = verifier("jaxrl_llm.tasks.verifiers:exact")
+    assert isolated
+    assert as_a_users_own("", " 42\n", "42", {}) == 1
 
 
 HOSTILE = st.text(

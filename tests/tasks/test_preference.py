@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.preference.pair_rules import CORRUPTIONS, PairRules, make_pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, all_pairs, pair_stream, pairs
+from jaxrl_llm.tasks.preference import CORRUPTIONS, PairEncoder, PairRules, all_pairs, make_pairs, pair_stream, pairs
 
 SIZE = 96
 SIZES = {"train_size": SIZE, "test_size": 8}
@@ -100,6 +99,13 @@ def test_the_same_on_every_machine_and_at_every_size(data_dir):
     assert made(task, dataclasses.replace(rules, seed=1), data_dir) != got
     held_out = made(task, rules, data_dir, "test")
     assert not {pair["prompt"] for pair in held_out} & {pair["prompt"] for pair in got}
+
+
+def test_the_folder_of_the_pairs_is_the_one_on_the_disks_of_users(tmp_path):
+    task = dataclasses.replace(tasks.make("sort", train_size=24, test_size=8), answer_length=13)
+    pairs(task, PairRules(), data_dir=tmp_path)
+    name = "sort-corruption_any-equal_share_0.0-label_noise_0.0-seed_0-7204b72a"
+    assert (tmp_path / "jaxrl_llm_pairs" / name / "1.0.0" / "dataset_info.json").exists()
 
 
 def test_data_of_other_rules_is_never_read(data_dir):

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, all_pairs
+from jaxrl_llm.tasks import CharTokenizer
+from jaxrl_llm.tasks.preference import PairEncoder, all_pairs, read_pairs
 from jaxrl_llm.tasks.splits import is_test
-from jaxrl_llm.tasks.tokenizers.tokenizer import CharTokenizer
 
 LETTERS = CharTokenizer("".join(chr(code) for code in range(32, 127)) + "\n")
 ENCODER = PairEncoder(LETTERS, prompt_length=40, answer_length=12)

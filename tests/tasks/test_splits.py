@@ -7,12 +7,12 @@ import filelock
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import builder, splits
+from jaxrl_llm.tasks import splits
 
 SMALL = {"train_size": 24, "test_size": 8}
 
 # The first train and test example of every task with its default options, drawn once from numpy's PCG64 with seed 0.
-# They may change only together with the task or with TaskBuilder.VERSION.
+# They may change only together with the task or with the version of the data set.
 FIRST = {
     "addition": (("850+636=", "6841"), ("503+606=", "9011")),
     "countdown": (("16,20,26:62=", "16+26+20"), ("2,17,17:68=", "(17+17)*2")),
@@ -53,7 +53,7 @@ def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
 
 def test_the_name_of_the_data_follows_everything_that_changes_it():
     task = tasks.make("sort", **SMALL)
-    assert tasks.data_name(task).startswith("sort-digits_10-train_24-test_8-")
+    assert tasks.data_name(task) == "sort-digits_10-train_24-test_8-9d53ea"  # as on the disks of users
     other_code = dataclasses.replace(task, sample=lambda rng: (f"{rng.integers(10**9)}=", ""))
     variants = [
         task,
@@ -72,8 +72,11 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt_length": 4}, r"drew the prompt '.*' of 11 tokens, but prompt_length=4; raise prompt_length"),
-        ({"answer_length": 10}, r"of 11 tokens, but answer_length=10; raise answer_length"),
+        (
+            {"prompt_length": 4},
+            r"drew an example .* the prompt '.*' has 11 tokens, over prompt_length=4; raise prompt_length",
+        ),
+        ({"answer_length": 10}, r"the answer '.*' has 11 tokens with EOS, over answer_length=10; raise answer_length"),
         (
             {"verify": lambda prompt, answer, gold, row: 0.5},
             r"its own verify scores 0\.5, below solved=1\.0; correct sample or verify",
@@ -114,7 +117,7 @@ def test_a_writer_waits_for_the_other_one(tmp_path):
     task = tasks.make("sort", **SMALL)
     folder = tmp_path / "jaxrl_llm" / tasks.data_name(task)
     folder.mkdir(parents=True)
-    writer = threading.Thread(target=builder.prepare, args=(task, tmp_path))
+    writer = threading.Thread(target=tasks.examples, args=(task, "train", tmp_path))
     with filelock.FileLock(folder / "lock"):
         writer.start()
         writer.join(timeout=0.5)
@@ -126,8 +129,8 @@ def test_a_writer_waits_for_the_other_one(tmp_path):
 
 WRITE_AT_ONCE = """
 import pathlib, sys, time
+import jaxrl_llm.tasks.builder
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import builder
 task, folder = tasks.make("sort", train_size=24, test_size=8), pathlib.Path(sys.argv[1])
 print("ready", flush=True)
 while not (folder / "go").exists():

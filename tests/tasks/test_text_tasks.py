@@ -8,9 +8,8 @@ import urllib.request
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import Prompting, splits
+from jaxrl_llm.tasks import Prompting, splits, verifiers
 from jaxrl_llm.tasks.splits import is_test
-from jaxrl_llm.tasks.verifiers import verifier_pool
 
 ROWS = [{"question": f"What is {n} + {n}? é", "gold": 2 * n, "level": n % 3} for n in range(60)]
 FIELDS = {"prompt_field": "question", "answer_field": "gold"}
@@ -113,7 +112,7 @@ def test_a_verifier_of_ones_own_file(file, tmp_path):
         "def close_enough(prompt, answer, gold, row):\n    return -abs(int(answer) - int(gold)) * 1.5 + row['level']\n"
     )
     task = tasks.make("jsonl", path=file, verifier=f"{tmp_path}/mine.py:close_enough", **FIELDS)
-    verdicts = verifier_pool.judge(task, [("", "12", "10", {"level": 2}), ("", "x", "10", {"level": 2})])
+    verdicts = verifiers.submit(task, [("", "12", "10", {"level": 2}), ("", "x", "10", {"level": 2})]).result()
     assert [verdict.reward for verdict in verdicts] == [-1.0, 0.0]
     assert verdicts[1].error.startswith("ValueError: invalid literal for int()")
 
@@ -188,7 +187,7 @@ def test_reasoning_gym_by_name_and_settings():
     assert all(example["prompt"].startswith("State the final answer") for example in examples)
     right = [(e["prompt"], f" {e['answer']} ", e["answer"], e["row"]) for e in examples]
     wrong = [(e["prompt"], "words", e["answer"], e["row"]) for e in examples]
-    assert [verdict.reward for verdict in verifier_pool.judge(task, right + wrong)] == [1, 1, 1, 0, 0, 0]
+    assert [verdict.reward for verdict in verifiers.submit(task, right + wrong).result()] == [1, 1, 1, 0, 0, 0]
     either = {**settings, "min_digits": 1}  # 67 to 69 characters
     short = tasks.make("reasoning_gym", settings=either, train_size=4, test_size=4, prompt_length=68)
     assert splits.generate(short)["train"].dropped + splits.generate(short)["test"].dropped > 0

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer, write_tokenizer
-from jaxrl_llm.tasks.tokenizers.chat_template import render
 from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import PRE_TOKENIZERS
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import render
 from tests.reference.gguf_files import add_tokenizer, finish
 
 tokenizers = pytest.importorskip("tokenizers")

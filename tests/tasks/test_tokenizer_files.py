@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.tasks import ByteTokenizer, CharTokenizer, load_tokenizer, write_tokenizer
-from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files
+from jaxrl_llm.tasks import ByteTokenizer, CharTokenizer, load_tokenizer, tokenizer_files, write_tokenizer
 
 pytest.importorskip("tokenizers")
 CHARACTERS = CharTokenizer("0123456789+-= é<>|endpa")

@@ -10,24 +10,28 @@ import psutil
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.verifiers import verifier_pool
-from jaxrl_llm.tasks.verifiers.named import MathVerifier
-from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict, judge, submit
+from jaxrl_llm.tasks import verifiers
+from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
+from jaxrl_llm.tasks.verifiers.named_verifiers import MathVerifier
 from tests.tasks import verifiers_for_tests as V
 
 TASK = dataclasses.replace(tasks.make("sort"), isolated=True, time_limit=1.0)
 
 
+def judged(task, questions):
+    return submit(task, questions).result()
+
+
 def ask(verify, answers, **changes):
     task = dataclasses.replace(TASK, verify=verify, **changes)
-    return judge(task, [("prompt", answer, "gold", {}) for answer in answers])
+    return judged(task, [("prompt", answer, "gold", {}) for answer in answers])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays():
     yield
-    verifier_pool.close()
-    assert [child for child in psutil.Process().children() if "verifier_worker" in " ".join(child.cmdline())] == []
+    verifiers.close()
+    assert [child for child in psutil.Process().children() if "import work" in " ".join(child.cmdline())] == []
 
 
 def test_rewards_come_in_the_order_of_the_answers():
@@ -35,7 +39,7 @@ def test_rewards_come_in_the_order_of_the_answers():
     assert ask(V.length, answers) == [Verdict(float(n)) for n in range(50)]
     assert ask(V.length, []) == []
     with_row = [("", "abc", "", {"minus": n}) for n in range(3)]
-    verdicts = judge(dataclasses.replace(TASK, verify=V.length), with_row)
+    verdicts = judged(dataclasses.replace(TASK, verify=V.length), with_row)
     assert [verdict.reward for verdict in verdicts] == [3.0, -7.0, -17.0]  # any number is a reward
 
 
@@ -87,10 +91,12 @@ def test_a_verifier_that_cannot_be_used_is_an_error_at_once():
 
 def test_a_quick_rule_runs_here_and_may_raise():
     here = [("", answer, "", {}) for answer in ("", "raise", "nan")]
-    verdicts = judge(dataclasses.replace(TASK, verify=V.troubled, isolated=False), here)
+    verdicts = judged(dataclasses.replace(TASK, verify=V.troubled, isolated=False), here)
     assert [v.reward for v in verdicts] == [2.5, 0.0, 0.0]
     assert [bool(v.error) for v in verdicts] == [False, True, True]
-    assert judge(dataclasses.replace(TASK, verify=V.process, isolated=False), here[:1]) == [Verdict(float(os.getpid()))]
+    assert judged(dataclasses.replace(TASK, verify=V.process, isolated=False), here[:1]) == [
+        Verdict(float(os.getpid()))
+    ]
 
 
 def test_workers_end_with_their_program(tmp_path):
@@ -98,7 +104,7 @@ def test_workers_end_with_their_program(tmp_path):
     script = (
         "import dataclasses\n"
         "from jaxrl_llm import tasks\n"
-        "from jaxrl_llm.tasks.verifiers.verifier_pool import submit\n"
+        "from jaxrl_llm.tasks.verifiers import submit\n"
         "from tests.tasks import verifiers_for_tests as V\n"
         "task = dataclasses.replace(tasks.make('sort'), verify=V.troubled, isolated=True, time_limit=1.0)\n"
         "submit(task, [('', 'print', '', {})]).result()\n"
@@ -109,4 +115,4 @@ def test_workers_end_with_their_program(tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "a verifier may print\n"
     left = [p for p in set(psutil.pids()) - before if psutil.pid_exists(p)]
-    assert not [p for p in left if "verifier_worker" in " ".join(psutil.Process(p).cmdline())]
+    assert not [p for p in left if "import work" in " ".join(psutil.Process(p).cmdline())]

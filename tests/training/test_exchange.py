@@ -12,10 +12,10 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.exchange import bring, bring_back
 from jaxrl_llm.training.layout import Layout
-from jaxrl_llm.training.micro_batches import put, take
-from jaxrl_llm.training.routing_records import RoutingRecords
+from jaxrl_llm.training.micro_batches import bring, bring_back, put, take
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -90,7 +90,8 @@ def test_no_device_ever_has_a_whole_record_of_routing():
     state = make_state(model, params, learner.optimizer)
     into = learner.blank_scores(batch.tokens, record="experts")
     update = compiled(lambda state, batch: learner.update(state, batch, cut), state, batch)
-    score = compiled(lambda *args: learner.score(args[0], args[1], None, cut, into=args[2]), params, batch.tokens, into)
+    scored = (Policy(params), batch.tokens, into)
+    score = compiled(lambda *args: learner.score(args[0], args[1], [cut], args[2]), *scored)
     whole = sharding.replicated(mesh)
     control = compiled(lambda x: jax.lax.with_sharding_constraint(x, whole), records.experts)
     assert largest_record(control) == experts.size

@@ -11,9 +11,10 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.experience import Scorer, _advantages, _gaps
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.pending import check_updates
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner, Scored
 from tests.reference import tiny_training as tiny
@@ -25,9 +26,8 @@ MASK = np.asarray(tiny.draw_batch().loss_mask)
 
 
 @functools.cache
-def ppo(separate=False):
-    critic = optax.sgd(1.0) if separate else None
-    return Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), critic_optimizer=critic, packed=True)
+def ppo():
+    return Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), packed=True)
 
 
 def values_in_numpy(params):
@@ -55,8 +55,8 @@ def test_the_critic_on_the_policy():
 
 def test_a_separate_critic_values_with_its_own_parameters():
     params, critic = tiny.draw_params(MODEL), tiny.draw_params(MODEL, value_head=True, seed=5)
-    state = make_state(MODEL, params, ppo().optimizer, critic, ppo(True).critic_optimizer)
-    batch = Scorer(ppo(True), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
+    state = make_state(MODEL, params, ppo().optimizer, critic)
+    batch = Scorer(ppo(), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
     np.testing.assert_allclose(np.where(MASK, batch.old_values, 0), values_in_numpy(critic)[1], atol=1e-5)
 
 
@@ -117,7 +117,8 @@ def test_one_update_a_rollout_compares_itself_with_the_sampler():
     learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0), packed=True)
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
     other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
-    other = learner.score(tiny.draw_params(MODEL, seed=1), tiny.draw_trajectory().tokens, None, PADDED, into=other)
+    policy = Policy(tiny.draw_params(MODEL, seed=1))
+    other = learner.score(policy, tiny.draw_trajectory().tokens, [PADDED], other)
     trajectory = tiny.draw_trajectory(other.recorded)
     scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
     alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground.masking import bucket
-from jaxrl_llm.training.layout import lay_out, minibatches, sequence_ids, widened
-from jaxrl_llm.training.micro_batches import take
+from jaxrl_llm.training.layout import lay_out, minibatches, sequence_ids
+from jaxrl_llm.training.micro_batches import padded, take
 from tests.reference import tiny_training as tiny
 
 TIME = 12
@@ -53,7 +53,7 @@ def test_every_token_stands_in_exactly_one_place(lengths, chosen, layout, micro,
 @pytest.mark.parametrize(("multiple", "width"), [(1, 12), (6, 12), (8, 16)])
 def test_rows_that_devices_share_are_padded(multiple, width):
     cut = lay_out(np.arange(4), np.array([3, 9, 4, 5]), TIME, config())
-    wide = widened(cut, multiple)
+    wide = padded(cut, multiple)
     assert wide.index.shape == wide.segment_ids.shape == (1, 4, width)
     for array, before, filler in ((wide.index, cut.index, -1), (wide.segment_ids, cut.segment_ids, 0)):
         np.testing.assert_array_equal(array[..., :TIME], before)

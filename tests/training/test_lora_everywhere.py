@@ -16,11 +16,12 @@ from flax.traverse_util import flatten_dict
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.models.lora import Attached, LoRAConfig, adapter_axes, init_adapters, merge
+from jaxrl_llm.models.lora import LoRAConfig, adapter_axes, init_adapters, merge
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.routing_replay import ReplayConfig
-from jaxrl_llm.training.state import make_state, with_value_head
+from jaxrl_llm.training.policy import with_value_head
+from jaxrl_llm.training.replay import ReplayConfig
+from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 from tests.reference.covering import pairwise
@@ -58,16 +59,14 @@ def test_the_quick_cells_hold_every_value():
 
 
 @functools.cache
-def learner(objective, layout, mesh=None, adapted=True):
+def learner(objective, layout, mesh=None):
     """SGD at rate 1: the change of the parameters is minus the gradient."""
-    name, options, critic = OBJECTIVES[objective]
+    name, options, _ = OBJECTIVES[objective]
     return Learner(
         tiny.make_model(mesh),
         objectives.make(name, **options),
         optax.sgd(1.0),
-        critic_optimizer=optax.sgd(1.0) if critic == "separate" else None,
         packed=layout == "packed",
-        **({"combine": Attached(LORA.scale)} if adapted else {}),
     )
 
 
@@ -115,45 +114,40 @@ def change(before, after):
 
 
 def check(objective, replay, layout, mesh):
-    one, whole = learner(objective, layout, mesh), learner(objective, layout, adapted=False)
+    one, whole = learner(objective, layout, mesh), learner(objective, layout)
     base, cut = tiny.draw_params(one.model), tiny.layout_of(layout=layout, micro=4 if layout == "padded" else 0)
     policy, critic = with_critic(objective, adapters(1), adapters(2))
 
     def state():  # it is donated
         trained = jax.tree.map(jnp.copy, (policy, critic))
         axes = adapter_axes(LORA, one.model)
-        return make_state(one.model, trained[0], one.optimizer, trained[1], one.critic_optimizer, axes)
+        return make_state(one.model, trained[0], one.optimizer, trained[1], axes=axes, base=base, scale=LORA.scale)
 
-    scored = Scorer(one, ReplayConfig(*replay), tiny.GROUP)(state(), policy, rollout(replay), [cut], base)
+    scored = Scorer(one, ReplayConfig(*replay), tiny.GROUP)(state(), state().policy, rollout(replay), [cut])
     if scored.batch.ref_logprobs is not None and replay[0] != "R3":  # the reference never replays
         np.testing.assert_array_equal(scored.batch.ref_logprobs, scored.batch.old_logprobs)
-    _, metrics = one.update(state(), scored.batch, cut, base)
+    _, metrics = one.update(state(), scored.batch, cut)
     assert M.finalize(metrics)["check/current_old_mean"] < 1e-6
     # pi has moved away: clips and gates are at work.
     shift = 0.3 * np.random.default_rng(3).normal(size=(tiny.ROWS, tiny.TIME))
     batch = scored.batch.replace(old_logprobs=scored.batch.old_logprobs + jnp.asarray(shift, jnp.float32))
     before = state()
-    kept = jax.device_get((before.params, before.critic))
-    after, metrics = one.update(before, batch, cut, base)
+    kept = jax.device_get((before.trained.policy, before.trained.critic))
+    after, metrics = one.update(before, batch, cut)
     assert not any(x.is_deleted() for x in jax.tree.leaves(base))  # never donated
 
     plain = tiny.draw_params(whole.model)
     policy, critic = with_critic(
         objective, merge(plain, adapters(1), LORA.scale), merge(plain, adapters(2), LORA.scale)
     )
-    start = make_state(
-        whole.model,
-        jax.tree.map(jnp.copy, policy),
-        whole.optimizer,
-        jax.tree.map(jnp.copy, critic),
-        whole.critic_optimizer,
-    )
+    copies = jax.tree.map(jnp.copy, (policy, critic))
+    start = make_state(whole.model, copies[0], whole.optimizer, copies[1])
     end, expected = whole.update(start, jax.device_put(batch, jax.devices()[0]), cut)
     np.testing.assert_allclose(
         M.finalize(metrics)["loss/total"], M.finalize(expected)["loss/total"], rtol=1e-3, atol=1e-5
     )
-    pairs = [(kept[0], after.params, policy, end.params, adapters(1))]
-    pairs += [(kept[1], after.critic, critic, end.critic, adapters(2))] if critic is not None else []
+    pairs = [(kept[0], after.trained.policy, policy, end.trained.policy, adapters(1))]
+    pairs += [(kept[1], after.trained.critic, critic, end.trained.critic, adapters(2))] if critic is not None else []
     for ours, ours_after, theirs, theirs_after, at in pairs:
         gradient, wanted = change(ours, ours_after), chain_rule(change(theirs, theirs_after), jax.device_get(at))
         assert gradient.keys() == wanted.keys()

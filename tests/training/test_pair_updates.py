@@ -64,7 +64,7 @@ def update(name, layout="padded", micro=0, mesh=None):
     before, state = jax.device_get(params), make_state(model, params, DESCENT)
     batch = TrainBatch(**sharding.put_rows(arrays(), model.mesh))
     after, metrics = learner.update(state, batch, cut(layout, micro))
-    return jax.tree.map(np.subtract, before, jax.device_get(after.params)), finalize(jax.device_get(metrics))
+    return jax.tree.map(np.subtract, before, jax.device_get(after.trained.policy)), finalize(jax.device_get(metrics))
 
 
 def assert_same(found, expected):

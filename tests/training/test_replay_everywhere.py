@@ -21,8 +21,8 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.routing_records import router_logprobs
-from jaxrl_llm.training.routing_replay import ReplayConfig
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import ReplayConfig, router_logprobs
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -85,7 +85,7 @@ def rollout():
     """
     trajectory = tiny.draw_trajectory()
     into = learner().blank_scores(trajectory.tokens, record="logits")
-    found = learner().score(params(seed=1), trajectory.tokens, None, LAYOUT, into=into).recorded
+    found = learner().score(Policy(params(seed=1)), trajectory.tokens, [LAYOUT], into).recorded
     fed = (np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1)[None, :, :, None]
     return trajectory.replace(routing=found.replace(experts=jnp.where(fed, found.experts, no_record(found.experts))))
 
@@ -158,7 +158,7 @@ def check(replay, implementation, mesh, objective):
         else:
             assert metrics["ratio/token_var"] > 0.05
         np.testing.assert_allclose(metrics["loss/total"], loss, rtol=1e-4, atol=1e-6)
-        gradient = jax.tree.map(np.subtract, *jax.device_get((params(mesh), after.params)))
+        gradient = jax.tree.map(np.subtract, *jax.device_get((params(mesh), after.trained.policy)))
         router = np.abs(gradient["moe"]["mlp"]["router"]).max()
         assert router > 1e-4 if replay[1] == "experts" else router == 0
         for (path, a), (_, b) in zip(*map(jax.tree_util.tree_leaves_with_path, (gradient, wanted)), strict=True):

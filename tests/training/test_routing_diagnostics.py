@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.routing_diagnostics import flipped_before, ratio_by_flip
+from jaxrl_llm.training.gaps import flipped_before, ratio_by_flip
 
 
 def test_a_flip_counts_for_later_tokens_of_its_own_row():

@@ -14,7 +14,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model, scoring
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
 from jaxrl_llm.training.micro_batches import put, take
@@ -115,9 +115,9 @@ def test_an_update_is_that_of_padded_rows(name, micro):
     def gradient(shared):
         own = learner(name, shared)
         state = make_state(MODEL, init(jax.random.key(0)), own.optimizer)
-        before = jax.device_get(state.params)
+        before = jax.device_get(state.trained.policy)
         after, _ = own.update(state, batch, cut("shared" if shared else "padded", micro, mask))
-        return jax.tree.map(np.subtract, before, jax.device_get(after.params))
+        return jax.tree.map(np.subtract, before, jax.device_get(after.trained.policy))
 
     for found, expected in zip(*map(jax.tree.leaves, (gradient(True), gradient(False))), strict=True):
         assert np.abs(expected).max() > 1e-6
@@ -134,7 +134,7 @@ def test_the_trainer_cuts_whole_groups():
     zeros, answered = jnp.zeros((16, time)), jnp.asarray(held & (np.arange(time) >= 4))
     segment_ids = jnp.asarray(held, jnp.int32)
     trajectory = Trajectory(segment_ids, segment_ids, answered, zeros, jnp.zeros(16, bool))
-    first, second = trainer.build(s).source.layouts(trajectory, step=1)[0]
+    first, second = assembly.build(s).source.layouts(trajectory, step=1)[0]
     assert first.index.shape == second.index.shape == (1, 2, time + 3 * s.answer_length)
     groups = [set(layout.index[layout.index >= 0] // time // 4) for layout in (first, second)]
     assert sorted(map(len, groups)) == [2, 2]

@@ -1,21 +1,20 @@
 """The state of training: where it lives, parameters that are not trained, and arrays that would broadcast."""
 
-import dataclasses
 import functools
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.optimizer import make_optimizer
-from jaxrl_llm.training.routing_records import RoutingRecords
-from jaxrl_llm.training.state import check_shapes, join, make_state, parameter_axes, split, state_shardings
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import RoutingRecords
+from jaxrl_llm.training.state import make_state, parameter_axes, state_shardings
+from jaxrl_llm.training.step import Learner, check_shapes
 from tests.reference import tiny_training as tiny
 
 MODEL = tiny.make_model()
@@ -39,13 +38,13 @@ def abstract(tree, where):
 def test_where_a_state_lives_follows_from_names():
     """From abstract shapes as from arrays; the moments of a matrix are spread as the matrix is."""
     learner, params = spread()
-    made = make_state(learner.model, params, learner.optimizer, params, learner.optimizer)
-    shapes = jax.eval_shape(lambda p: make_state(learner.model, p, learner.optimizer, p, learner.optimizer), params)
+    made = make_state(learner.model, params, learner.optimizer, params)
+    shapes = jax.eval_shape(lambda p: make_state(learner.model, p, learner.optimizer, p), params)
     chex.assert_trees_all_equal_shapes_and_dtypes(shapes, made)
-    where = state_shardings(learner.model, shapes, learner.optimizer, learner.optimizer)
+    where = state_shardings(learner.model, shapes)
     assert all(jax.tree.leaves(jax.tree.map(lambda x, to: x.sharding.is_equivalent_to(to, x.ndim), made, where)))
-    moment = optax.tree_utils.tree_get(made.opt_state, "mu")["moe"]["attention"]["q"]
-    assert moment.sharding.spec == made.params["moe"]["attention"]["q"].sharding.spec
+    moment = made.saved().opt_state[1][0].mu["moe"]["attention"]["q"]
+    assert moment.sharding.spec == made.trained.policy["moe"]["attention"]["q"].sharding.spec
     assert not moment.sharding.is_fully_replicated
 
 
@@ -54,64 +53,38 @@ def test_an_update_is_lowered_from_shapes_alone():
     learner, params = spread()
     model, optimizer = learner.model, learner.optimizer
     shapes = jax.eval_shape(lambda p: make_state(model, p, optimizer), model.shapes())
-    state = abstract(shapes, state_shardings(model, shapes, optimizer))
+    state = abstract(shapes, state_shardings(model, shapes))
     lowered = jax.jit(lambda state: learner.update(state, BATCH, tiny.layout_of())).lower(state)
-    chex.assert_trees_all_equal_shapes(lowered.out_info[0].params, params)
+    chex.assert_trees_all_equal_shapes(lowered.out_info[0].trained.policy, params)
 
 
-def in_router(path):
-    return "router" in path
+def test_axes_of_a_part_are_those_of_the_whole():
+    router = {"moe": {"mlp": {"router": tiny.draw_params(MODEL)["moe"]["mlp"]["router"]}}}
+    assert parameter_axes(MODEL, router) == {"moe": {"mlp": {"router": ("layers", "embed", "router")}}}
 
 
-def test_parameters_are_split_by_name_and_joined_again():
+@pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
+def test_a_checkpoint_has_the_names_that_it_always_had(critic):
+    """One optimizer in memory, one or two in the file; what is read back is the state, each array in its place."""
     params = tiny.draw_params(MODEL)
-    trained, frozen = split(params, in_router)
-    assert list(trained) == ["moe"]
-    assert list(trained["moe"]["mlp"]) == ["router"]
-    assert "router" not in frozen["moe"]["mlp"]
-    jax.tree.map(np.testing.assert_array_equal, join(trained, frozen), params)
-    assert LEARNER.policy(params) is params
-    axes = parameter_axes(MODEL, trained)
-    assert axes == {"moe": {"mlp": {"router": ("layers", "embed", "router")}}}
-    with pytest.raises(ValueError, match=r"moe\.mlp\.router is both trained and frozen"):
-        join(trained, params)
-
-
-def plus(change, weights):
-    """Weights and what is added to a part of them, as adapters are; the change starts at zero."""
-    router = weights["moe"]["mlp"]["router"] + change["router"]["by"]
-    return weights | {"moe": weights["moe"] | {"mlp": weights["moe"]["mlp"] | {"router": router}}}
-
-
-def test_only_what_is_trained_gets_gradients_and_moments():
-    """A part of the parameters, or what is added to them, changes as in an update of all; the rest has no moments."""
-    params = tiny.draw_params(MODEL)
-    before = params["moe"]["mlp"]["router"]
-    adam = Learner(MODEL, LEARNER.objective, optax.adam(1e-2), packed=True)
-    added = dataclasses.replace(adam, combine=plus)
-    whole, part, change = (
-        learner.update(make_state(MODEL, jax.tree.map(jnp.copy, trained), adam.optimizer), BATCH, LAYOUT, frozen)[0]
-        for learner, trained, frozen in (
-            (adam, params, None),
-            (adam, *split(params, in_router)),
-            (added, {"router": {"by": jnp.zeros_like(before)}}, params),
-        )
-    )
-    expected = np.asarray(whole.params["moe"]["mlp"]["router"] - before)
-    assert np.abs(expected).max() > 1e-3
-    np.testing.assert_allclose(part.params["moe"]["mlp"]["router"] - before, expected, atol=1e-6)
-    np.testing.assert_allclose(change.params["router"]["by"], expected, atol=1e-6)
-    for state in (part, change):
-        moments = optax.tree_utils.tree_get(state.opt_state, "mu")
-        assert [x.shape for x in jax.tree.leaves(moments)] == [before.shape]
+    optimizer = make_optimizer(tiny.OPTIMIZER, 100, 0.5 if critic else None)
+    state = make_state(MODEL, params, optimizer, jax.tree.map(lambda x: x + 1, params) if critic else None)
+    numbers = iter(range(10_000))
+    state = jax.tree.map(lambda x: jnp.full(x.shape, next(numbers), x.dtype), state)
+    saved = state.saved()
+    names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(saved)}
+    assert {".params['moe']['mlp']['router']", ".opt_state[1][0].mu['moe']['mlp']['router']", ".updates"} <= names
+    assert (".critic_opt_state[1][0].nu['ends']['head']" in names) is critic
+    blank = make_state(MODEL, params, optimizer, params if critic else None)
+    chex.assert_trees_all_equal(blank.restored(saved), state)
 
 
 def test_adapters_live_where_their_axes_say():
     learner, _ = spread()
     adapters = {"router": {"by": jnp.zeros((2, 16, 4))}}
     state = make_state(learner.model, adapters, learner.optimizer, axes={"router": {"by": ("layers", "embed", None)}})
-    moment = optax.tree_utils.tree_get(state.opt_state, "mu")["router"]["by"]
-    for spread_out in (moment, state.params["router"]["by"]):
+    moment = state.saved().opt_state[1][0].mu["router"]["by"]
+    for spread_out in (moment, state.trained.policy["router"]["by"]):
         assert spread_out.sharding.shard_shape((2, 16, 4)) == (2, 8, 4)
 
 
@@ -132,7 +105,7 @@ def test_what_would_broadcast_is_refused():
             check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
     with pytest.raises(AssertionError, match="shape"):
-        Learner.update.__wrapped__(LEARNER, state, put_past_the_constructor(BATCH, advantages=column), LAYOUT)
+        Learner._update.__wrapped__(LEARNER, state, None, put_past_the_constructor(BATCH, advantages=column), LAYOUT)
 
 
 @functools.cache
@@ -148,17 +121,17 @@ def cut(rows, micro):
 
 def test_an_update_is_traced_once_a_shape():
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
-    update = traced_once("update")
+    update = traced_once("_update")
     for layout in (cut(None, 0), cut([3, 1, 2], 2), cut([7], 1)):
-        update.trace(LEARNER, state, BATCH, layout)
+        update.trace(LEARNER, state, None, BATCH, layout)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        update.trace(LEARNER, state, BATCH, LAYOUT)
+        update.trace(LEARNER, state, None, BATCH, LAYOUT)
 
 
 def test_scoring_is_traced_once_a_shape():
-    params, tokens = tiny.draw_params(MODEL), BATCH.tokens
-    score, into = traced_once("score"), LEARNER.blank_scores(tokens, record="experts")
+    policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
+    score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, params, tiny.draw_batch(seed).tokens, None, layout, into=into)
+        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, params, tokens, None, tiny.layout_of(), into=into)
+        score.trace(LEARNER, policy, tokens, None, tiny.layout_of(), into)

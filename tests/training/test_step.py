@@ -14,9 +14,9 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.training.checks import check_updates
 from jaxrl_llm.training.optimizer import make_optimizer
-from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.pending import check_updates
+from jaxrl_llm.training.state import Trained, make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 
@@ -52,7 +52,7 @@ def step(learner, batch, layout):
     state = make_state(learner.model, tiny.draw_params(learner.model, value_head=True), learner.optimizer)
     before = jax.device_get(state)
     after, metrics = jax.device_get(learner.update(state, batch, layout))
-    gradient = jax.tree.map(np.subtract, before.params, after.params)
+    gradient = jax.tree.map(np.subtract, before.trained.policy, after.trained.policy)
     return gradient, M.finalize(metrics), before, after
 
 
@@ -225,7 +225,7 @@ def test_at_the_first_update_all_clipped_objectives_have_one_gradient():
         for name, objective in chosen.items():
             one = Learner(model, objective, optax.sgd(1.0))
             after, _ = one.update(make_state(model, params, one.optimizer), batch, tiny.layout_of())
-            found[name] = jax.tree.map(jnp.subtract, params, after.params)
+            found[name] = jax.tree.map(jnp.subtract, params, after.trained.policy)
         return found
 
     found = jax.device_get(gradients(tiny.draw_params(model)))
@@ -248,7 +248,9 @@ def measure(name):
     after, metrics = jax.device_get(one.update(state, batch, tiny.layout_of()))
     metrics = M.finalize(metrics)
     names = ("loss/total", "loss/policy", "loss/aux", "grad/norm", "ratio/token_mean", "ratio/sequence_var", "entropy")
-    leaves = {jax.tree_util.keystr(p): np.ravel(x) for p, x in jax.tree_util.tree_leaves_with_path(after.params)}
+    leaves = {
+        jax.tree_util.keystr(p): np.ravel(x) for p, x in jax.tree_util.tree_leaves_with_path(after.trained.policy)
+    }
     params = {path: [float(x[i]) for i in (0, len(x) // 2, -1)] for path, x in leaves.items()}
     return {"metrics": {key: metrics[key] for key in names}, "params": params}
 
@@ -276,19 +278,23 @@ if __name__ == "__main__":
 
 def test_a_critic_of_its_own_learns_while_the_policy_waits():
     """Its gradient is that of a joint update; the policy stays bit for bit, and so do its moments."""
-    adam = optax.adam(0.1)
-    both = Learner(tiny.make_model(), objectives.make("ppo"), adam, critic_optimizer=optax.sgd(1.0))
+    parts = {"policy": optax.adam(0.1), "critic": optax.sgd(1.0)}
+    both = Learner(tiny.make_model(), objectives.make("ppo"), optax.partition(parts, Trained("policy", "critic")))
     after = []
-    for learner in (both.critic_only, both):
+    for learner in (dataclasses.replace(both, policy_frozen=True), both):
         params, critic = tiny.draw_params(both.model), tiny.draw_params(both.model, value_head=True, seed=5)
-        state = make_state(both.model, params, adam, critic, both.critic_optimizer)
+        state = make_state(both.model, params, both.optimizer, critic)
         before = jax.device_get(state)
         after.append(jax.device_get(learner.update(state, tiny.draw_batch(), tiny.layout_of())))
     (alone, metrics), (joint, _) = after
-    jax.tree.map(np.testing.assert_array_equal, alone.params, before.params)
-    jax.tree.map(np.testing.assert_array_equal, alone.opt_state[0].mu, before.opt_state[0].mu)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), alone.critic, joint.critic)
-    assert np.abs(alone.critic["value_head"]["kernel"] - before.critic["value_head"]["kernel"]).max() > 1e-3
-    assert np.abs(joint.params["ends"]["head"] - before.params["ends"]["head"]).max() > 1e-3
+    jax.tree.map(np.testing.assert_array_equal, alone.trained.policy, before.trained.policy)
+    moments = (state.opt_state.inner_states["policy"].inner_state[0].mu for state in (alone, before))
+    jax.tree.map(np.testing.assert_array_equal, *moments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), alone.trained.critic, joint.trained.critic)
+    assert (
+        np.abs(alone.trained.critic["value_head"]["kernel"] - before.trained.critic["value_head"]["kernel"]).max()
+        > 1e-3
+    )
+    assert np.abs(joint.trained.policy["ends"]["head"] - before.trained.policy["ends"]["head"]).max() > 1e-3
     assert alone.updates == 1
     assert M.finalize(metrics)["grad/norm"] == 0

@@ -12,9 +12,10 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.routing_records import RoutingRecords, blank
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.step import Learner, blank_record
 from tests.reference import step_by_hand as hand
 from tests.reference import tiny_training as tiny
 
@@ -24,7 +25,7 @@ TEMPERATURE, AUX, K = 0.5, 0.1, tiny.CONFIG.num_experts_per_tok
 LEARNER = Learner(
     MODEL, tiny.everything(objectives.TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, packed=True
 )
-NO_RECORD = blank(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
+NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
 
 
 @functools.cache
@@ -83,7 +84,7 @@ def test_scores_of_the_old_policy():
     """At the rollout's temperature, as the updates score it; values are of the state after each token."""
     batch, layout = tiny.draw_batch(), tiny.in_one_shape(tiny.layout_of(), micro=1)
     into = LEARNER.blank_scores(batch.tokens, values=True, record="experts")
-    found = LEARNER.score(params(), batch.tokens, None, layout, into=into)
+    found = LEARNER.score(Policy(params()), batch.tokens, [layout], into)
     logprobs, _, values = hand.scores(MODEL, params(), forward(params()), batch.tokens, TEMPERATURE)
     inside = np.asarray(batch.segment_ids) > 0
     np.testing.assert_allclose(

@@ -8,19 +8,16 @@ from pathlib import Path
 from jaxrl_llm.ground.declared import Block, declared, declared_by
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, pairs
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
+from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.tokenizers import TextTokenizer
 
 __all__ = ["PairSplits", "PreferenceConfig", "file_identity"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PairSplits:
-    """train and test: pairs, no prompt in both, and the encoder that writes them.
-
-    source: one line on where they come from and what was left out.
-    """
+    """Pairs without a common prompt, their encoder, and one line on where they come from and what was left out."""
 
     train: Sequence[Pair]
     test: Sequence[Pair]
@@ -43,11 +40,11 @@ class PreferenceConfig(Block, prefix="preference."):
     seed: int = declared_by(PairRules, "seed")
 
     def check(self) -> None:
-        rules, own = self.rules(), PairRules()
-        for field in dataclasses.fields(own):
-            if self.file and getattr(rules, field.name) != getattr(own, field.name):
+        rules = dataclasses.asdict(self.rules())
+        for name, default in dataclasses.asdict(PairRules()).items():
+            if self.file and rules[name] != default:
                 raise ValueError(
-                    f"preference.{field.name}={getattr(rules, field.name)!r} makes pairs of a task, and "
+                    f"preference.{name}={rules[name]!r} makes pairs of a task, and "
                     f"preference.file={self.file!r} brings its own; clear one of them"
                 )
 
@@ -80,6 +77,6 @@ class PreferenceConfig(Block, prefix="preference."):
 
 
 def file_identity(path: str) -> str:
-    """A digest of what the file holds; its path where there is none."""
+    """A digest of the file's content, or the path itself if there is no such file."""
     file = Path(path).expanduser()
     return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() if file.is_file() else path

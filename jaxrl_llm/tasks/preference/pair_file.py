@@ -2,14 +2,16 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.ranges import one_of, suggestion
+from jaxrl_llm.tasks.base import TooLong
 from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder, TooLong
+from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.tasks.splits import is_test
 
 __all__ = ["PairFile", "read_pairs"]
@@ -20,8 +22,11 @@ Render = Callable[[Sequence[Message]], str]
 
 @dataclasses.dataclass(frozen=True)
 class PairFile:
-    """The pairs of a file, in its order; `uid` is the line, `prompt` the whole text before an answer, which an encoder
-    without `prompting` writes. `skipped` counts the lines left out, by reason."""
+    """The pairs of a file, in its order.
+
+    `uid` is the number of the line. `prompt` is the whole text before an answer, to be encoded without `prompting`.
+    `skipped` counts the lines that were left out, by reason.
+    """
 
     train: Sequence[Pair]
     test: Sequence[Pair]
@@ -39,22 +44,21 @@ class _BadLine(Exception):
 def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None = None, bad: str = "raise") -> PairFile:
     """The pairs of a JSONL file, one object a line.
 
-    A line has `chosen` and `rejected`: both strings, or both lists of messages {"role", "content"}. `prompt`, of the
-    same kind, may be given; without it the common beginning of the two is the prompt: of strings back to the start of
-    a word (a space before it goes to the answers), of messages all but the last. A string prompt next to messages is
-    the user's. `margin` is a number, 0 if left out; other fields are not read. Empty lines are passed over.
+    A line has `chosen` and `rejected`: both strings, or both lists of messages {"role", "content"}. It may have a
+    `prompt` of the same kind. If not, the prompt is what both begin with: of strings, up to the start of the word in
+    which they differ (a space before it goes to the answers); of messages, all but the last. A string prompt next to
+    messages is a message of the user. `margin` is a number, 0 if left out. Other fields and empty lines are ignored.
 
-    The prompt decides by a hash whether a pair is held out, one prompt in eight: the same file gives the same splits,
-    and no prompt is in both.
+    A hash of the prompt holds out one prompt in eight: the same file gives the same splits, and no prompt is in both.
 
     Args:
-        encoder: of the model; a pair that it cannot write, or that is too long for it, is bad. Its prompting is put
+        encoder: of the model. A pair that it cannot encode, or that is too long for it, is bad. It puts its prompting
             around prompts that are strings.
         render: messages to the text that the model answers, as the chat template of a tokenizer does it.
         bad: "raise" at the first bad line, or "skip" bad lines and count them.
 
     Raises:
-        ValueError: a bad line (the message has its number and the remedy), no file, or no line that is good.
+        ValueError: a bad line (the message has its number and the remedy), no file, or no good line.
     """
     one_of("bad", bad, ("raise", "skip"))
     path, skipped = Path(path), collections.Counter()
@@ -83,9 +87,9 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
 
 
 def _split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """(train, test) by the hash that splits tasks, so that no prompt on which a policy is evaluated is learnt from.
+    """(train, test) by the hash that splits tasks, so that no prompt on which a policy is evaluated is trained on.
 
-    By another hash where that leaves no test: the file is about the train prompts of a task.
+    If that leaves no test pair, the file is about the train prompts of a task, and another hash decides.
     """
     salt = "" if any(is_test(pair["prompt"]) for pair in pairs) else "pair: "
     train, test = ([pair for pair in pairs if is_test(salt + pair["prompt"]) == side] for side in (False, True))
@@ -153,8 +157,7 @@ def _texts(row: Mapping[str, Any], encoder: PairEncoder, render: Render | None) 
 
 def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
     """The common beginning, back to the start of a word: '3+4=7' and '3+4=77' share '3+4='."""
-    cut = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    cut = min(len(chosen), len(rejected)) if cut is None else cut
+    cut = _shared(chosen, rejected)
     while cut and chosen[cut - 1].isalnum():
         cut -= 1
     if cut and chosen[cut - 1] == " ":  # tokenizers of published models keep a space with the word after it
@@ -174,9 +177,7 @@ def _messages(field: str, given: Sequence[Any]) -> list[Message]:
 
 def _split_messages(prompt: Any, chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], str, str]:
     """(messages of the prompt, chosen text, rejected text)."""
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    shared = _shared(chosen, rejected)
     if not shared and isinstance(prompt, str):
         asked: list[Message] = [{"role": "user", "content": prompt}]
     elif not shared:
@@ -194,3 +195,8 @@ def _split_messages(prompt: Any, chosen: list[Message], rejected: list[Message])
     if not asked:
         raise _BadLine("missing field", "chosen and rejected share no message", "give 'prompt'")
     return asked, chosen[shared]["content"], rejected[shared]["content"]
+
+
+def _shared(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many items both begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(left, right, strict=False)))

@@ -1,18 +1,25 @@
 """Pairs made of a task's own examples: right preferred to wrong, shorter to longer, and labels that may be swapped."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
 from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.data import examples, numbered
+from jaxrl_llm.tasks.splits import data_name
 
-__all__ = ["CORRUPTIONS", "Pair", "PairRules", "make_pairs"]
+__all__ = ["CORRUPTIONS", "Pair", "PairRules", "make_pairs", "pairs"]
 
 _SPLITS = ("train", "test")
 _ATTEMPTS = 200  # at a wrong answer to one prompt
+_FINGERPRINTED = 64  # pairs that enter the name of the data
 
 
 class Pair(TypedDict):
@@ -62,10 +69,9 @@ class PairRules(Block, prefix="preference."):
     Args:
         corruption: how a right answer becomes a wrong one: replace, drop, repeat, swap, or any (one of them at random).
         equal_share: share of the pairs whose answers are equally correct; the shorter one is chosen. Both are right
-            where brackets around the answer leave it right, otherwise both are wrong.
-        label_noise: probability that chosen and rejected are swapped. A larger one swaps the pairs of a smaller one,
-            and more.
-        seed: of all of this.
+            if brackets around the answer leave it right, otherwise both are wrong.
+        label_noise: probability that chosen and rejected are swapped. A larger one swaps the same pairs and more.
+        seed: of all random choices.
 
     Raises:
         ValueError: a field is out of range.
@@ -79,6 +85,58 @@ class PairRules(Block, prefix="preference."):
         0.0, "probability that chosen and rejected of a training pair are swapped", least=0, most=1
     )
     seed: int = declared(0, "of the pairs", least=0, most=2**32 - 1)
+
+
+def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str | Path | None = None) -> Sequence[Pair]:
+    """Random access to the pairs of a task, one for each of its examples; written first if they are not on disk.
+
+    Args:
+        split: "train" or "test"; no prompt is in both, as in the task itself.
+        data_dir: where the data is, or is written; default `default_data_dir()`.
+
+    Raises:
+        ValueError: an unknown split, rules that make no pair of an example, or data that cannot be written.
+    """
+    one_of("split", split, ("train", "test"))
+    from jaxrl_llm.tasks.builder import stored
+
+    given = {name: examples(task, name, data_dir) for name in ("train", "test")}
+
+    def make() -> Mapping[str, Sequence[Pair]]:
+        return {name: list(make_pairs(task, rules, list(source), name)) for name, source in given.items()}
+
+    return stored(Pair, "jaxrl_llm_pairs", "1.0.0", _name(task, rules, given["test"]), data_dir, make)[split]
+
+
+def _name(task: Task, rules: PairRules, examples: Sequence[Example]) -> str:
+    """The name of the folder of the pairs: the rules in words, and a digest of the task's data and the first pairs.
+
+    Pairs that other code made are thus never read.
+    """
+    few = [row for _, row in numbered(examples, _FINGERPRINTED)]
+    content = repr((data_name(task), task.answer_length, rules, list(make_pairs(task, rules, few, "test"))))
+    words = "-".join(f"{key}_{value}" for key, value in dataclasses.asdict(rules).items())
+    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+    return f"{task.name}-{re.sub(r'[^a-z0-9_.-]', 'x', words)}-{digest}"
+
+
+def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split: str) -> Iterator[Pair]:
+    """One pair of every example, the same on every machine; a pair does not depend on the others.
+
+    Raises:
+        ValueError: the corruption finds no wrong answer to an example, or no longer one of equal reward.
+    """
+    alphabet = "".join(sorted({character for example in examples for character in example["answer"]}))
+    for example in examples:
+        rng = np.random.default_rng([rules.seed, _SPLITS.index(split), example["uid"]])
+        swapped, alike = rng.random() < rules.label_noise, rng.random() < rules.equal_share
+        judge = _Judge(task, example)
+        if alike:
+            better, worse = _equally_correct(rng, judge, rules, alphabet)
+        else:
+            better, worse = example["answer"], _corrupted(rng, judge, rules, alphabet)
+        chosen, rejected = (worse, better) if swapped else (better, worse)
+        yield Pair(uid=example["uid"], prompt=example["prompt"], chosen=chosen, rejected=rejected, margin=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,25 +155,6 @@ class _Judge:
             return bool(answer) and len(self.task.ids_of_answer(answer)) <= self.task.answer_length
         except ValueError:  # a character that no answer of this task has
             return False
-
-
-def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split: str) -> Iterator[Pair]:
-    """One pair of every example, the same on every machine; a pair does not depend on the others.
-
-    Raises:
-        ValueError: the corruption makes no wrong answer, or no longer one, of an example.
-    """
-    alphabet = "".join(sorted({character for example in examples for character in example["answer"]}))
-    for example in examples:
-        rng = np.random.default_rng([rules.seed, _SPLITS.index(split), example["uid"]])
-        swapped, alike = rng.random() < rules.label_noise, rng.random() < rules.equal_share
-        judge = _Judge(task, example)
-        if alike:
-            better, worse = _equally_correct(rng, judge, rules, alphabet)
-        else:
-            better, worse = example["answer"], _corrupted(rng, judge, rules, alphabet)
-        chosen, rejected = (worse, better) if swapped else (better, worse)
-        yield Pair(uid=example["uid"], prompt=example["prompt"], chosen=chosen, rejected=rejected, margin=0.0)
 
 
 def _corrupted(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphabet: str) -> str:
@@ -142,7 +181,7 @@ def _equally_correct(rng: np.random.Generator, judge: _Judge, rules: PairRules, 
     wrong = ""
     for _ in range(_ATTEMPTS):
         wrong = _corrupted(rng, judge, rules, alphabet)
-        for shorter in (wrong, wrong[:-1]):  # the second where the first fills the task's bound
+        for shorter in (wrong, wrong[:-1]):  # the second in case the first fills the task's bound
             longer = _repeat(rng, shorter, alphabet) if shorter else ""
             if judge.fits(longer) and judge.reward(shorter) == judge.reward(longer) == judge.reward(wrong):
                 return shorter, longer

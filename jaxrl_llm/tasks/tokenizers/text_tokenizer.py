@@ -1,17 +1,17 @@
-"""The tokenizer of a published model, from a folder with tokenizer.json or from a GGUF file."""
+"""The tokenizer of a published model and its chat template, from a folder with tokenizer.json or from a GGUF file."""
 
 import dataclasses
 import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.tasks.tokenizers import chat_template
-from jaxrl_llm.tasks.tokenizers.tokenizer import UNKNOWN, before_end
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
-__all__ = ["TextTokenizer", "load_tokenizer"]
+__all__ = ["TextTokenizer", "load_tokenizer", "render"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class TextTokenizer:
     end_ids: tuple[int, ...]
     template: str = dataclasses.field(default="", repr=False)
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    pad_id = 0  # may be an ordinary token too: see `Tokenizer`
     vocab_size: int = dataclasses.field(init=False)
     fingerprint: str = dataclasses.field(init=False)
 
@@ -44,10 +45,6 @@ class TextTokenizer:
             )
         whole = json.dumps([self.backend.to_str(), self.end_ids, self.template])
         object.__setattr__(self, "fingerprint", hashlib.sha256(whole.encode()).hexdigest()[:16])
-
-    @property
-    def pad_id(self) -> int:
-        return 0  # an ordinary token elsewhere: see `Tokenizer`
 
     @functools.cached_property
     def start(self) -> str:
@@ -74,29 +71,23 @@ class TextTokenizer:
                 runs.append([])
         return UNKNOWN.join(self.backend.decode(run, skip_special_tokens=False) for run in runs)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
-        """The text of a chat by this model's template; see `chat_template.render`.
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a chat by this model's template; options as for `render`.
 
         Raises:
             ValueError: there is no template, or it refuses the messages.
         """
         if not self.template:
             raise ValueError("the tokenizer has no chat template; set task.chat=False or add chat_template.jinja")
-        return chat_template.render(
-            self.template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=self.special_tokens,
-            **options,
-        )
+        return render(self.template, messages, special_tokens=self.special_tokens, **options)
 
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
     """The tokenizer of a checkpoint.
 
     Args:
-        path: a folder in the Hugging Face layout (tokenizer.json, and where they are there tokenizer_config.json,
-          chat_template.jinja, generation_config.json, config.json), or a GGUF file.
+        path: a GGUF file, or a folder in the Hugging Face layout: tokenizer.json, and if they exist
+            tokenizer_config.json, chat_template.jinja, generation_config.json, config.json.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or no tokenizer in it.
@@ -142,10 +133,9 @@ def _from_folder(folder: Path) -> TextTokenizer:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """chat_template.jinja before the older places: a string, or a list of named templates with a "default"."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    """chat_template.jinja, or an older place: a string, or a list of named templates with a "default"."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     written = config.get("chat_template") or ""
     if isinstance(written, list):
         return {entry["name"]: entry["template"] for entry in written}.get("default", "")
@@ -159,3 +149,77 @@ def _json(file: Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON ({error}); write the file again") from error
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    special_tokens: Mapping[str, str] | None = None,
+    **options: Any,
+) -> str:
+    """The text of a chat, equal to what transformers' `apply_chat_template(tokenize=False)` gives.
+
+    Args:
+        template: Jinja source, as a checkpoint publishes it. It is untrusted and runs in Jinja's immutable sandbox.
+        messages: {"role": ..., "content": ...} each.
+        add_generation_prompt: end with the header of an answer, so that the model answers.
+        special_tokens: bos_token, eos_token and the like, which templates name.
+        options: other variables of the template, such as `enable_thinking`.
+
+    Raises:
+        ValueError: the template refuses the messages or has an error.
+        ImportError: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError("chat templates need jinja2; pip install 'jaxrl_llm[hf]'") from error
+    values = {"tools": None, "documents": None, **(special_tokens or {}), **options}
+    try:
+        return _compiled(template).render(
+            messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **values
+        )
+    except jinja2.TemplateError as error:
+        shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
+        raise ValueError(
+            f"the chat template refuses the messages {shown} ({error}); change task.system, task.chat_options or "
+            "set task.chat=False"
+        ) from error
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what an assistant wrote; here its body is rendered unchanged."""
+
+        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:  # Jinja's own escapes HTML
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return environment.from_string(template)

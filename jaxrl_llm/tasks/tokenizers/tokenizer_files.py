@@ -1,52 +1,107 @@
-"""Any tokenizer of this package as the files of the Hugging Face layout, which give the same ids there."""
+"""Tokenizers as the files of the Hugging Face layout: of any tokenizer of this package, or of a newly trained one."""
 
 import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
-from jaxrl_llm.tasks.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
 
-__all__ = ["tokenizer_files"]
+__all__ = ["CHAT_TEMPLATE", "tokenizer_files", "write_tokenizer"]
 
 _PAD, _END = "<|pad|>", "<|end|>"  # ids 0 and 1 of the tokenizers of characters and bytes
+
+# ChatML: each message between <|im_start|>role and <|im_end|>.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json, generation_config.json with every end id, and a chat template if any.
 
+    A Hugging Face tokenizer that reads these files gives the same ids.
+
     Raises:
         ValueError: a user's own tokenizer class, which has no such form.
         ImportError: tokenizers is not installed.
     """
-    special = {"eos_token": _END, "pad_token": _PAD}
+    template, special = "", {"eos_token": _END, "pad_token": _PAD}
     if isinstance(tokenizer, TextTokenizer):
-        backend, special = tokenizer.backend, dict(tokenizer.special_tokens)
+        backend, template, special = tokenizer.backend, tokenizer.template, tokenizer.special_tokens
     elif isinstance(tokenizer, CharTokenizer):
-        backend = _single(list(tokenizer.vocabulary), of_bytes=False)
+        backend = _without_merges(list(tokenizer.vocabulary), of_bytes=False)
     elif isinstance(tokenizer, ByteTokenizer):
-        backend = _single(_byte_characters(), of_bytes=True)
+        backend = _without_merges(_byte_characters(), of_bytes=True)
     else:
         raise ValueError(
             f"{type(tokenizer).__name__} has no tokenizer.json; write its files into the folder by other means, or "
             "train with a tokenizer of tasks.load_tokenizer"
         )
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
-    generation = {"eos_token_id": list(tokenizer.end_ids)}
-    for name in ("bos", "pad"):
-        if (token := special.get(f"{name}_token")) is not None:
-            generation[f"{name}_token_id"] = backend.token_to_id(token)
+    return _files(backend, tokenizer.end_ids, template, special)
+
+
+def write_tokenizer(
+    folder: str | Path, corpus: Iterable[str], vocab_size: int = 512, chat_template: str = CHAT_TEMPLATE
+) -> TextTokenizer:
+    """Train a byte-level BPE on `corpus` and write its files; equal arguments write equal files.
+
+    Digits are tokens of their own. `<|im_end|>` (id 2) and `<|endoftext|>` (id 0) end an answer.
+
+    Args:
+        folder: gets tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json.
+        corpus: texts; any other text can be encoded too.
+        vocab_size: at most; 3 special tokens and 256 bytes are always there.
+
+    Raises:
+        ImportError: tokenizers is not installed.
+    """
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ImportError("training a tokenizer needs tokenizers; pip install 'jaxrl_llm[hf]'") from error
+    special = {"pad_token": "<|endoftext|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}  # ids 0, 1, 2
+    backend: Any = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(corpus, trainer)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _files(backend, (2, 0), chat_template, special, model_max_length=8192).items():
+        (folder / name).write_bytes(content)
+    return load_tokenizer(folder)
+
+
+def _files(
+    backend: Any, end_ids: tuple[int, ...], template: str, special: Mapping[str, str], **config: Any
+) -> dict[str, bytes]:
+    generation: dict[str, Any] = {"eos_token_id": list(end_ids)}
+    for name in ("bos_token", "pad_token"):
+        if name in special:
+            generation[f"{name}_id"] = backend.token_to_id(special[name])
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     files = {
-        "tokenizer.json": backend.to_str(pretty=True).encode(),
-        "tokenizer_config.json": _json(config),
-        "generation_config.json": _json(generation),
+        "tokenizer.json": backend.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        "generation_config.json": json.dumps(generation, indent=2) + "\n",
     }
-    if isinstance(tokenizer, TextTokenizer) and tokenizer.template:
-        files["chat_template.jinja"] = tokenizer.template.encode()
-    return files
+    if template:
+        files["chat_template.jinja"] = template
+    return {name: content.encode() for name, content in files.items()}
 
 
-def _single(pieces: list[str], *, of_bytes: bool) -> Any:
-    """A BPE without merges: every piece is a token, with ids from 2 on."""
+def _without_merges(pieces: list[str], *, of_bytes: bool) -> Any:
+    """A BPE in which every piece is a token, with ids from 2 on."""
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     except ImportError as error:
@@ -65,7 +120,3 @@ def _byte_characters() -> list[str]:
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2).encode() + b"\n"

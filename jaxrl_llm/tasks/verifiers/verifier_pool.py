@@ -1,7 +1,8 @@
 """Rewards of answers: in this process for a task's own quick rule, in worker processes with a time limit for others.
 
 Workers start when first needed, as fresh interpreters that import no JAX, and stay until the program ends. One that
-exceeds its limit is killed and replaced, and the others do not wait for it.
+exceeds its limit is killed and replaced, and the others do not wait for it. A worker reads ("load", pickled verify)
+once and then ("verify", question) from its pipe, answers each, and ends when the pipe closes.
 """
 
 import atexit
@@ -13,23 +14,27 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.tasks.base import Row, Task
-from jaxrl_llm.tasks.verifiers.verifier_worker import checked
 
-__all__ = ["TIMEOUT", "Question", "Verdict", "close", "judge", "submit"]
+__all__ = ["TIMEOUT", "Verdict", "close", "submit", "work"]
 
 TIMEOUT = "timeout"
 _LOADING = 120.0  # seconds in which a worker must have imported what its verifier needs
 _MOST_WORKERS = 16
+_MEMORY = 8 * 2**30  # bytes of a worker's address space: an expression that explodes raises MemoryError there
+_GRACE = 2.0  # seconds after its limit at which a worker ends itself in case its parent is gone
 
 Question = tuple[str, str, str, Row]  # prompt, answer, gold, row
 
@@ -42,20 +47,11 @@ class Verdict:
     error: str = ""
 
 
-def judge(task: Task, questions: Sequence[Question]) -> list[Verdict]:
-    """The verdict on every answer, in order.
-
-    Raises:
-        ValueError: an isolated verify cannot be sent to or loaded in a worker.
-    """
-    return submit(task, questions).result()
-
-
 def submit(task: Task, questions: Sequence[Question]) -> "concurrent.futures.Future[list[Verdict]]":
-    """The same, without waiting where the task is isolated; a quick rule has run when this returns.
+    """The verdict on every answer, in order. A quick rule has run when this returns; an isolated one is still running.
 
     Raises:
-        ValueError: an isolated verify cannot be sent to a worker.
+        ValueError: an isolated verify cannot be sent to a worker; from the result, it cannot be loaded there.
     """
     if task.isolated:
         try:
@@ -73,29 +69,34 @@ def submit(task: Task, questions: Sequence[Question]) -> "concurrent.futures.Fut
 
 def _here(task: Task, question: Question) -> Verdict:
     try:
-        return Verdict(checked(task.verify(*question)))
+        return Verdict(_checked(task.verify(*question)))
     except Exception as error:
-        return Verdict(0.0, f"{type(error).__name__}: {error}"[:500])
+        return Verdict(0.0, _described(error))
+
+
+def _checked(reward: Any) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise ValueError(f"the reward {reward!r} is not finite; return a finite number")
+    return value
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 class _Worker:
-    """One process; it runs one verifier with one limit."""
+    """A process that runs one verifier with one time limit."""
 
     def __init__(self, time_limit: float, pickled: bytes):
         self.connection, theirs = multiprocessing.Pipe()
-        # Whatever this process can import, the worker can: the user's own modules among it.
+        # The worker can import whatever this process can, the user's own modules too.
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "jaxrl_llm.tasks.verifiers.verifier_worker",
-            str(theirs.fileno()),
-            str(time_limit),
-        ]
+        command = [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()}, {time_limit!r})"]
         self.process = subprocess.Popen(
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
         )
@@ -142,6 +143,7 @@ def _in_workers(name: str, pickled: bytes, time_limit: float, questions: list[Qu
     waiting = deque(range(len(questions)))
     verdicts: list[Verdict] = [Verdict(0.0)] * len(questions)
     workers = _take((time_limit, pickled))
+    most = min(len(usable_cores()), _MOST_WORKERS)
 
     def next_question(worker: _Worker) -> None:
         if waiting:
@@ -161,7 +163,8 @@ def _in_workers(name: str, pickled: bytes, time_limit: float, questions: list[Qu
         for worker in [worker for worker in workers if worker.loaded]:
             next_question(worker)
         while waiting or any(worker.question is not None for worker in workers):
-            while len(workers) < min(_cores(), len(waiting) + sum(w.question is not None for w in workers)):
+            unanswered = len(waiting) + sum(worker.question is not None for worker in workers)
+            while len(workers) < min(most, unanswered):
                 workers.append(_Worker(time_limit, pickled))
             soonest = min(worker.deadline for worker in workers)
             patience = None if soonest == math.inf else max(0.0, soonest - time.monotonic())
@@ -202,6 +205,38 @@ def _take(verifier: tuple[float, bytes]) -> list[_Worker]:
     return fitting
 
 
-def _cores() -> int:
-    """How many workers: the cores that this process may use, within bounds."""
-    return min(len(usable_cores()), _MOST_WORKERS)
+def work(descriptor: int, time_limit: float) -> None:
+    """What a worker process does until the pipe with this file descriptor closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then closes the pipe
+    with contextlib.suppress(ValueError, OSError):  # a lower limit of the system is kept
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    os.dup2(2, 1)  # what a verifier prints does not mix with the run's output
+    connection = Connection(descriptor)
+    verify: Any = None
+    while True:
+        try:
+            kind, content = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        if kind == "load":
+            try:
+                verify = pickle.loads(content)
+                if load := getattr(verify, "load", None):
+                    load()
+                reply = ("loaded", None)
+            except Exception as error:
+                reply = ("failed", f"{type(error).__name__}: {error}")
+        else:
+            # The kernel's own action needs no Python, so it also ends what holds the interpreter.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, time_limit + _GRACE)
+            try:
+                reply = ("reward", _checked(verify(*content)))
+            except Exception as error:
+                reply = ("error", _described(error))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            connection.send(reply)
+        except BrokenPipeError:
+            return

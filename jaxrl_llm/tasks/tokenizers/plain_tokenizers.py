@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 __all__ = ["UNKNOWN", "ByteTokenizer", "CharTokenizer", "Tokenizer", "before_end"]
 
@@ -63,9 +63,17 @@ def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
     return kept
 
 
+class _Plain:
+    """Id 0 is padding, id 1 ends an answer, and the symbols follow."""
+
+    eos_id = 1
+    end_ids = (1,)
+    pad_id = 0
+
+
 @dataclasses.dataclass(frozen=True)
-class CharTokenizer:
-    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...; id 0 is padding and id 1 ends an answer.
+class CharTokenizer(_Plain):
+    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...
 
     Args:
         vocabulary: the characters of the task, each once.
@@ -75,7 +83,6 @@ class CharTokenizer:
     """
 
     vocabulary: str
-    eos_id: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         twice = sorted({c for c in self.vocabulary if self.vocabulary.count(c) > 1})
@@ -86,16 +93,7 @@ class CharTokenizer:
             )
 
     @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def pad_id(self) -> int:
-        return 0
-
-    @property
     def vocab_size(self) -> int:
-        """Number of ids: the characters, padding and EOS."""
         return len(self.vocabulary) + 2
 
     @property
@@ -120,9 +118,8 @@ class CharTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first EOS.
 
-        An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD rather than
-        nothing: a model that samples one inside an answer must not count as right. The caller therefore cuts off
-        padding after the text.
+        An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD, so that an answer
+        in which a model samples one is not right. Padding after the text is therefore the caller's to cut off.
 
         Raises:
             ValueError: an id is negative.
@@ -133,37 +130,24 @@ class CharTokenizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteTokenizer:
-    """Maps the bytes of UTF-8 to the ids 2 to 257; id 0 is padding and id 1 ends an answer.
+class ByteTokenizer(_Plain):
+    """Maps the bytes of UTF-8 to the ids 2 to 257.
 
-    The tokenizer of a text task when the model has none: it encodes any text and needs no training.
+    The tokenizer of a text task if the model has none: it encodes any text and needs no training.
     """
 
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def pad_id(self) -> int:
-        return 0
-
-    @property
-    def vocab_size(self) -> int:
-        return 258
-
-    @property
-    def fingerprint(self) -> str:
-        return "bytes"
+    vocab_size = 258
+    fingerprint = "bytes"
 
     def encode(self, text: str) -> list[int]:
         return [byte + 2 for byte in text.encode()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text before the first end; an id without a byte becomes U+FFFD, and so does broken UTF-8.
+        """The text before the first EOS; an id without a byte becomes U+FFFD, and so does broken UTF-8.
 
         Raises:
             ValueError: an id is negative.
         """
         kept = before_end(ids, self.end_ids)
-        # 0xFF is no byte of UTF-8, so that an unknown id is replaced as broken bytes are.
+        # 0xFF is no byte of UTF-8, so an unknown id is replaced like a broken byte.
         return bytes(i - 2 if 2 <= i < self.vocab_size else 0xFF for i in kept).decode(errors="replace")

@@ -10,13 +10,13 @@ from typing import Any
 from jaxrl_llm import models, tasks
 from jaxrl_llm.models import Model
 from jaxrl_llm.run import run_dir
-from jaxrl_llm.run.trainer import Run, exported_params
+from jaxrl_llm.run.assembly import Run
 
-__all__ = ["Policy", "add_arguments", "from_arguments", "from_checkpoint", "from_workdir"]
+__all__ = ["LoadedPolicy", "add_arguments", "from_arguments", "from_checkpoint", "from_workdir"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class LoadedPolicy:
     """A model with its parameters and its tokenizer; run, step and training state are None for a published checkpoint.
 
     Of a reward model params are the transformer without the head.
@@ -30,7 +30,7 @@ class Policy:
     state: Any = None
 
 
-def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> Policy:
+def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> LoadedPolicy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
 
     Args:
@@ -45,10 +45,12 @@ def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool 
             f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
             "evaluate this one without --config"
         )
-    return Policy(run.model, exported_params(run, state), run.settings.task.tokenizer, run, step, state)
+    return LoadedPolicy(run.model, state.policy.plain(run.model), run.settings.task.tokenizer, run, step, state)
 
 
-def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None) -> Policy:
+def from_checkpoint(
+    path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None
+) -> LoadedPolicy:
     """The policy of a folder in the Hugging Face layout, or of a GGUF file.
 
     Args:
@@ -68,7 +70,7 @@ def from_checkpoint(path: str | Path, *, tokenizer: str = "", dtype: str | None 
             f"the tokenizer of {tokenizer or path} has {own.vocab_size} tokens, the model {model.config.vocab_size}; "
             "use the tokenizer that the checkpoint was trained with"
         )
-    return Policy(model, params, own)
+    return LoadedPolicy(model, params, own)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_arguments(
     given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None, rewards: bool = False
-) -> Policy:
+) -> LoadedPolicy:
     """The policy that --workdir or --checkpoint names; `rewards`: or the reward model of a DIR.
 
     Raises:

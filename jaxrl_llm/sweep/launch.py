@@ -1,11 +1,12 @@
-"""Run a sweep's runs as processes on this machine, within a budget of cores."""
+"""Start the runs of a sweep: as processes on this machine within a budget of cores, or as jobs of a scheduler."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
-__all__ = ["core_slots", "run_locally"]
+__all__ = ["core_slots", "run_locally", "submit", "tail"]
 
 _GRACE = 120.0  # seconds that a run has to save its state after an interrupt, before it is killed
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def core_slots(cores: int | None, cores_per_run: int) -> list[set[int]]:
-    """Disjoint sets of cores, one a run at a time, all of one size: other core counts give other bits.
+    """Disjoint sets of cores, each for one run at a time; all have one size, because other core counts give other bits.
 
     Raises:
         ValueError: a run wants more cores than the budget, or the budget is more than this process may use.
@@ -46,38 +47,29 @@ class _Process:
 
     @property
     def compiled(self) -> bool:
-        """Whether the run has logged an update: every program that its arm needs is then in the compilation cache."""
+        """Whether the run has logged an update; then the compilation cache has every program that its arm needs."""
         return any(row["step"] > 0 for row in read_rows(self.folder / "metrics.jsonl"))
 
 
 def run_locally(
-    runs: Sequence[PlannedRun],
-    workdir: str | os.PathLike[str],
-    *,
-    slots: Sequence[set[int]],
-    module: str,
-    lock: int,
-    say: Callable[[str], None] = print,
+    runs: Sequence[PlannedRun], workdir: Path, *, slots: Sequence[set[int]], module: str, lock: int
 ) -> list[PlannedRun]:
-    """Run all of them, at most one a slot; return those that failed.
+    """Run all of them in this order, at most one in each of the `core_slots`; return those that failed.
 
     The first run is alone until its first update, so that the others find warm caches. A run that fails leaves
-    failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the running ones are
-    interrupted (they save themselves), and killed when they do not end.
+    failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the runs are interrupted, so
+    that they save their state, and killed if they do not end.
 
     Args:
-        runs: in the order in which they start.
-        workdir: the sweep's DIR.
-        slots: the cores of each place, from `core_slots`.
         module: the program, run as `python -m module`.
-        lock: file descriptor of the sweep's lock. The children inherit it: a sweep that was killed without a chance to
-            end its runs leaves the lock to them, and a second sweep is refused until they are gone.
-        say: where lines of progress go.
+        lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
+            lock, and a second sweep is refused until they are gone.
 
     Raises:
         KeyboardInterrupt: after the runs were stopped.
     """
     waiting, running, failed, minutes = list(runs), [], [], []
+    say = functools.partial(print, flush=True)
     previous = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     warm = False
     try:
@@ -86,23 +78,22 @@ def run_locally(
             free = [slot for slot in slots if all(process.slot != slot for process in running)]
             for slot in free[: None if warm else 1 - len(running)]:
                 if waiting:
-                    running.append(_start(waiting.pop(0), Path(workdir), slot, module, lock))
+                    running.append(_start(waiting.pop(0), workdir, slot, module, lock))
                     say(f"start   {running[-1].run}")
             time.sleep(0.1)
             for process in [one for one in running if one.process.poll() is not None]:
                 running.remove(process)
                 took = (time.monotonic() - process.began) / 60
-                if process.process.returncode == 0:
+                code = process.process.returncode
+                if code == 0:
                     minutes.append(took)
                     left = sum(minutes) / len(minutes) * (len(waiting) + len(running)) / len(slots)
                     say(f"done    {process.run}  ({took:.1f} min; about {left:.0f} min left)")
                 else:
                     failed.append(process.run)
-                    say(f"FAILED  {process.run}  (exit code {process.process.returncode})")
-                    code, log = process.process.returncode, process.folder / "process.log"
-                    write_json(
-                        process.folder / "failed.json", {"exit_code": code, "last_line": (tail(log) or [""])[-1]}
-                    )
+                    say(f"FAILED  {process.run}  (exit code {code})")
+                    last = tail(process.folder / "process.log") or [""]
+                    write_json(process.folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
     except KeyboardInterrupt:
         say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
         raise
@@ -113,7 +104,7 @@ def run_locally(
 
 
 def tail(log: Path, lines: int = 15) -> list[str]:
-    """The last lines of a run's output."""
+    """The last lines of a run's output; none if there is no log."""
     return log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
 
 
@@ -127,8 +118,8 @@ def _start(run: PlannedRun, workdir: Path, slot: set[int], module: str, lock: in
     pinned = hasattr(os, "sched_setaffinity")
     own = os.sched_getaffinity(0) if pinned else set()
     with open(folder / "process.log", "ab") as log:
-        # A child starts with its parent's cores; XLA sizes its thread pools by them. Its own session keeps a Ctrl-C on
-        # the terminal from reaching it before the sweep has decided what to do.
+        # A child starts with its parent's cores, and XLA sizes its thread pools by them. In its own session a Ctrl-C on
+        # the terminal does not reach it before the sweep has decided what to do.
         if pinned:
             os.sched_setaffinity(0, slot)
         try:
@@ -140,7 +131,7 @@ def _start(run: PlannedRun, workdir: Path, slot: set[int], module: str, lock: in
 
 
 def _stop(running: Sequence[_Process]) -> None:
-    # SIGTERM and not SIGINT: a run that is still importing would lose the latter in some library's bare except.
+    # Not SIGINT: while a run is still importing, some library's bare except would swallow it.
     for sign, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         alive = [one.process for one in running if one.process.poll() is None]
         for process in alive:
@@ -152,3 +143,25 @@ def _stop(running: Sequence[_Process]) -> None:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             continue  # a run that does not end, or a second Ctrl-C: kill
         return
+
+
+def submit(lines: Sequence[str], workdir: Path, cluster: str | None, *, cores: int, minutes: float | int) -> list[Any]:
+    """Submit one job a shell line as an array, through the optional dependency submitit; return the jobs.
+
+    Args:
+        workdir: the sweep's DIR; logs of the scheduler go to its folder `submitit`.
+        cluster: submitit's executor (slurm, local or debug); None lets submitit find out.
+        cores: cores of each job.
+        minutes: expected minutes of a run; a job may take three times as long.
+
+    Raises:
+        ModuleNotFoundError: submitit is not installed.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("launcher=submitit needs submitit; install jaxrl_llm[cluster]") from error
+    executor = submitit.AutoExecutor(folder=workdir / "submitit", cluster=cluster)
+    executor.update_parameters(timeout_min=max(int(3 * minutes), 10), cpus_per_task=cores, name="jaxrl_llm")
+    with executor.batch():
+        return [executor.submit(submitit.helpers.CommandFunction(["bash", "-c", line])) for line in lines]

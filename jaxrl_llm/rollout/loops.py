@@ -1,7 +1,9 @@
-"""Decoding with fewer slots than answers: a slot whose answer has ended takes the next one of the queue.
+"""The two loops over `Decoder.step`: a slot for every answer, or fewer slots, each of which is refilled.
 
-A slot holds a copy of its answer's prompt, and prompts are prefilled in chunks, so that memory follows the slots and
-not the prompts. All prompts have one width, that of the longest. Source: continuous batching, Orca (OSDI 2022).
+With a slot for every answer all start at once, and the keys and values of a prompt are stored and read once per group,
+before those of the answers (`kv_cache.Prefix`). With fewer slots, one whose answer has ended takes the next answer of
+the queue (continuous batching: Orca, OSDI 2022). A slot then holds a copy of its answer's prompt, and prompts are
+prefilled in chunks, so that memory follows the slots and not the prompts.
 """
 
 import dataclasses
@@ -10,17 +12,50 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer
 from jaxrl_llm.models import Routing
 from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models.attention.kv_cache import Prefix
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Prompts, Slots
 
-__all__ = ["Refilled"]
+__all__ = ["decode"]
 
 
-class State(flax.struct.PyTreeNode):
-    """The loop's carry: queue is the first answer that has not started; prompts are those that the next ones start
-    from; routing is that of all prompts prefilled so far, [l p tp k]."""
+def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
+    """Every answer to its end, in so many slots (0: one for each), and the routing of the prompts [l p tp k]."""
+    count = min(slots, len(decoder.limits)) or len(decoder.limits)
+    prompts, shards = len(decoder.lengths), sharding.row_shards(decoder.model.mesh)
+    # On a mesh, answers can read the prompt of their group if it is on the same devices.
+    if count == len(decoder.limits) and (prompts % shards == 0 or shards % prompts == 0):
+        return _together(decoder)
+    return _Refilled(decoder, count).decode()
+
+
+def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
+    """`decode` with all answers started at once."""
+    count = len(decoder.limits)
+    prompts, routing = decoder.prefill(jnp.zeros((), jnp.int32), len(decoder.lengths))
+    prefix = Prefix(prompts.cache.keys, prompts.cache.values, decoder.lengths)
+    answer, index = jnp.arange(count), jnp.zeros(count, jnp.int32)
+    prompt = answer // decoder.group
+    answers, answer, tokens = decoder.draw(decoder.no_answers(), answer, index, prompts.hidden[prompt])
+    # The last token of an answer is never fed, so n - 1 columns hold the others.
+    cache = kv_cache.empty(decoder.model.config, count, decoder.max_new_tokens - 1)
+    slots = decoder.pin(Slots(answer, tokens, index, decoder.lengths[prompt], cache))
+
+    def unfinished(carry: tuple[Answers, Slots]) -> Array:
+        return jnp.any(decoder.active(carry[1]))
+
+    def step(carry: tuple[Answers, Slots]) -> tuple[Answers, Slots]:
+        return decoder.step(*carry, prefix)
+
+    return jax.lax.while_loop(unfinished, step, (answers, slots))[0], routing
+
+
+class _State(flax.struct.PyTreeNode):
+    """The carry of the loop that refills. queue: the first answer that has not started; prompts: those that the next
+    answers start from; routing: of all prompts prefilled so far, [l p tp k]."""
 
     answers: Answers
     slots: Slots
@@ -30,29 +65,27 @@ class State(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Refilled:
-    """The loop over one rollout with `count` slots."""
+class _Refilled:
+    """The loop over one rollout with `count` slots, fewer than answers unless groups cannot share their prompts."""
 
     decoder: Decoder
     count: int
 
     @property
     def batch(self) -> int:
-        """Slots refilled at once: a trade-off between the time that slots are free and the cost of a refill."""
+        """How many slots are refilled at once: slots that wait for others are idle, but a refill has a cost."""
         return self.count if self.count == len(self.decoder.limits) else max(1, self.count // 8)
 
     @property
     def chunk(self) -> int:
-        """Prompts prefilled at once: as many as the answers in all slots start from."""
+        """How many prompts are prefilled at once: as many as the answers in all slots start from."""
         return min(len(self.decoder.lengths), -(-self.count // self.decoder.group))
 
     def decode(self) -> tuple[Answers, Routing | None]:
-        """Every answer to its end, and the routing of the prompts [l p tp k]."""
-
-        def unfinished(state: State) -> Array:
+        def unfinished(state: _State) -> Array:
             return jnp.any(self.decoder.active(state.slots)) | (state.queue < len(self.decoder.limits))
 
-        def step(state: State) -> State:
+        def step(state: _State) -> _State:
             state = self._fill(state)
             answers, slots = self.decoder.step(state.answers, state.slots)
             return state.replace(answers=answers, slots=slots)
@@ -60,8 +93,8 @@ class Refilled:
         state = jax.lax.while_loop(unfinished, step, self._start())
         return state.answers, state.routing
 
-    def _start(self) -> State:
-        """Every slot is free, and the first chunk of prompts is prefilled."""
+    def _start(self) -> _State:
+        """All slots free, and the first chunk of prompts prefilled."""
         decoder = self.decoder
         zero = jnp.zeros(self.count, jnp.int32)
         prompts, routing = decoder.prefill(zero[0], self.chunk)
@@ -71,30 +104,29 @@ class Refilled:
         columns = decoder.prompts.shape[1] + decoder.max_new_tokens - 1
         cache = kv_cache.empty(decoder.model.config, self.count, columns)
         slots = decoder.pin(Slots(zero + len(decoder.limits), zero, zero, zero, cache))
-        return State(decoder.no_answers(), slots, zero[0], prompts, routing)
+        return _State(decoder.no_answers(), slots, zero[0], prompts, routing)
 
-    def _fill(self, state: State) -> State:
-        """Refill while a batch of slots is free and answers wait; the first token of an answer may end it."""
+    def _fill(self, state: _State) -> _State:
+        """Refill while a batch of slots is free and answers wait; an answer may end with its first token."""
 
-        def wanted(state: State) -> Array:
+        def wanted(state: _State) -> Array:
             waiting = len(self.decoder.limits) - state.queue
             free = jnp.sum(~self.decoder.active(state.slots))
             return (waiting > 0) & (free >= jnp.minimum(self.batch, waiting))
 
-        def refill(state: State) -> State:
+        def refill(state: _State) -> _State:
             if self.chunk < len(self.decoder.lengths):
                 state = jax.lax.cond(state.queue < self._ready(state), lambda s: s, self._prefill, state)
             return self._refill(state)
 
         return jax.lax.while_loop(wanted, refill, state)
 
-    def _ready(self, state: State) -> Array:
+    def _ready(self, state: _State) -> Array:
         """One past the last answer whose prompt is prefilled."""
         return (state.prompts.first + self.chunk) * self.decoder.group
 
-    def _prefill(self, state: State) -> State:
-        """Prefill the prompts of the next answers; the last chunk overlaps the one before it, so that all have one
-        size."""
+    def _prefill(self, state: _State) -> _State:
+        """Prefill the prompts of the next answers. All chunks have one size: the last overlaps the one before it."""
         first = jnp.minimum(state.queue // self.decoder.group, len(self.decoder.lengths) - self.chunk)
         prompts, routing = self.decoder.prefill(first, self.chunk)
 
@@ -103,7 +135,7 @@ class Refilled:
 
         return state.replace(prompts=prompts, routing=jax.tree.map(place, state.routing, routing))
 
-    def _refill(self, state: State) -> State:
+    def _refill(self, state: _State) -> _State:
         """Start the next answers of the queue, up to a batch of them, in free slots."""
         decoder, slots, total = self.decoder, state.slots, len(self.decoder.limits)
         active = decoder.active(slots)

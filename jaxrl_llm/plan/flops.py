@@ -1,11 +1,11 @@
-"""FLOPs of kernels, which HLO shows as custom calls."""
+"""FLOPs of one compiled instruction: matrix products, convolutions, and kernels, which HLO shows as custom calls."""
 
 import math
 import re
 
 from jaxrl_llm.plan.hlo import Computation, Instruction
 
-__all__ = ["grouped", "kernel_flops"]
+__all__ = ["flops_of", "grouped"]
 
 # Matrix products per (query, key) pair and half: of softmax attention, causal, so half of all pairs count.
 _ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
@@ -13,12 +13,51 @@ _NONE = re.compile(r"Sharding|AllocateBuffer|ConcatBitcast|AssumeGather|TopK|Sor
 _TRITON = re.compile(r'name = "grouped_(multiply|accumulate)"')  # of models/experts/triton_matmul.py
 
 
+def flops_of(inside: Computation, i: Instruction) -> float | None:
+    """FLOPs of one instruction; None for a kernel that may compute much and does not say how much."""
+    if i.opcode == "custom-call":
+        return _kernel(inside, i)
+    if i.opcode not in ("dot", "convolution", "ragged-dot"):
+        return 0.0
+    left, right = (inside.by_name[name].shapes[0].dims for name in i.operands[:2])
+    out = math.prod(i.shapes[0].dims)
+    if i.opcode == "ragged-dot":
+        return 2.0 * out * left[-1] * right[0]  # as XLA:CPU runs it: every row against every group
+    if i.opcode == "dot":
+        contracted = i.attribute("lhs_contracting_dims")
+        return 2.0 * out * math.prod(left[int(d)] for d in contracted.split(",") if d)
+    return _convolution(i, left, right)
+
+
 def grouped(i: Instruction) -> bool:
     """Whether it is the kernel of a grouped matmul, which skips rows past the last group."""
     return i.opcode == "custom-call" and ("gmm" in i.name or _TRITON.search(i.attributes) is not None)
 
 
-def kernel_flops(inside: Computation, i: Instruction) -> float | None:
+def _convolution(i: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+    """2 x (batch) x (output features) x (input features of a group) x the pairs (place, tap) that meet no padding."""
+    inputs, kernel, output = re.split(r"_|->", i.attribute("dim_labels"))
+    window = dict(pair.split("=") for pair in i.attribute("window").split())
+    shape = i.shapes[0].dims
+
+    def of(key: str, axis: int, default: str) -> str:
+        return window[key].split("x")[axis] if key in window else default
+
+    pairs = 1
+    for axis in range(len(inputs) - 2):
+        size, taps = left[inputs.index(str(axis))], right[kernel.index(str(axis))]
+        stride, low = int(of("stride", axis, "1")), int(of("pad", axis, "0_0").split("_")[0])
+        spread, apart = int(of("lhs_dilate", axis, "1")), int(of("rhs_dilate", axis, "1"))
+        places = (
+            place * stride - low + tap * apart for place in range(shape[output.index(str(axis))]) for tap in range(taps)
+        )
+        pairs *= sum(0 <= p < (size - 1) * spread + 1 and p % spread == 0 for p in places)
+    groups = int(i.attribute("batch_group_count") or 1)
+    batch, features = shape[output.index("b")], shape[output.index("f")]
+    return 2.0 * batch * features * right[kernel.index("i")] * pairs / groups
+
+
+def _kernel(inside: Computation, i: Instruction) -> float | None:
     """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
 
     Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
@@ -36,7 +75,7 @@ def kernel_flops(inside: Computation, i: Instruction) -> float | None:
     if target.startswith("__cublas"):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', i.attributes)
         dims = re.findall(r"\d+", contracted[1]) if contracted else []
-        return 2.0 * i.shapes[0].size * math.prod(shapes[0][int(d)] for d in dims)
+        return 2.0 * math.prod(i.shapes[0].dims) * math.prod(shapes[0][int(d)] for d in dims)
     if target.startswith("__cudnn$fmha"):
         b, h, t, d = i.shapes[0].dims  # of the result; operands may be [b t h d]
         masks = [math.prod(dims[2:]) for dims in shapes if len(dims) == 4 and dims[1:3] == (1, t)]

@@ -23,7 +23,7 @@ _READ = 4096  # characters of an answer that `numeric` reads, counted from its e
 
 
 def verifier(spec: str) -> tuple[Callable[[str, str, str, Mapping[str, Any]], float], bool]:
-    """(verify, isolated) for a name or the location of a function.
+    """(verify, isolated) of a name or of the place of a function.
 
     Args:
         spec: "exact", "numeric", "math", "package.module:function" or "file.py:function".

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from jaxrl_llm.report.diagnostic_figures import no_learnt_reward, reward_against_kl
 from jaxrl_llm.report.read import Run, Study
-from jaxrl_llm.report.reward_figures import no_learnt_reward, reward_against_kl
 from tests.reference.synthetic_runs import write_rows
 
 

@@ -1,0 +1,221 @@
+"""Everything that a run is made of, from its settings alone: models, compiled functions, data, its first state."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm import tasks
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.lora import adapter_axes, init_adapters
+from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.records.checkpointing import digest
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.run.memory import Memory, needed
+from jaxrl_llm.run.reward_model import RewardModel
+from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.training.answers import Answers
+from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.pairs import PairData, Pairs
+from jaxrl_llm.training.policy import with_value_head
+from jaxrl_llm.training.rollouts import Rollouts
+from jaxrl_llm.training.sources import Source
+from jaxrl_llm.training.state import TrainState, make_state
+from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.warm_start import warm_start
+
+__all__ = ["Run", "base_digest", "build", "check_base"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything a run is made of, from its settings alone.
+
+    model: on the mesh of training. sampler: the same model on the mesh of rollouts, which may be another.
+    source: of the data that the objective reads.
+    """
+
+    settings: Settings
+    model: Model
+    sampler: Model
+    learner: Learner
+    source: Source
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Reads the held-out prompts, which are made where they are not there yet."""
+        s = self.settings
+        held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
+        return Evaluator(self.sampler, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
+
+    @functools.cached_property
+    def data(self) -> str:
+        """What there is to learn from, in a line; raises ValueError where data are missing or do not fit."""
+        _ = self.evaluator
+        return self.source.read_data()
+
+    def start(self, log: Callable[[str], None]) -> TrainState:
+        """The state before the first update: warm-started, from the cache if it is there."""
+        s = self.settings
+        evaluated_on: dict[str, Any] = {
+            "prompts": s.evaluation.prompts,
+            "samples": s.evaluation.samples,
+            "tokens": s.answer_length,
+        }
+        if self.sampler != self.model:
+            evaluated_on["mesh"] = str(self.sampler.mesh)
+        params = warm_start(
+            self.model,
+            s.task,
+            s.warm_start,
+            data_dir=s.data_dir,
+            pretrained=s.pretrained,
+            evaluate=self.evaluator.pass_rate,
+            evaluated_on=evaluated_on,
+            log=log,
+        )
+        return self.blank().replace(base=params) if s.lora.rank else self.state(params)
+
+    def blank(self) -> TrainState:
+        """A state of the structure that checkpoints have, with fresh parameters, or with adapters that change nothing.
+
+        A separate critic has adapters of its own on the same base.
+        """
+        s = self.settings
+        if s.lora.rank:
+            key = jax.random.fold_in(jax.random.key(s.seed), 0)  # the steps take 1, 2, ...
+            return self.state(init_adapters(s.lora, self.model, key), adapter_axes(s.lora, self.model))
+        return self.state(self.model.init_sharded(jax.random.key(s.warm_start.seed)))
+
+    def state(self, params: Any, axes: Any = None) -> TrainState:
+        """The state of these parameters before the first update, with a value head or a critic if the run has one."""
+        s, critic = self.settings, None
+        if s.critic.kind != "none" or s.objective.learns_rewards:
+            valued = with_value_head(jax.tree.map(lambda x: x.copy(), params), s.model.hidden_size)
+            params, critic = (params, valued) if s.critic.kind == "separate" else (valued, None)
+        scale = s.lora.scale if s.lora.rank else 1.0
+        return make_state(self.model, params, self.learner.optimizer, critic, axes=axes, scale=scale)
+
+    def memory(self) -> Memory:
+        """What training needs of each device."""
+        found = self.reward_model()
+        state = jax.eval_shape(self.blank)
+        return needed(self.settings, self.learner, self.sampler, state, 0 if found is None else found.bytes)
+
+    def reward_model(self) -> RewardModel | None:
+        """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it.
+
+        Raises:
+          FileNotFoundError, ValueError: see `RewardModel.find`.
+        """
+        s = self.settings
+        if "reward_model" not in s.rewards.weights:
+            return None
+        return RewardModel.find(s.rewards.reward_model, s.task.tokenizer, self.model.mesh)
+
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """What beside its config a run depends on, for config.json."""
+        found = self.reward_model()
+        if found is None:
+            return {}
+        return {"reward_model": {"path": str(found.path), "step": found.step, "digest": found.digest}}
+
+    def started(self, start: TrainState, folder: Path) -> "Run":
+        """The run whose source has what it keeps of the start, stored in `folder`, and the reward model if there is
+        one."""
+        source, found = self.source.started(start, folder), self.reward_model()
+        if found is not None and isinstance(source, Rollouts):
+            source = dataclasses.replace(source, reward_model=found.load())
+        return self if source is self.source else dataclasses.replace(self, source=source)
+
+
+def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
+    """The compiled functions and fixed data of a run; devices: of another machine, to compile for it without data."""
+    mesh = sharding.make_mesh(s.mesh.shape, devices)
+    model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))
+    critic_rate = s.critic.learning_rate if s.critic.kind == "separate" else None
+    learner = Learner(
+        model=model,
+        objective=s.objective,
+        optimizer=make_optimizer(s.optimizer, s.updates.updates_per_rollout * s.steps, critic_rate),
+        temperature=s.rollout.temperature,
+        aux_coef=s.updates.aux_coef,
+        packed=s.updates.layout != "padded",
+        shared_prompt=s.updates.layout == "shared",
+    )
+    run = Run(s, model, sampler, learner, _source_of(s, learner, sampler))
+    if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them
+        _ = run.data
+    return run
+
+
+def _sampling_mesh(s: Settings, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The mesh of rollouts over the devices of training's, by default the same."""
+    shape = s.rollout.mesh_shape
+    if not shape:
+        return mesh
+    other = sharding.mesh_of_same_devices(mesh, shape, "rollout.mesh_shape")
+    if s.objective.reads == "rollouts" and s.rows % sharding.row_shards(other):
+        raise ValueError(
+            f"rollout.mesh_shape={shape} spreads answers over {sharding.row_shards(other)} devices, which must divide "
+            f"the {s.rows} of a rollout; change rollout.mesh_shape, rollout.prompts or rollout.group_size"
+        )
+    return other
+
+
+def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
+    """The source of the data that the objective reads, made from the settings; sampler: the model of rollouts."""
+    shared: dict[str, Any] = {"task": s.task, "data_dir": s.data_dir, "seed": s.seed, "updates": s.updates}
+    if s.objective.reads == "answers":
+        return Answers(learner=learner, answers=s.rows, data=s.preference, longest=s.answer_length, **shared)
+    if s.objective.reads == "pairs":
+        data = PairData(s.task, s.preference, s.data_dir, s.answer_length, held_out=s.evaluation.prompts)
+        return Pairs(learner, data, s.seed, s.rollout.prompts, s.updates, samples=s.log.samples)
+    engine = Engine(
+        sampler,
+        s.rollout.sampling,
+        s.rollout.group_size,
+        s.answer_length,
+        s.task.tokenizer.end_ids,
+        slots=s.rollout.slots,
+        prompt_buckets=s.rollout.prompt_buckets,
+        dtype=s.rollout.dtype,
+        router=s.rollout.router,
+        record_routing=s.model.num_moe_layers > 0,
+        record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
+        rows_on=learner.model.mesh,
+    )
+    # One update a rollout, nothing to replay and no values: its own forward is pi_old.
+    once = s.updates.updates_per_rollout == 1 and s.replay.mode == "off"
+    first_forward = once and not {"values", "router_logprobs"} & s.objective.needs
+    return Rollouts(
+        engine=engine,
+        scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),
+        prompts=s.rollout.prompts,
+        sampling=s.dynamic_sampling,
+        rewards=s.rewards,
+        samples=s.log.samples,
+        read_all=s.rollout.max_prompt_length > 0,
+        **shared,
+    )
+
+
+def base_digest(state: TrainState) -> str | None:
+    """A digest of the frozen base under the adapters; None without adapters."""
+    return None if state.base is None else digest(state.base)
+
+
+def check_base(own: str | None, extra: Mapping[str, Any]) -> None:
+    """Raises ValueError when a checkpoint's adapters were trained on another base than the run's own."""
+    if own != extra.get("base"):
+        raise ValueError(
+            "the frozen base of this run is not the one that the checkpoint's adapters were trained on, and nothing "
+            "else keeps it; bring back the warm start's folder (warm_start.cache_dir), or the machine and versions "
+            "that config.json records"
+        )
