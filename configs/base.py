@@ -4,7 +4,8 @@ Command:  python -m jaxrl_llm.main --config configs/base.py --workdir runs/base
 Minutes:  about 2 on two CPU cores (GRPO on sorting ten digits with the tiny MoE)
 Expect:   reward/mean from about 0.7 to about 0.9; add :smoke for a whole run in under a minute
 
-Every objective has its own file (grpo.py, gspo.py, ...) which changes `objective` and little else.
+`--config NAME` is this config with `objective.name=NAME` for every recipe that has no file of its own. The fields are
+written from their declarations by `python -m tests.run.test_settings`; docs/configuration.md has types and ranges.
 """
 
 from ml_collections import ConfigDict
@@ -18,9 +19,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.seed = 0  # seed of parameters, prompts, sampling and shuffling
     config.steps = 60  # rollouts
 
-    config.task = ConfigDict()
+    config.task = ConfigDict()  # What is asked, and the text around it
     config.task.name = "sort"  # see docs/tasks.md
-    config.task.options = ConfigDict({"digits": 10})  # the task's own options; empty: its defaults
+    config.task.options = ConfigDict({"digits": 10})  # the task's own options, each set as task.options.NAME
     config.task.data_dir = ""  # folder of the data; empty: the user's cache folder
     config.task.tokenizer = ""  # folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own
     config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
@@ -29,15 +30,15 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.chat_options = ConfigDict()  # other variables of the chat template: {"enable_thinking": False}
     config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
-    config.model = ConfigDict()  # names as in the published configuration of Qwen3-MoE
+    config.model = ConfigDict()  # Names as in the published configurations of Qwen3 and Qwen3-MoE
     config.model.pretrained = ""  # path of a checkpoint, which the fields must not contradict; empty: fresh parameters
     config.model.vocab_size = placeholder(int)  # None: the tokenizer's, or the checkpoint's
     config.model.num_hidden_layers = 3
     config.model.hidden_size = 64
     config.model.intermediate_size = 128  # SwiGLU width of dense layers
     config.model.num_attention_heads = 4
-    config.model.num_key_value_heads = 2
-    config.model.head_dim = 16
+    config.model.num_key_value_heads = 2  # divides the number of attention heads
+    config.model.head_dim = 16  # even: RoPE rotates pairs
     config.model.num_experts = 8  # 0: a dense model
     config.model.num_experts_per_tok = 2
     config.model.moe_intermediate_size = 32  # SwiGLU width of one expert
@@ -46,50 +47,50 @@ def get_config(variant: str = "") -> ConfigDict:
     config.model.mlp_only_layers = ()  # layers that stay dense
     config.model.qk_norm = "head"  # none (Llama, Qwen2) | head (Qwen3) | full (OLMoE): RMSNorm of q and k
     config.model.attention_bias = False  # biases of q, k and v (Qwen2)
-    config.model.rope_theta = 10_000.0
+    config.model.rope_theta = 10000.0
     config.model.rope_scaling = ()  # Llama 3: factor, low and high frequency factor, original length; (): none
     config.model.rms_norm_eps = 1e-6
     config.model.tie_word_embeddings = False
     config.model.param_dtype = "float32"  # float32 | bfloat16
-    config.model.dtype = "float32"  # of the computation; router and logits stay float32
+    config.model.dtype = "float32"  # float32 | bfloat16: of the computation; router and logits stay float32
     config.model.remat = "none"  # none | block | dots: what the backward pass recomputes
     config.model.experts_implementation = "auto"  # auto | dense | grouped | blocks
     config.model.attention_implementation = "auto"  # auto | plain | flash
 
-    config.lora = ConfigDict()  # low-rank adapters on a frozen base, which is the start of the run and the reference
-    config.lora.rank = 0  # 0: off, all parameters are trained
+    config.lora = ConfigDict()  # Low-rank adapters on a frozen base, which is the start of the run and the reference
+    config.lora.rank = 0  # 0 trains every parameter
     config.lora.alpha = 16.0  # the change of a weight is scaled by alpha / rank
     config.lora.targets = "attention,mlp"  # some of attention, mlp (dense layers and experts), router
 
-    config.warm_start = ConfigDict()  # supervised training before RL, cached and shared by equal runs
+    config.warm_start = ConfigDict()  # Supervised training before RL, cached and shared by equal runs
     config.warm_start.steps = 160  # most steps; 0: start from scratch
     config.warm_start.target_pass_rate = 0.0  # stop as soon as sampled pass@1 reaches it; 0: take all steps
     config.warm_start.evaluate_every = 20  # steps between pass rates, if there is a target
-    config.warm_start.batch_size = 64
+    config.warm_start.batch_size = 64  # answers per step
     config.warm_start.learning_rate = 3e-3
     config.warm_start.seed = 0  # seed of its parameters and batches, independent of the run's seed
     config.warm_start.cache_dir = ""  # empty: the user's cache folder
 
-    config.rollout = ConfigDict()
+    config.rollout = ConfigDict()  # How answers are sampled
     config.rollout.prompts = 32  # prompts per step
     config.rollout.group_size = 8  # G, answers to each prompt; of pairs 2, of supervised training 1
     config.rollout.max_prompt_length = 0  # tokens; 0: the task's own bound
     config.rollout.max_new_tokens = 0  # tokens of an answer, EOS included; 0: the task's own bound
-    config.rollout.temperature = 1.0
-    config.rollout.top_k = 0  # 0: off; training refuses it unless allow_truncated
-    config.rollout.top_p = 1.0  # 1: off; likewise
+    config.rollout.temperature = 1.0  # 0 is greedy, which training refuses
+    config.rollout.top_k = 0  # 0 keeps every token; training refuses another unless allow_truncated
+    config.rollout.top_p = 1.0  # 1 keeps every token; likewise
     config.rollout.allow_truncated = False  # train on samples of a truncated distribution
     config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
     config.rollout.prompt_buckets = 1  # a step's prompts are cut to one of so many widths; each compiles once
-    config.rollout.dtype = "float32"  # of the sampler; bfloat16, and float8_e4m3 of weights, give a real mismatch
-    config.rollout.router_dtype = "float32"  # of the sampler's router; bfloat16 gives a mismatch
+    config.rollout.dtype = "float32"  # float32 | bfloat16 | float8_e4m3 (weights): of the sampler; bfloat16: a mismatch
+    config.rollout.router_dtype = "float32"  # float32 | bfloat16: of the sampler's router; bfloat16: a mismatch
     config.rollout.router_noise = 0.0  # standard deviation of noise on the sampler's router logits, on purpose
     config.rollout.mesh_shape = ()  # mesh to sample and evaluate on, of the same devices; (): mesh.shape
 
-    config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose rewards are all equal
+    config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose task rewards are all alike
     config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off
 
-    config.rewards = ConfigDict()  # the sum of weight times source over the sources below; each is logged apart
+    config.rewards = ConfigDict()  # The sum of weight * source over the sources below; each is logged apart
     config.rewards.verifier_weight = 1.0  # of the task's verifier; at 0 it is still asked, for the metrics
     config.rewards.reward_model = ""  # DIR of a run of configs/reward_model.py; empty: none
     config.rewards.reward_model_weight = 1.0  # of its score without the score's mean over the first rollout
@@ -99,37 +100,37 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rewards.missing_eos_penalty = 0.0  # taken from the reward of an answer that is cut off
     config.rewards.overlong_filter = False  # leave truncated answers out of the loss
 
-    config.preference = ConfigDict()  # pairs of answers, for objectives on pairs: see docs/preferences.md
+    config.preference = ConfigDict()  # Pairs of answers, for objectives on pairs: see docs/preferences.md
     config.preference.file = ""  # JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task
-    config.preference.bad_lines = "raise"  # raise | skip (and count), of that file
+    config.preference.bad_lines = "raise"  # raise | skip (and count): lines of that file that are no pair
     config.preference.corruption = "any"  # replace | drop | repeat | swap | any: how a right answer becomes a wrong one
     config.preference.equal_share = 0.0  # share of pairs whose answers are equally correct, the shorter one chosen
     config.preference.label_noise = 0.0  # probability that chosen and rejected of a training pair are swapped
     config.preference.seed = 0  # of the pairs
 
-    config.objective = ConfigDict()
+    config.objective = ConfigDict()  # What is maximised: a recipe and its hyper-parameters, None for the recipe's own
     config.objective.name = "grpo"  # a recipe: see docs/objectives.md
-    # Then one field for every hyper-parameter of every recipe: clip_low, kl_coef, aggregation and so on, declared where
-    # they are used and listed in docs/objectives.md and by --help. None stands for the recipe's own default.
+    # Then every hyper-parameter of every recipe, clip_low, kl_coef, aggregation and so on, which --help lists. None
+    # stands for the recipe's own default.
     for field, declared in objectives.fields().items():
         config.objective[field] = placeholder(declared.kind)
 
-    config.replay = ConfigDict()  # routing replay, MoE only
+    config.replay = ConfigDict()  # Routing replay, MoE only
     config.replay.mode = "off"  # off | R2 (of the scoring pass) | R3 (of the rollout)
-    config.replay.what = "experts"  # experts | logits
+    config.replay.what = "experts"  # experts (indices; gates follow the current router) | logits (indices and gates)
 
     config.updates = ConfigDict()  # N = minibatches x epochs optimizer steps per rollout
-    config.updates.minibatches = 4
-    config.updates.epochs = 1
+    config.updates.minibatches = 4  # into which a rollout is split
+    config.updates.epochs = 1  # walks over the minibatches
     config.updates.micro_batch_rows = 0  # rows per forward and backward; 0: the whole minibatch
     config.updates.layout = "padded"  # padded | packed (several answers per row) | shared (a group per row, one prompt)
     config.updates.length_buckets = 1  # number of lengths to which padded rows are cut; each compiles once
-    config.updates.shuffle = "answers"  # answers | groups
-    config.updates.aux_coef = 0.0  # load-balance loss; 0: off
+    config.updates.shuffle = "answers"  # answers | groups: what stays whole when minibatches are drawn
+    config.updates.aux_coef = 0.0  # weight of the load-balance loss; 0: off
 
     config.optimizer = ConfigDict()  # AdamW
     config.optimizer.learning_rate = 1.5e-4
-    config.optimizer.schedule = "constant"  # constant | linear | cosine
+    config.optimizer.schedule = "constant"  # constant | linear | cosine: after the warm-up
     config.optimizer.warmup_steps = 0  # optimizer steps
     config.optimizer.final_fraction = 0.1  # final rate of linear and cosine, as a fraction
     config.optimizer.b1 = 0.9
@@ -139,29 +140,29 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optimizer.clip_norm = 1.0  # global gradient norm; 0: off
     config.optimizer.router_factor = 1.0  # learning-rate factor of the router; 0: frozen
 
-    config.critic = ConfigDict()
-    config.critic.kind = "none"  # none | head (on the policy) | separate (own model and optimizer)
+    config.critic = ConfigDict()  # The value function, for PPO
+    config.critic.kind = "none"  # none | head (on the policy) | separate (a model and an optimizer of its own)
     config.critic.learning_rate = 1e-3  # of a separate critic
     config.critic.warmup_steps = 0  # first rollouts in which the critic learns and the policy stays as it is
 
-    config.evaluation = ConfigDict()  # on held-out prompts with fixed keys
+    config.evaluation = ConfigDict()  # On held-out prompts with fixed keys
     config.evaluation.every = 10  # steps; also before the first and after the last
-    config.evaluation.prompts = 128
+    config.evaluation.prompts = 128  # held-out prompts
     config.evaluation.samples = 4  # answers per prompt, for pass@1 and pass@k
 
-    config.checkpoint = ConfigDict()
+    config.checkpoint = ConfigDict()  # What a stopped run resumes from
     config.checkpoint.every = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
-    config.checkpoint.keep = 2
+    config.checkpoint.keep = 2  # newest checkpoints that stay
 
-    config.log = ConfigDict()
+    config.log = ConfigDict()  # What is recorded beside the metrics of every step
     config.log.samples = 4  # answers per step written to samples.jsonl
     config.log.diagnostics_every = 5  # steps between routing diagnostics with extra forwards; 0: never
     config.log.wandb = ""  # project of Weights & Biases to log to; empty: none
 
-    config.mesh = ConfigDict()
+    config.mesh = ConfigDict()  # How the devices are arranged
     config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices
 
-    config.processes = ConfigDict()  # several hosts, or one process per GPU: docs/several_processes.md
+    config.processes = ConfigDict()  # Several hosts, or one process per GPU: docs/several_processes.md
     config.processes.start_timeout_s = 300  # until all processes have joined
     config.processes.heartbeat_timeout_s = 10  # without a sign of life of one process, the others end
 

@@ -15,26 +15,11 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import base
+from jaxrl_llm.ground.declared import declarations
+from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.run import stand_ins
 
-_ARCHITECTURE = {
-    int: (
-        "num_hidden_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "num_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "decoder_sparse_step",
-    ),
-    bool: ("norm_topk_prob", "attention_bias", "tie_word_embeddings"),
-    tuple: ("mlp_only_layers", "rope_scaling"),
-    float: ("rope_theta", "rms_norm_eps"),
-    str: ("qk_norm", "param_dtype", "dtype"),
-}
+_OF_THE_RUN = ("remat", "experts_implementation", "attention_implementation")
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -42,10 +27,10 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(f"unknown variant {variant!r}; this config has 'smoke' or none")
     config = base.get_config()
     model: Any = config.model
-    for kind, names in _ARCHITECTURE.items():
-        for name in names:
+    for name, declared in declarations(ModelConfig).items():
+        if name not in _OF_THE_RUN:
             del model[name]  # a field keeps its type, and takes None only as a placeholder
-            model[name] = placeholder(kind)
+            model[name] = placeholder(declared.kind)
     model.remat = "block"
     config.warm_start.steps = 0
     config.optimizer.learning_rate = 1e-6

@@ -10,7 +10,7 @@ from jaxrl_llm.records import provenance
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import build
-from jaxrl_llm.run.field_help import field_help
+from jaxrl_llm.run.fields import field_help
 from jaxrl_llm.run.opening import say_finished
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.run.trainer import train

@@ -67,7 +67,7 @@ def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"eval/greedy": 0.5, "steps": 2}
     recorded = json.loads((tmp_path / "run" / "config.json").read_text())
     assert recorded["config"]["optimizer"]["learning_rate"] == 0.5
-    assert recorded["source"] == {"file": str(ROOT / "configs" / "grpo.py"), "variant": "smoke"}
+    assert recorded["source"] == {"file": str(ROOT / "configs" / "grpo.py"), "variant": "smoke", "recipe": ""}
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
 
 

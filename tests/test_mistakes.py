@@ -47,6 +47,9 @@ TABLE = {
     "train --config.steps": "--config.steps has no value; set it as --config.steps=value",
     # files
     "train --config=grop": "--config=grop is neither a file nor one of the package's configs (base, ",
+    "train --config=rsop:smoke": "--config=rsop:smoke is neither a file nor one of the package's configs (base, ",
+    "train --config=vespoo": " (did you mean 'vespo'?); give one of these names, or the path of a file that",
+    "train --config=rspo:nonsense": "unknown variant 'nonsense'; this config has 'smoke' or none",
     "train --config=configs/nothing.py": "--config=configs/nothing.py is neither a file nor",
     "train --config=grpo:nonsense": "unknown variant 'nonsense'; this config has 'smoke' or none",
     "train --config=broken.py": "broken.py, line 2: '(' was never closed; correct the file",
@@ -57,7 +60,7 @@ TABLE = {
     "train --config.updates.minibatches=1e3": "--config.updates.minibatches=1e3 must be a whole number, for example 4",
     "train --config.optimizer.learning_rate=fast": "must be a number, for example 1e-3",
     "train --config.rewards.overlong_filter=maybe": "must be True or False",
-    "train --config.mesh.shape=4": "--config.mesh.shape=4 must be a tuple of whole numbers, for example (1, 2)",
+    "train --config.mesh.shape=4": "--config.mesh.shape=4 must be a tuple, for example (1, 2)",
     "train --config.rollout.temperature=0": "rollout.temperature=0 makes all answers of a group equal, so "
     "there is nothing to compare; set rollout.temperature=1.0",
     "train --config.rollout.temperature=-1": "rollout.temperature=-1.0 must be at least 0",

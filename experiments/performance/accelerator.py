@@ -201,7 +201,7 @@ def _experts_used(trajectory: Trajectory, case: Case) -> float:
 
 def _train(case: Case, params: Any, repeats: int, device: roofline.Device) -> dict[str, Any]:
     model, width, rows = Model(case.model), case.prompt + case.answer, case.rows
-    adamw = OptimizerConfig(1e-6, "constant", 0, 0.1, 0.9, 0.95, 1e-8, 0.0, clip_norm=1.0, router_factor=1.0)
+    adamw = OptimizerConfig(learning_rate=1e-6)
     learner = Learner(model=model, objective=objectives.make("grpo"), optimizer=make_optimizer(adamw, 1))
     state = make_state(model, params, learner.optimizer)
     rng = np.random.default_rng(0)
@@ -213,7 +213,7 @@ def _train(case: Case, params: Any, repeats: int, device: roofline.Device) -> di
         advantages=jnp.asarray(np.where(mask, rng.standard_normal((rows, 1)), 0), jnp.float32),
         sampler_logprobs=jnp.zeros((rows, width), jnp.float32),
     )
-    cut = UpdateConfig(1, 1, case.micro_batch_rows, "padded", 1, "answers", aux_coef=0.0)
+    cut = UpdateConfig(minibatches=1, micro_batch_rows=case.micro_batch_rows)
     layout = lay_out(np.arange(rows), np.full(rows, width), width, cut)
     skipped: Any = None
 

@@ -85,15 +85,8 @@ class System:
             dtype=options.dtype,
             record_routing=options.record_routing and w.E > 0,
         )
-        self.update = UpdateConfig(
-            minibatches=1,
-            epochs=1,
-            micro_batch_rows=options.micro_batch_rows,
-            layout=options.layout,
-            length_buckets=4,
-            shuffle="answers",
-            aux_coef=0.0,
-        )
+        rows = options.micro_batch_rows
+        self.update = UpdateConfig(minibatches=1, micro_batch_rows=rows, layout=options.layout, length_buckets=4)
         self.state = make_state(model, model.init_sharded(jax.random.key(0)), self.learner.optimizer)
 
     def rollout(self, step: int) -> Trajectory:

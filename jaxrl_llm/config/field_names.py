@@ -1,16 +1,7 @@
-"""What a mistyped field of a config may have meant, and what a right value looks like."""
+"""What a mistyped field of a config may have meant."""
 
 import difflib
 from collections.abc import Iterable
-
-EXAMPLES = {
-    bool: "True or False",
-    int: "a whole number, for example 4",
-    float: "a number, for example 1e-3",
-    str: "a word or a path, for example none",
-    tuple: "a tuple of whole numbers, for example (1, 2)",
-    dict: 'a dict, for example {"digits": 10}',
-}
 
 # Names that other libraries give to these fields.
 _ELSEWHERE = {

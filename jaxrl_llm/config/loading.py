@@ -1,11 +1,11 @@
 """From `--config NAME[:variant]` and `--config.block.field=value` to a ConfigDict, or one line on what is wrong.
 
 A config is a Python file with `get_config(variant) -> ConfigDict`. It is named by its path, or by a bare name when it
-is one of the package's own (`grpo`, the same as `configs/grpo.py`), in a checkout and in an installed package. A file
-may `from configs import base`, wherever it is, and import modules beside it.
+is one of the package's own (`grpo`, the same as `configs/grpo.py`), in a checkout and in an installed package. The name
+of a recipe that has no file stands for base.py with that recipe. A file may `from configs import base`, wherever it
+is, and import modules beside it.
 """
 
-import ast
 import contextlib
 import importlib.util
 import sys
@@ -18,7 +18,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.field_names import EXAMPLES, unknown_field
+from jaxrl_llm.config.field_names import unknown_field
+from jaxrl_llm.ground.declared import Declaration
+from jaxrl_llm.ground.ranges import suggestion
 
 _PACKAGE = Path(__file__).parents[1]
 # A wheel has the configs inside the package; in a checkout they are beside it.
@@ -31,6 +33,7 @@ class Source:
 
     file: str  # absolute path
     variant: str = ""
+    recipe: str = ""  # objective.name, if it is not the file's
 
 
 def own_configs() -> list[str]:
@@ -39,20 +42,25 @@ def own_configs() -> list[str]:
 
 
 def find(name: str) -> Source:
-    """The source that NAME[:variant] stands for: a file, or one of the package's own configs.
+    """The source that NAME[:variant] stands for: a file, one of the package's own configs, or base with a recipe.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: there is no such file, config or recipe.
     """
     given, _, variant = name.partition(":")
     path = Path(given)
     if path.suffix == ".py" and path.is_file():
         return Source(str(path.absolute()), variant)
-    own = CONFIGS / f"{path.stem}.py"
-    if path.suffix in ("", ".py") and path.parent in (Path(), Path("configs")) and path.stem in own_configs():
-        return Source(str(own.absolute()), variant)
+    own, base = own_configs(), (CONFIGS / "base.py").absolute()
+    bare = path.stem if path.suffix in ("", ".py") and path.parent in (Path(), Path("configs")) else ""
+    if bare in own:
+        return Source(str((CONFIGS / f"{bare}.py").absolute()), variant)
+    recipes = load_module(base).objectives.names()  # base.py knows the objectives, this room does not
+    if bare in recipes:
+        return Source(str(base), variant, recipe=bare)
     raise FileNotFoundError(
-        f"--config={name} is neither a file nor one of the package's configs ({', '.join(own_configs())}); "
+        f"--config={name} is neither a file nor one of the package's configs ({', '.join(own)}) or recipes "
+        f"({', '.join(recipe for recipe in recipes if recipe not in own)}){suggestion(path.stem, [*own, *recipes])}; "
         "give one of these names, or the path of a file that defines get_config(variant)"
     )
 
@@ -74,8 +82,9 @@ def load(source: Source, fields: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config of {source.file} returned {config!r:.80}; return a ml_collections.ConfigDict")
     inherited = _task_name(config)
+    recipe = [("objective.name", source.recipe)] if source.recipe else []
     with config.unlocked():
-        for path, text in fields:
+        for path, text in [*recipe, *fields]:
             _set(config, path, text)
         if _task_name(config) != inherited and "task.options" not in dict(fields):
             kept = {"train_size", "test_size"} | {path.rpartition(".")[2] for path, _ in fields}
@@ -154,27 +163,6 @@ def _set(config: ConfigDict, path: str, text: str) -> None:
         raise ValueError(unknown_field(path, flat(config)))
     if isinstance(block.get(field), ConfigDict) and path != "task.options":
         raise ValueError(f"--config.{path} is a block; set one of its fields: {', '.join(sorted(block[field]))}")
-    block[field] = _value(path, text, block.get_type(field) if field in block else object)
-
-
-def _value(path: str, text: str, kind: type) -> Any:
-    """The text as a value of a field's type; an option that is not in the config yet may be any literal or word."""
-    if kind is str:
-        return text
-    if text == "None":
-        return None
-    kind = dict if issubclass(kind, ConfigDict) else kind
-    value: Any
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        value = kind(text) if kind in (int, float) else ast.literal_eval(text)
-        if kind in (tuple, dict) and not isinstance(value, tuple | list if kind is tuple else dict):
-            raise ValueError
-    except (ValueError, KeyError, SyntaxError) as error:
-        if kind not in EXAMPLES:
-            return text
-        raise ValueError(f"--config.{path}={text} must be {EXAMPLES[kind]}") from error
-    if kind is tuple:
-        return tuple(value)
-    return ConfigDict(value) if isinstance(value, dict) else value
+    kind = block.get_type(field) if field in block else object
+    value = Declaration(dict if issubclass(kind, ConfigDict) else kind).read(f"--config.{path}", text)
+    block[field] = ConfigDict(value) if isinstance(value, dict) else value

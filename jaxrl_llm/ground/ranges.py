@@ -1,49 +1,58 @@
-"""Checks of fields, for every floor: each message names the field, its value and the remedy."""
+"""Checks of numbers and names, for every floor: each message names the field, its value and the remedy."""
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable
 
+_LIMITS = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
 
-def _number(name: str, value: object, rule: str) -> float:
+
+def rule(**limits: int | float) -> str:
+    """Limits in words: "at least 1", "above 0 and at most 1", "between 0 and 1", "at least 0 and finite"."""
+    if limits.keys() == {"least", "most"}:
+        return f"between {limits['least']} and {limits['most']}"
+    words = " and ".join(f"{_LIMITS[name][1]} {limit:g}" for name, limit in limits.items())
+    return words.replace("below inf", "finite")
+
+
+def in_range(name: str, value: object, meaning: str = "", /, **limits: int | float) -> None:
+    """Raises ValueError unless least <= value, above < value, value <= most and value < below, of those given.
+
+    `meaning` ends the message of a value below `least`: what a special value does ("0 turns it off").
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"{name}={value!r} is not a number; give {name} {rule}")
-    return float(value)
+        raise ValueError(f"{name}={value!r} is not a number; give {name} {rule(**limits)}")
+    if all(_LIMITS[key][0](value, limit) for key, limit in limits.items()):
+        return
+    if limits.keys() == {"least"}:
+        raise ValueError(f"{name}={value!r} must be {rule(**limits)}" + (f"; {meaning}" if meaning else ""))
+    raise ValueError(f"{name}={value!r} is out of range; give {name} {rule(**limits)}")
 
 
 def positive(name: str, value: object, *, above: float = 0.0, at_most: float = math.inf) -> None:
     """Raises ValueError unless above < value <= at_most."""
-    rule = f"above {above:g}" + ("" if at_most == math.inf else f" and at most {at_most:g}")
-    number = _number(name, value, rule)
-    if not above < number <= at_most:
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+    in_range(name, value, above=above, **({} if at_most == math.inf else {"most": at_most}))
 
 
 def at_least_zero(name: str, value: object, *, at_most: float = math.inf) -> None:
     """Raises ValueError unless 0 <= value <= at_most; infinity is no coefficient."""
-    rule = "at least 0 and finite" if at_most == math.inf else f"between 0 and {at_most:g}"
-    number = _number(name, value, rule)
-    if not 0.0 <= number <= at_most or math.isinf(number):
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
+    in_range(name, value, least=0, **({"below": at_most} if at_most == math.inf else {"most": at_most}))
 
 
 def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
     """Raises ValueError unless value >= low; `remedy` says what a special value means ("0 turns it off")."""
-    if _number(name, value, f"at least {low}") < low:
-        raise ValueError(f"{name}={value!r} must be at least {low}" + (f"; {remedy}" if remedy else ""))
+    in_range(name, value, remedy, least=low)
 
 
 def within(name: str, value: object, low: int | float, high: int | float) -> None:
     """Raises ValueError unless low <= value <= high."""
-    rule = f"a value in {low}..{high}"
-    if not low <= _number(name, value, rule) <= high:
-        raise ValueError(f"{name}={value!r} is out of range; give {name} {rule}")
-
-
-def fraction(name: str, value: object, remedy: str = "") -> None:
-    """Raises ValueError unless 0 <= value < 1; `remedy` says what a special value means."""
-    if not 0 <= _number(name, value, "at least 0 and below 1") < 1:
-        raise ValueError(f"{name}={value!r} must be at least 0 and below 1" + (f"; {remedy}" if remedy else ""))
+    in_range(name, value, least=low, most=high)
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:

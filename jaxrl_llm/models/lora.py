@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import ranges, sharding
 from jaxrl_llm.ground.array_typing import Array, Key, Params
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.models.layers import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 
@@ -27,17 +28,14 @@ TARGETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LoRAConfig:
-    """rank 0: off, every parameter is trained. The change is scaled by alpha / rank. targets: names in TARGETS, with
-    commas between them."""
+class LoRAConfig(Block, prefix="lora."):
+    """Low-rank adapters on a frozen base, which is the start of the run and the reference."""
 
-    rank: int = 0
-    alpha: float = 16.0
-    targets: str = "attention,mlp"
+    rank: int = declared(0, "0 trains every parameter", least=0)
+    alpha: float = declared(16.0, "the change of a weight is scaled by alpha / rank", above=0)
+    targets: str = declared("attention,mlp", "some of attention, mlp (dense layers and experts), router")
 
-    def __post_init__(self) -> None:
-        ranges.at_least("lora.rank", self.rank, 0, "0 trains every parameter")
-        ranges.positive("lora.alpha", self.alpha)
+    def check(self) -> None:
         for target in self._targets:
             ranges.one_of("lora.targets", target, TARGETS)
 

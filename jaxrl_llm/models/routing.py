@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
-from jaxrl_llm.ground.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.declared import Block, declared
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -26,7 +26,7 @@ class Routing(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Router:
+class Router(Block, prefix="rollout.router_"):
     """How a forward computes the router's logits. Another than the default makes a sampler differ on purpose.
 
         s = x W  in `dtype`,   s_i + noise z_i   with z_i standard normal
@@ -36,12 +36,8 @@ class Router:
     logits differ in their last bits, gives another draw.
     """
 
-    dtype: str = "float32"
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        one_of("rollout.router_dtype", self.dtype, ("float32", "bfloat16"))
-        at_least_zero("rollout.router_noise", self.noise)
+    dtype: str = declared("float32", "of the sampler's router; bfloat16: a mismatch", among=("float32", "bfloat16"))
+    noise: float = declared(0.0, "standard deviation of noise on the sampler's router logits, on purpose", least=0)
 
     def logits(self, x: Float[Array, "*n d"], weight: Float[Array, "d e"]) -> Float[Array, "*n e"]:
         """The float32 logits of every expert."""

@@ -1,31 +1,16 @@
 """What every part of an objective is: a frozen dataclass whose fields are hyper-parameters, each declared once."""
 
 import dataclasses
-import types
-import typing
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar
 
-T = TypeVar("T")
-_SCALARS = (bool, int, float, str)
+from jaxrl_llm.ground.declared import declared
 
-
-def hyperparameter(default: T, meaning: str) -> T:
-    """A field of a part: its default and one line that `--help` and the documentation show.
-
-        clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
-
-    A plain `clip_low: float = 0.2` is a hyper-parameter too, but `--help` has no line for it.
-    """
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
-
-
-class Declaration(NamedTuple):
-    """What is known of a hyper-parameter: its type in a config, its default, its line of explanation."""
-
-    kind: type
-    default: Any
-    meaning: str
-    optional: bool  # None is a value
+# A field of a part: its default and one line that `--help` and the documentation show.
+#
+#     clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
+#
+# A plain `clip_low: float = 0.2` is a hyper-parameter too, but `--help` has no line for it.
+hyperparameter = declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,35 +35,3 @@ class Part:
         """
         fields = (f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(fields)})"
-
-
-def declarations(part: Part) -> dict[str, Declaration]:
-    """{hyper-parameter: declaration} of a part, from the fields of its dataclass; the defaults are the part's values.
-
-    Raises:
-      ValueError: a field's type is none that a config can hold (bool, int, float, str or tuple, perhaps or None).
-    """
-    names = [field.name for field in dataclasses.fields(part)]
-    return {name: declaration(type(part), name)._replace(default=getattr(part, name)) for name in names}
-
-
-def declaration(cls: type, name: str) -> Declaration:
-    """The declaration of one field of a dataclass. Raises as `declarations` does."""
-    field = next(field for field in dataclasses.fields(cls) if field.name == name)
-    hint = typing.get_type_hints(cls)[name]
-    kind, optional = _kind(hint)
-    if kind is None:
-        raise ValueError(
-            f"{cls.__name__}.{name} has type {hint}, which no config holds; "
-            "declare it as bool, int, float, str or a tuple"
-        )
-    return Declaration(kind, field.default, field.metadata.get("meaning", ""), optional)
-
-
-def _kind(hint: Any) -> tuple[type | None, bool]:
-    """(the type in a config, whether None is allowed) of an annotation; no type if a config has none for it."""
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = [m for m in members if m is not types.NoneType]
-    kind = typing.get_origin(kinds[0]) or kinds[0]
-    allowed = len(kinds) == 1 and (kind is tuple or kind in _SCALARS)
-    return (kind if allowed else None), len(kinds) < len(members)

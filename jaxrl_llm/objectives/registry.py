@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from jaxrl_llm.ground.declared import Declaration, declaration, declarations
 from jaxrl_llm.ground.ranges import one_of, suggestion
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation, name_of
@@ -12,7 +13,6 @@ from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
 from jaxrl_llm.objectives.objective import Objective
 from jaxrl_llm.objectives.pair_objective import PairObjective
 from jaxrl_llm.objectives.pair_parts import PairLoss, Score
-from jaxrl_llm.objectives.parts import Declaration, declaration, declarations
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
@@ -164,22 +164,6 @@ def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]
     return {key: own.default for key, own in _declared(_with_aggregation(recipe(name), aggregation)).items()}
 
 
-def _typed(key: str, value: Any, own: Declaration) -> Any:
-    """The value as its declaration's type: an int may stand for a float and a list for a tuple."""
-    if value is None and own.optional:
-        return None
-    if own.kind is float and type(value) is int:
-        return float(value)
-    if own.kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, own.kind) or (own.kind is int and isinstance(value, bool)):
-        raise ValueError(
-            f"{key}={value!r} must be of type {own.kind.__name__}, not {type(value).__name__}; its default is "
-            f"{own.default!r}"
-        )
-    return value
-
-
 def make(name: str, **hyperparameters_: Any) -> Any:
     """The objective `name` with its hyper-parameters: `make("gspo", clip_low=3e-4, clip_high=4e-4, kl_coef=0.001)`.
 
@@ -193,7 +177,7 @@ def make(name: str, **hyperparameters_: Any) -> Any:
             owners = [other for other in _RECIPES if key in hyperparameters(other)]
             where = f"; it belongs to {', '.join(owners)}" if owners else suggestion(key, known)
             raise ValueError(f"{name} has no hyper-parameter {key!r}{where}; it has {', '.join(known)}")
-    return _build(parts, {key: _typed(key, value, known[key]) for key, value in hyperparameters_.items()})
+    return _build(parts, {key: known[key].checked(key, value) for key, value in hyperparameters_.items()})
 
 
 def _build(recipe: Any, given: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import loading, versions
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import read_json
 
@@ -48,8 +48,7 @@ def recorded_config(workdir: str | Path) -> ConfigDict:
                 f"{workdir}/config.json, at source.file"
             )
         loading.load(source)
-    config["rollout"].setdefault("mesh_shape", [])  # a field that came later
-    return ConfigDict(config)
+    return ConfigDict(versions.as_today(config, f"{workdir}/config.json"))
 
 
 def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:

@@ -7,26 +7,20 @@ import jax.numpy as jnp
 from jaxtyping import Key as Keys
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key
-from jaxrl_llm.ground.ranges import at_least, positive
+from jaxrl_llm.ground.declared import Block, declared
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Temperature, then top-k, then top-p, renormalised after each; temperature 0 is greedy.
+class Sampling(Block, prefix="rollout."):
+    """Temperature, then top-k, then top-p, renormalised after each.
 
-    top_k=0 and top_p=1 switch the respective cut off. greedy_last: the last answer of each group is greedy, whatever
-    the others are, so that one rollout measures both.
+    greedy_last: the last answer of each group is greedy, whatever the others are, so that one rollout measures both.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
+    top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)
+    top_p: float = declared(1.0, "1 keeps every token; likewise", above=0, most=1)
     greedy_last: bool = False
-
-    def __post_init__(self) -> None:
-        at_least("rollout.temperature", self.temperature, 0, "0 is greedy")
-        at_least("rollout.top_k", self.top_k, 0, "0 keeps every token")
-        positive("rollout.top_p", self.top_p, at_most=1.0)
 
     @property
     def greedy(self) -> bool:

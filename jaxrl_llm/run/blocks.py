@@ -1,14 +1,13 @@
-"""The blocks of a configuration as frozen dataclasses, and `Settings`, the whole run. Each checks its own ranges."""
+"""The blocks of a configuration as frozen dataclasses, each field declared once, and `Settings`, the whole run."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm import tasks
-from jaxrl_llm.ground.ranges import at_least, at_least_zero, one_of
+from jaxrl_llm import objectives, tasks
+from jaxrl_llm.ground.declared import Block, declared, declared_by
 from jaxrl_llm.models import EXACT, ModelConfig, Router
 from jaxrl_llm.models.lora import LoRAConfig
-from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.preference import PreferenceConfig
 from jaxrl_llm.training.collect import DynamicSampling
@@ -20,50 +19,52 @@ from jaxrl_llm.training.warm_start import WarmStartConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    name: str
-    options: Mapping[str, Any]
-    data_dir: str
-    tokenizer: str
-    template: str
-    chat: bool
-    system: str
-    chat_options: Mapping[str, Any]
-    verify_truncated: bool
+class TaskConfig(Block, prefix="task."):
+    """What is asked, and the text around it."""
+
+    name: str = declared("sort", "see docs/tasks.md")
+    options: Mapping[str, Any] = declared({"digits": 10}, "the task's own options, each set as task.options.NAME")
+    data_dir: str = declared("", "folder of the data; empty: the user's cache folder")
+    tokenizer: str = declared(
+        "", "folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own"
+    )
+    template: str = declared("{prompt}", "text around every prompt, for example worked examples before it")
+    chat: bool = declared(False, "wrap that in the tokenizer's chat template")
+    system: str = declared("", "system message of the chat; empty: none, or the template's own")
+    chat_options: Mapping[str, Any] = declared({}, 'other variables of the chat template: {"enable_thinking": False}')
+    verify_truncated: bool = declared(False, "verify answers cut off by the length bound; otherwise they get 0")
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    prompts: int
-    group_size: int
-    max_prompt_length: int
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    allow_truncated: bool
-    slots: int
-    prompt_buckets: int
-    dtype: str
-    router_dtype: str
-    router_noise: float
-    mesh_shape: tuple[int, ...]
+class RolloutConfig(Block, prefix="rollout."):
+    """How answers are sampled."""
 
-    def __post_init__(self) -> None:
-        for name in ("prompts", "group_size", "prompt_buckets"):
-            at_least(f"rollout.{name}", getattr(self, name), 1)
-        for name in ("max_prompt_length", "max_new_tokens", "slots"):
-            at_least(f"rollout.{name}", getattr(self, name), 0)
-        one_of("rollout.dtype", self.dtype, ("float32", "bfloat16", "float8_e4m3"))
+    prompts: int = declared(32, "prompts per step", least=1)
+    group_size: int = declared(8, "G, answers to each prompt; of pairs 2, of supervised training 1", least=1)
+    max_prompt_length: int = declared(0, "tokens; 0: the task's own bound", least=0)
+    max_new_tokens: int = declared(0, "tokens of an answer, EOS included; 0: the task's own bound", least=0)
+    temperature: float = declared_by(Sampling, "temperature")
+    top_k: int = declared_by(Sampling, "top_k")
+    top_p: float = declared_by(Sampling, "top_p")
+    allow_truncated: bool = declared(False, "train on samples of a truncated distribution")
+    slots: int = declared(0, "answers decoded at once (continuous batching), which bounds memory; 0: all", least=0)
+    prompt_buckets: int = declared(1, "a step's prompts are cut to one of so many widths; each compiles once", least=1)
+    dtype: str = declared(
+        "float32",
+        "of the sampler; bfloat16: a mismatch",
+        among={"float32": "", "bfloat16": "", "float8_e4m3": "weights"},
+    )
+    router_dtype: str = declared_by(Router, "dtype")
+    router_noise: float = declared_by(Router, "noise")
+    mesh_shape: tuple[int, ...] = declared((), "mesh to sample and evaluate on, of the same devices; (): mesh.shape")
+
+    def check(self) -> None:
         if self.temperature == 0:
             raise ValueError(
                 "rollout.temperature=0 makes all answers of a group equal, so there is nothing to compare; "
                 "set rollout.temperature=1.0"
             )
-        assert self.sampling  # checks the ranges of temperature, top_k and top_p
-        assert self.router  # and those of its dtype and noise
-        truncated = self.top_p < 1 or self.top_k > 0
-        if truncated and not self.allow_truncated:
+        if (self.top_p < 1 or self.top_k > 0) and not self.allow_truncated:
             raise ValueError(
                 f"rollout.top_k={self.top_k}, rollout.top_p={self.top_p} sample from a truncated distribution, whose "
                 "ratios are biased; set top_k=0 and top_p=1.0, or rollout.allow_truncated=True"
@@ -79,15 +80,16 @@ class RolloutConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    kind: str
-    learning_rate: float
-    warmup_steps: int
+class CriticConfig(Block, prefix="critic."):
+    """The value function, for PPO."""
 
-    def __post_init__(self) -> None:
-        one_of("critic.kind", self.kind, ("none", "head", "separate"))
-        at_least_zero("critic.learning_rate", self.learning_rate)
-        at_least("critic.warmup_steps", self.warmup_steps, 0, "0 turns it off")
+    kind: str = declared(
+        "none", among={"none": "", "head": "on the policy", "separate": "a model and an optimizer of its own"}
+    )
+    learning_rate: float = declared(1e-3, "of a separate critic", least=0)
+    warmup_steps: int = declared(0, "first rollouts in which the critic learns and the policy stays as it is", least=0)
+
+    def check(self) -> None:
         if self.warmup_steps and self.kind == "none":
             raise ValueError(
                 f"critic.warmup_steps={self.warmup_steps} but there is no critic; set it to 0, or critic.kind to head "
@@ -96,71 +98,68 @@ class CriticConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    every: int
-    prompts: int
-    samples: int
+class EvaluationConfig(Block, prefix="evaluation."):
+    """On held-out prompts with fixed keys."""
 
-    def __post_init__(self) -> None:
-        for name in ("every", "prompts", "samples"):
-            at_least(f"evaluation.{name}", getattr(self, name), 1)
+    every: int = declared(10, "steps; also before the first and after the last", least=1)
+    prompts: int = declared(128, "held-out prompts", least=1)
+    samples: int = declared(4, "answers per prompt, for pass@1 and pass@k", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    every: int
-    keep: int
+class CheckpointConfig(Block, prefix="checkpoint."):
+    """What a stopped run resumes from."""
 
-    def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            at_least(f"checkpoint.{name}", getattr(self, name), 1)
+    every: int = declared(20, "steps; also at the end, on Ctrl-C and on SIGTERM", least=1)
+    keep: int = declared(2, "newest checkpoints that stay", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class LogConfig:
-    samples: int
-    diagnostics_every: int
-    wandb: str
+class LogConfig(Block, prefix="log."):
+    """What is recorded beside the metrics of every step."""
 
-    def __post_init__(self) -> None:
-        for name in ("samples", "diagnostics_every"):
-            at_least(f"log.{name}", getattr(self, name), 0)
+    samples: int = declared(4, "answers per step written to samples.jsonl", least=0)
+    diagnostics_every: int = declared(5, "steps between routing diagnostics with extra forwards; 0: never", least=0)
+    wandb: str = declared("", "project of Weights & Biases to log to; empty: none")
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    shape: tuple[int, ...]
+class MeshConfig(Block, prefix="mesh."):
+    """How the devices are arranged."""
+
+    shape: tuple[int, ...] = declared(
+        (1, 1, 1, 1), "data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessesConfig:
-    start_timeout_s: int
-    heartbeat_timeout_s: int
+class ProcessesConfig(Block, prefix="processes."):
+    """Several hosts, or one process per GPU: docs/several_processes.md."""
 
-    def __post_init__(self) -> None:
-        for name in ("start_timeout_s", "heartbeat_timeout_s"):
-            at_least(f"processes.{name}", getattr(self, name), 1)
+    start_timeout_s: int = declared(300, "until all processes have joined", least=1)
+    heartbeat_timeout_s: int = declared(10, "without a sign of life of one process, the others end", least=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A whole run. `task` and `objective` are objects, `model` has every field set, `pretrained` is its checkpoint's
-    path or ""."""
+    """A whole run. `task` and `objective` are objects, and `model` has every field set."""
 
-    seed: int
-    steps: int
+    seed: int = declared(0, "seed of parameters, prompts, sampling and shuffling", least=0, most=2**32 - 1)
+    steps: int = declared(60, "rollouts", least=0, most=2**31 - 1)
     task: tasks.Task
     data_dir: str | None
+    pretrained: str = declared(
+        "", "path of a checkpoint, which the fields must not contradict; empty: fresh parameters"
+    )
     model: ModelConfig
-    pretrained: str
     lora: LoRAConfig
     warm_start: WarmStartConfig
     rollout: RolloutConfig
     dynamic_sampling: DynamicSampling
     rewards: RewardConfig
     preference: PreferenceConfig
-    objective: AnyObjective
-    objective_name: str
+    objective: objectives.AnyObjective
+    objective_name: str = declared("grpo", "a recipe: see docs/objectives.md")
     replay: ReplayConfig
     updates: UpdateConfig
     optimizer: OptimizerConfig

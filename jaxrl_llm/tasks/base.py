@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import positive, suggestion, within
 from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
 
@@ -224,20 +225,15 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
     if name not in _REGISTRY:
         raise ValueError(f"unknown task {name!r}{suggestion(name, _REGISTRY)}; known tasks: {', '.join(names())}")
     own = {option: p.default for option, p in inspect.signature(_REGISTRY[name]).parameters.items()}
-    known = own | dict.fromkeys(_SIZES, 0)
+    known: dict[str, Any] = own | dict.fromkeys(_SIZES, 0)
+    sizes: dict[str, Any] = {}
     for option, value in options.items():
         if option not in known:
             raise ValueError(
                 f"task {name!r} has no option {option!r}{suggestion(option, known)}; its options: {', '.join(known)}"
             )
-        kind = Mapping if isinstance(known[option], Mapping) else type(known[option])
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(
-                f"{name}.{option}={value!r} must be of type {kind.__name__}, "
-                f"as its default {known[option]!r} is; pass such a value"
-            )
-    own |= {option: value for option, value in options.items() if option in own}
-    sizes = {option: value for option, value in options.items() if option in _SIZES}
+        kind = dict if isinstance(known[option], Mapping) else type(known[option])
+        (own if option in own else sizes)[option] = Declaration(kind).typed(f"{name}.{option}", value)
     return _posed(dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes), tokenizer, prompting)
 
 

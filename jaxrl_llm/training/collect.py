@@ -14,7 +14,7 @@ from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.rollout import verification
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
@@ -25,13 +25,10 @@ _FAILED_SAMPLES = 4  # answers per step on which the verifier failed, saved with
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicSampling:
-    """Groups whose task rewards are all alike are replaced, within `max_draws` rollouts; 1 = off."""
+class DynamicSampling(Block, prefix="dynamic_sampling."):
+    """DAPO: replace groups whose task rewards are all alike."""
 
-    max_draws: int
-
-    def __post_init__(self) -> None:
-        at_least("dynamic_sampling.max_draws", self.max_draws, 1, "1 turns it off")
+    max_draws: int = declared(1, "most rollouts per step; 1: off", least=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,32 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground.array_typing import Array, Int
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.masking import bucket
-from jaxrl_llm.ground.ranges import at_least, one_of
-
-_LAYOUTS = ("padded", "packed", "shared")
-_SHUFFLES = ("answers", "groups")
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(Block, prefix="updates."):
     """N = minibatches x epochs optimizer steps per rollout."""
 
-    minibatches: int
-    epochs: int
-    micro_batch_rows: int  # rows of one forward and backward; 0 = the whole minibatch
-    layout: str  # padded | packed | shared
-    length_buckets: int  # padded rows are cut to one of this many lengths; each costs one compilation
-    shuffle: str  # answers | groups
-    aux_coef: float  # weight of the load-balance loss; 0 = off
-
-    def __post_init__(self) -> None:
-        for name in ("minibatches", "epochs", "length_buckets"):
-            at_least(f"updates.{name}", getattr(self, name), 1)
-        for name in ("micro_batch_rows", "aux_coef"):
-            at_least(f"updates.{name}", getattr(self, name), 0, "0 turns it off")
-        one_of("updates.layout", self.layout, _LAYOUTS)
-        one_of("updates.shuffle", self.shuffle, _SHUFFLES)
+    minibatches: int = declared(4, "into which a rollout is split", least=1)
+    epochs: int = declared(1, "walks over the minibatches", least=1)
+    micro_batch_rows: int = declared(0, "rows per forward and backward; 0: the whole minibatch", least=0)
+    layout: str = declared(
+        "padded", among={"padded": "", "packed": "several answers per row", "shared": "a group per row, one prompt"}
+    )
+    length_buckets: int = declared(1, "number of lengths to which padded rows are cut; each compiles once", least=1)
+    shuffle: str = declared("answers", "what stays whole when minibatches are drawn", among=("answers", "groups"))
+    aux_coef: float = declared(0.0, "weight of the load-balance loss; 0: off", least=0)
 
     @property
     def updates_per_rollout(self) -> int:

@@ -7,32 +7,24 @@ from typing import Any
 import jax
 import optax
 
-from jaxrl_llm.ground.ranges import at_least, fraction, one_of, positive
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.training.state import Trained
-
-_SCHEDULES = ("constant", "linear", "cosine")
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    learning_rate: float
-    schedule: str  # constant | linear | cosine, after the warm-up, to final_fraction of the rate
-    warmup_steps: int
-    final_fraction: float
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
-    clip_norm: float  # global gradient norm; 0 = no clipping
-    router_factor: float  # learning-rate factor of the router; 0 freezes it
+class OptimizerConfig(Block, prefix="optimizer."):
+    """AdamW."""
 
-    def __post_init__(self) -> None:
-        one_of("optimizer.schedule", self.schedule, _SCHEDULES)
-        for name in ("learning_rate", "warmup_steps", "final_fraction", "weight_decay", "clip_norm", "router_factor"):
-            at_least(f"optimizer.{name}", getattr(self, name), 0)
-        for name in ("b1", "b2"):
-            fraction(f"optimizer.{name}", getattr(self, name))
-        positive("optimizer.eps", self.eps)
+    learning_rate: float = declared(1.5e-4, least=0)
+    schedule: str = declared("constant", "after the warm-up", among=("constant", "linear", "cosine"))
+    warmup_steps: int = declared(0, "optimizer steps", least=0)
+    final_fraction: float = declared(0.1, "final rate of linear and cosine, as a fraction", least=0)
+    b1: float = declared(0.9, least=0, below=1)
+    b2: float = declared(0.95, least=0, below=1)
+    eps: float = declared(1e-8, above=0)
+    weight_decay: float = declared(0.0, "on matrices; never on norms and embeddings", least=0)
+    clip_norm: float = declared(1.0, "global gradient norm; 0: off", least=0)
+    router_factor: float = declared(1.0, "learning-rate factor of the router; 0: frozen", least=0)
 
 
 def _path_holds(word: str) -> Any:

@@ -18,19 +18,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
-from jaxrl_llm.ground.ranges import one_of
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.models import Routing, is_recorded, no_record
 from jaxrl_llm.models.scoring import following
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayConfig:
-    mode: str  # off | R2 | R3
-    what: str  # experts (indices; gates follow the current router) | logits (indices and gates frozen)
+class ReplayConfig(Block, prefix="replay."):
+    """Routing replay, MoE only."""
 
-    def __post_init__(self) -> None:
-        one_of("replay.mode", self.mode, ("off", "R2", "R3"))
-        one_of("replay.what", self.what, ("experts", "logits"))
+    mode: str = declared("off", among={"off": "", "R2": "of the scoring pass", "R3": "of the rollout"})
+    what: str = declared(
+        "experts", among={"experts": "indices; gates follow the current router", "logits": "indices and gates"}
+    )
 
     @property
     def records_logits(self) -> bool:

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, PerAnswer
-from jaxrl_llm.ground.ranges import at_least, at_least_zero
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.objectives.rewards import weighted_rewards
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:
-    """R = sum of weight * source over those of `weights`; the task's verifier is asked whatever its weight.
+class RewardConfig(Block, prefix="rewards."):
+    """The sum of weight * source over the sources below; each is logged apart.
 
     verifier      the task's own reward
     overlong      DAPO's soft ramp, from 0 down to -1 over the last `overlong_cache` tokens
@@ -29,18 +29,16 @@ class RewardConfig:
     reward_model  the score of the model in the DIR `reward_model`, without its mean at the start of the run
     """
 
-    verifier_weight: float
-    reward_model: str
-    reward_model_weight: float
-    overlong_cache: int
-    overlong_weight: float
-    length_weight: float
-    missing_eos_penalty: float
-    overlong_filter: bool
+    verifier_weight: float = declared(1.0, "of the task's verifier; at 0 it is still asked, for the metrics")
+    reward_model: str = declared("", "DIR of a run of configs/reward_model.py; empty: none")
+    reward_model_weight: float = declared(1.0, "of its score without the score's mean over the first rollout")
+    overlong_cache: int = declared(0, "tokens of DAPO's soft overlong ramp; 0: off", least=0)
+    overlong_weight: float = declared(1.0, "of that ramp, which goes from 0 down to -1")
+    length_weight: float = declared(0.0, "of the number of tokens of an answer; below 0: a cost for each")
+    missing_eos_penalty: float = declared(0.0, "taken from the reward of an answer that is cut off", least=0)
+    overlong_filter: bool = declared(False, "leave truncated answers out of the loss")
 
-    def __post_init__(self) -> None:
-        at_least("rewards.overlong_cache", self.overlong_cache, 0, "0 turns it off")
-        at_least_zero("rewards.missing_eos_penalty", self.missing_eos_penalty)
+    def check(self) -> None:
         if not self.weights:
             raise ValueError(
                 "rewards.verifier_weight=0 leaves nothing to learn from; give a source of rewards a weight, for "

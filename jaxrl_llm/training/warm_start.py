@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +14,8 @@ import jax
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.machine import cache_folder, usable_cores
-from jaxrl_llm.ground.ranges import at_least, fraction
 from jaxrl_llm.models import Model, fingerprint, load_params
 from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.answers import Answers
@@ -27,21 +26,18 @@ from jaxrl_llm.training.step import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartConfig:
-    steps: int
-    target_pass_rate: float
-    evaluate_every: int
-    batch_size: int
-    learning_rate: float
-    seed: int
-    cache_dir: str
+class WarmStartConfig(Block, prefix="warm_start."):
+    """Supervised training before RL, cached and shared by equal runs."""
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "learning_rate"):
-            at_least(f"warm_start.{name}", getattr(self, name), 0)
-        for name in ("batch_size", "evaluate_every"):
-            at_least(f"warm_start.{name}", getattr(self, name), 1)
-        fraction("warm_start.target_pass_rate", self.target_pass_rate, "0 takes all steps")
+    steps: int = declared(160, "most steps; 0: start from scratch", least=0)
+    target_pass_rate: float = declared(
+        0.0, "stop as soon as sampled pass@1 reaches it; 0: take all steps", least=0, below=1
+    )
+    evaluate_every: int = declared(20, "steps between pass rates, if there is a target", least=1)
+    batch_size: int = declared(64, "answers per step", least=1)
+    learning_rate: float = declared(3e-3, least=0)
+    seed: int = declared(0, "seed of its parameters and batches, independent of the run's seed")
+    cache_dir: str = declared("", "empty: the user's cache folder")
 
     def folder(self, depends_on: Mapping[str, Any]) -> Path:
         """The folder of the parameters, named by a hash of everything they depend on, this config included."""
@@ -118,7 +114,9 @@ def _train(
     log: Callable[[str], None],
 ) -> Any:
     """The same source, loss and step as a run of `sft`."""
-    learner = Learner(model, objectives.make("sft"), make_optimizer(_OPTIMIZER(config.learning_rate), config.steps))
+    learner = Learner(
+        model, objectives.make("sft"), make_optimizer(OptimizerConfig(config.learning_rate), config.steps)
+    )
     source = Answers(learner, task, data_dir, config.seed, config.batch_size, _UPDATES)
     state, stream, loss = make_state(model, params, learner.optimizer), source.stream(), float("nan")
     for step in range(1, config.steps + 1):
@@ -137,19 +135,4 @@ def _train(
     return state.trained.policy
 
 
-# Adam without weight decay, gradient norm clipped at 1; whole batches of padded rows.
-_OPTIMIZER = functools.partial(
-    OptimizerConfig,
-    schedule="constant",
-    warmup_steps=0,
-    final_fraction=0.1,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    weight_decay=0.0,
-    clip_norm=1.0,
-    router_factor=1.0,
-)
-_UPDATES = UpdateConfig(
-    minibatches=1, epochs=1, micro_batch_rows=0, layout="padded", length_buckets=1, shuffle="answers", aux_coef=0.0
-)
+_UPDATES = UpdateConfig(minibatches=1)  # whole batches of padded rows

@@ -62,7 +62,7 @@ def test_own_objective():
 def test_own_config_file(registry):
     """One file makes a recipe that a config, its fields and the settings know; power 1 is GRPO, 0.5 halves log r."""
     get_config = block("def get_config")["get_config"]
-    assert objectives.fields()["power"] == (float, None, "exponent of the ratio; 1 is GRPO", False)
+    assert objectives.fields()["power"][:4] == (float, None, "exponent of the ratio; 1 is GRPO", False)
     config = get_config("smoke")
     assert config.objective.power is None
     made = validate(config).objective

@@ -31,21 +31,8 @@ CONFIG = ModelConfig(
     num_experts_per_tok=2,
     moe_intermediate_size=16,
 )
-OPTIMIZER = OptimizerConfig(
-    learning_rate=0.01,
-    schedule="constant",
-    warmup_steps=0,
-    final_fraction=0.1,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-3,  # large, so that a first step is no bare sign
-    weight_decay=0.0,
-    clip_norm=1.0,
-    router_factor=1.0,
-)
-UPDATES = UpdateConfig(
-    minibatches=1, epochs=1, micro_batch_rows=0, layout="padded", length_buckets=1, shuffle="answers", aux_coef=0.0
-)
+OPTIMIZER = OptimizerConfig(learning_rate=0.01, eps=1e-3)  # large, so that a first step is no bare sign
+UPDATES = UpdateConfig(minibatches=1)
 # Answer tokens of each row: one cut off at its bound, one of EOS alone, one empty, the others in between.
 ANSWERS = np.array([8, 1, 0, 5, 3, 4, 7, 2])
 LENGTHS = PROMPT + ANSWERS

@@ -9,13 +9,18 @@ import ml_collections
 import pytest
 
 from configs import base
+from jaxrl_llm.config import loading, versions
 from jaxrl_llm.config.loading import flat
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.records.run_log import plain
+from jaxrl_llm.run.fields import declared_fields
 from jaxrl_llm.run.settings import config_hash, validate
+from tests.reference import field_texts
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "configs"
+GOLDEN = ROOT / "tests" / "golden" / "configs.json"
+BASE, FIELDS = ROOT / "configs" / "base.py", ROOT / "docs" / "configuration.md"
+HINT = "run `python -m tests.run.test_settings` in the commit that means this change, and read what it changes"
 NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.py")} - {"__init__"})
 # `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names a
 # file of a package: tests/experiments/test_real_model.py.
@@ -25,6 +30,7 @@ VARIANTS = {
     "smollm2_sums_grpo": ["smoke"],
 }
 RUNS = [(name, variant) for name in NAMES for variant in VARIANTS.get(name, ["", "smoke"])]
+LABELS = [f"{name}:{variant}".removesuffix(":") for name, variant in RUNS]
 
 
 def get(name, variant):
@@ -43,42 +49,59 @@ def changed(changes, variant="smoke"):
     return ml_collections.ConfigDict(raw)
 
 
-@pytest.mark.parametrize(("name", "variant"), RUNS, ids=lambda x: x or "full")
+@pytest.mark.parametrize(("name", "variant"), RUNS, ids=LABELS)
 def test_every_config_is_valid_and_on_record(name, variant):
-    """A change of a default reaches every config that does not set it: the record makes that visible in review.
-
-    Regenerate it with `python -m tests.run.test_settings`, in the commit that means to change the configs it shows.
-    """
+    """A change of a default reaches every config that does not set it: the records make that visible in review."""
     config = get(name, variant)
-    settings = validate(config)
-    assert settings.objective_name == config.objective.name
-    hint = f"config {name}:{variant} is not what {golden(name, variant).name} says; see the docstring of this test"
-    path = golden(name, variant)
-    assert (json.loads(path.read_text()) if path.exists() else {}) == record(name, variant), hint
+    assert validate(config).objective_name == config.objective.name
+    assert json.loads(GOLDEN.read_text()).get(f"{name}:{variant}".removesuffix(":"), {}) == record(name, variant), HINT
 
 
 def test_no_record_is_left_over_or_empty():
-    assert {path for path in GOLDEN.iterdir()} == {golden(*run) for run in RUNS if record(*run)}
-
-
-def golden(name, variant):
-    return GOLDEN / f"{name}{'_' * bool(variant)}{variant}.json"
+    recorded = json.loads(GOLDEN.read_text())
+    assert recorded.keys() <= set(LABELS), HINT
+    assert all(recorded.values())
 
 
 def record(name, variant):
-    """All fields of the base config; of its smoke variant and of other configs what differs from the base's.
+    """What differs from base, or from base's smoke variant; of that what differs from base.
 
     Fields of the objective that are left to the recipe stay out: docs/objectives.md has the table of them.
     """
-    size = "smoke" if variant.endswith("smoke") else ""
-    like = {} if (name, variant) == ("base", "") else flat(get("base", size if name != "base" else ""))
-    full = flat(get(name, variant))
+    like = flat(get("base", "smoke" if variant.endswith("smoke") and name != "base" else ""))
     cache = str(cache_folder())  # where the stand-ins of this machine lie
     return {
         key: value.replace(cache, "CACHE") if isinstance(value, str) else plain(value)
-        for key, value in full.items()
-        if (value is not None or like.get(key) is not None) and like.get(key, key) != value
+        for key, value in flat(get(name, variant)).items()
+        if like.get(key, key) != value
     }
+
+
+def base_py():
+    head, start, rest = BASE.read_text().partition("    config = ConfigDict()\n")
+    return head + start + field_texts.base_lines() + rest[rest.index("\n    if variant == ") :]
+
+
+def configuration_md():
+    return FIELDS.read_text().partition("\n## ")[0] + field_texts.doc_tables()
+
+
+def test_base_and_the_documentation_are_the_declarations():
+    assert BASE.read_text() == base_py(), HINT
+    assert FIELDS.read_text() == configuration_md(), HINT
+
+
+def test_every_declaration_is_of_a_field_of_base():
+    config = base.get_config()
+    for path, own in declared_fields().items():
+        *blocks, field = path.split(".")
+        block = config[blocks[0]] if blocks else config
+        value = block[field].to_dict() if isinstance(block[field], ml_collections.ConfigDict) else block[field]
+        assert value == own.default, path
+        assert own.kind in (dict, block.get_type(field)), path
+    assert declared_fields().keys() == {
+        f.partition(".options.")[0] + ".options" * (".options." in f) for f in flat(config)
+    } | {"task.chat_options"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,9 +124,13 @@ BAD = {
     "rollout.group_size": (True, "rollout.group_size=True must be a whole number, for example 4"),
     "updates.minibatches": (1e3, "updates.minibatches=1000.0 must be a whole number, for example 4"),
     "steps": (1e3, r"steps=1000.0 must be a whole number"),
-    "seed": (-1, r"seed=-1 must be a whole number in 0\.\.4294967295"),
+    "seed": (-1, "seed=-1 is out of range; give seed between 0 and 4294967295"),
     "optimizer.learning_rate": ("fast", "optimizer.learning_rate='fast' must be a number, for example 1e-3"),
-    "optimizer.weight_decay": (float("nan"), "optimizer.weight_decay=nan must be finite"),
+    "optimizer.weight_decay": (
+        float("nan"),
+        "optimizer.weight_decay=nan is not a number; give optimizer.weight_decay at least 0",
+    ),
+    "rewards.length_weight": (float("inf"), "rewards.length_weight=inf must be finite"),
     "rewards.overlong_filter": (1, "rewards.overlong_filter=1 must be True or False"),
     "mesh.shape": (4, r"mesh.shape=4 must be a tuple of whole numbers"),
     "model.mlp_only_layers": ((True,), r"model.mlp_only_layers=\(True,\) must be a tuple of whole numbers"),
@@ -118,7 +145,10 @@ BAD = {
     "critic.kind": ("tail", "critic.kind='tail' is unknown.*; use one of none, head, separate"),
     "rollout.dtype": ("float16", "rollout.dtype='float16' is unknown.*; use one of float32, bfloat16"),
     "rollout.router_dtype": ("float16", "rollout.router_dtype='float16' is unknown.*; use one of float32, bfloat16"),
-    "model.dtype": ("float16", "model.dtype='float16' is not one of"),
+    "model.dtype": (
+        "float16",
+        "model.dtype='float16' is unknown .did you mean 'bfloat16'.*; use one of float32, bfloat16",
+    ),
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
     "rollout.temperature": (
@@ -129,7 +159,7 @@ BAD = {
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
     "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
-    "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 is out of range; give rollout.router_noise at least 0"),
+    "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 must be at least 0; standard deviation of noise"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
@@ -137,7 +167,10 @@ BAD = {
     "rewards.verifier_weight": (0.0, "rewards.verifier_weight=0 leaves nothing to learn from; give a source"),
     "rewards.overlong_cache": (9, "rewards.overlong_cache=9 must be at most rollout.max_new_tokens=4"),
     "warm_start.steps": (-1, "warm_start.steps=-1 must be at least 0"),
-    "warm_start.target_pass_rate": (1.0, "warm_start.target_pass_rate=1.0 must be at least 0 and below 1"),
+    "warm_start.target_pass_rate": (
+        1.0,
+        "warm_start.target_pass_rate=1.0 is out of range; give .* at least 0 and below 1",
+    ),
     "checkpoint.keep": (0, "checkpoint.keep=0 must be at least 1"),
     "evaluation.every": (0, "evaluation.every=0 must be at least 1"),
     "log.samples": (-1, "log.samples=-1 must be at least 0"),
@@ -306,9 +339,48 @@ def test_the_hash_knows_what_a_schedule_and_a_warm_start_read():
         assert config_hash(changed({path: value} | read)) != config_hash(changed({path: value}))
 
 
+# Hashes of configs at commit ae394b4, with fields that have left and before others came.
+HASHES = {
+    "base": "cebee3cccec2c2c8",
+    "base:smoke": "bbd8c289d59a9737",
+    "gspo": "93c08f2eaa206a1b",
+    "dapo": "1f56e1e9312a5145",
+    "ppo": "50aa7e15e40353c9",
+    "demo:grpo": "cebee3cccec2c2c8",
+    "rspo": "f963c9d31ac16b8c",
+    "rspo:smoke": "e8ff71f694e51f25",
+    "dpo": "0274f06a53c7de1c",
+    "base:smoke mesh.shape=(2,1,1,1)": "ced8887cddfbdcb2",
+    "base:smoke rollout.mesh_shape=(1,1,1,2)": "c35a17470ccfe064",
+    "base:smoke lora.rank=4": "66fccdf044520540",
+    "base:smoke replay.mode=R2": "ddfe627241259ce7",
+    "base optimizer.schedule=linear": "8b0a68a68b5d6656",
+}
+
+
+@pytest.mark.parametrize("typed", HASHES)
+def test_a_config_of_an_earlier_version_is_the_same_run(typed):
+    name, *fields = typed.split()
+    config = loading.load(loading.find(name), [tuple(field.split("=", 1)) for field in fields])
+    assert config_hash(config) == HASHES[typed]
+
+
+def test_a_record_of_an_earlier_version_is_read():
+    raw = changed({"replay.predictor_learning_rate": 2e-3}).to_dict()
+    del raw["rollout"]["mesh_shape"]
+    read = ml_collections.ConfigDict(versions.as_today(raw, "config.json"))
+    assert validate(read).rollout.mesh_shape == ()
+    assert config_hash(read) == config_hash(ml_collections.ConfigDict(raw)) == HASHES["base:smoke"]
+    raw["replay"]["mode"] = "PR2"
+    message = "config.json has replay.mode='PR2', which is no more; open it with commit ae394b4"
+    with pytest.raises(ValueError, match=message):
+        versions.as_today(raw, "config.json")
+
+
 if __name__ == "__main__":
-    for path in GOLDEN.glob("*.json"):
-        path.unlink()
-    for run in RUNS:
-        if record(*run):
-            golden(*run).write_text(json.dumps(record(*run), indent=1, sort_keys=True) + "\n")
+    BASE.write_text(base_py())
+    FIELDS.write_text(configuration_md())
+    records = {label: record(*run) for label, run in zip(LABELS, RUNS, strict=True)}
+    GOLDEN.write_text(
+        json.dumps({label: one for label, one in records.items() if one}, indent=1, sort_keys=True) + "\n"
+    )

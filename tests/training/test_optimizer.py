@@ -126,7 +126,7 @@ def test_equal_configs_share_one_optimizer():
         ({"learning_rate": -1e-3}, r"optimizer\.learning_rate=-0\.001"),
         ({"clip_norm": -1.0}, r"optimizer\.clip_norm=-1\.0"),
         ({"router_factor": -1.0}, r"optimizer\.router_factor"),
-        ({"b2": 1.0}, r"optimizer\.b2=1\.0 must be at least 0 and below 1"),
+        ({"b2": 1.0}, r"optimizer\.b2=1\.0 is out of range; give optimizer\.b2 at least 0 and below 1"),
         ({"eps": 0.0}, r"optimizer\.eps=0\.0 is out of range; give optimizer\.eps above 0"),
     ],
 )

@@ -44,9 +44,7 @@ def arrays():
 
 
 def cut(layout, micro):
-    updates = UpdateConfig(
-        minibatches=1, epochs=1, micro_batch_rows=micro, layout=layout, length_buckets=1, shuffle="groups", aux_coef=0.0
-    )
+    updates = UpdateConfig(minibatches=1, micro_batch_rows=micro, layout=layout, shuffle="groups")
     groups = groups_of(arrays()["loss_mask"], LENGTHS, 2, 8)
     found = lay_out(ORDER, LENGTHS, TIME, updates, groups, together=2)
     return found if layout == "shared" else tiny.in_one_shape(found)

@@ -35,7 +35,7 @@ init = jax.jit(MODEL.init)
 
 
 def updates(layout, micro=0, buckets=1):
-    return UpdateConfig(1, 1, micro, layout, buckets, "groups", 0.0)
+    return UpdateConfig(1, micro_batch_rows=micro, layout=layout, length_buckets=buckets, shuffle="groups")
 
 
 def cut(layout, micro=0, mask=MASK, buckets=1):

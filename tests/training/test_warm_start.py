@@ -1,6 +1,5 @@
 """The warm start: it learns, it stops by pass rate, and its cache is whole and never the wrong one."""
 
-import dataclasses
 import os
 
 import jax
@@ -25,16 +24,8 @@ def folder(tmp_path_factory):
 
 
 def config(folder, **changes):
-    base = WarmStartConfig(
-        steps=20,
-        target_pass_rate=0.0,
-        evaluate_every=2,
-        batch_size=8,
-        learning_rate=0.01,
-        seed=0,
-        cache_dir=str(folder / "cache"),
-    )
-    return dataclasses.replace(base, **changes)
+    small = dict(steps=20, evaluate_every=2, batch_size=8, learning_rate=0.01, cache_dir=str(folder / "cache"))
+    return WarmStartConfig(**small | changes)
 
 
 def start(folder, **options):

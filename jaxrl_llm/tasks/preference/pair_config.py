@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.ground.ranges import one_of
+from jaxrl_llm.ground.declared import Block, declared, declared_by
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
@@ -24,27 +24,20 @@ class PairSplits:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreferenceConfig:
-    """The pairs of a run.
+class PreferenceConfig(Block, prefix="preference."):
+    """Pairs of answers, for objectives on pairs: see docs/preferences.md.
 
-    Args:
-        file: JSONL of pairs (see `read_pairs`); empty: pairs are made of the task by `PairRules`.
-        bad_lines: raise | skip: what to do with bad lines of that file.
-        corruption, equal_share, label_noise, seed: see `PairRules`. Held-out pairs have no label noise.
-
-    Raises:
-        ValueError: a field is out of range, or a rule is set beside a file, which it does not reach.
+    Held-out pairs have no label noise. A rule that is set beside a file, which it does not reach, is refused.
     """
 
-    file: str = ""
-    bad_lines: str = "raise"
-    corruption: str = "any"
-    equal_share: float = 0.0
-    label_noise: float = 0.0
-    seed: int = 0
+    file: str = declared("", "JSONL of your own pairs (prompt, chosen, rejected); empty: made of the task")
+    bad_lines: str = declared("raise", "lines of that file that are no pair", among={"raise": "", "skip": "and count"})
+    corruption: str = declared_by(PairRules, "corruption")
+    equal_share: float = declared_by(PairRules, "equal_share")
+    label_noise: float = declared_by(PairRules, "label_noise")
+    seed: int = declared_by(PairRules, "seed")
 
-    def __post_init__(self) -> None:
-        one_of("preference.bad_lines", self.bad_lines, ("raise", "skip"))
+    def check(self) -> None:
         rules = dataclasses.asdict(self.rules())
         for name, default in dataclasses.asdict(PairRules()).items():
             if self.file and rules[name] != default:

@@ -9,7 +9,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from jaxrl_llm.ground.ranges import at_least_zero, one_of, within
+from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.data import examples, numbered
 from jaxrl_llm.tasks.splits import data_name
@@ -60,7 +61,7 @@ CORRUPTIONS: dict[str, Callable[[np.random.Generator, str, str], str]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PairRules:
+class PairRules(Block, prefix="preference."):
     """How the two answers of a pair are made.
 
     Args:
@@ -74,16 +75,14 @@ class PairRules:
         ValueError: a field is out of range.
     """
 
-    corruption: str = "any"
-    equal_share: float = 0.0
-    label_noise: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("preference.corruption", self.corruption, ["any", *CORRUPTIONS])
-        at_least_zero("preference.equal_share", self.equal_share, at_most=1.0)
-        at_least_zero("preference.label_noise", self.label_noise, at_most=1.0)
-        within("preference.seed", self.seed, 0.0, 2.0**32 - 1)
+    corruption: str = declared("any", "how a right answer becomes a wrong one", among=(*CORRUPTIONS, "any"))
+    equal_share: float = declared(
+        0.0, "share of pairs whose answers are equally correct, the shorter one chosen", least=0, most=1
+    )
+    label_noise: float = declared(
+        0.0, "probability that chosen and rejected of a training pair are swapped", least=0, most=1
+    )
+    seed: int = declared(0, "of the pairs", least=0, most=2**32 - 1)
 
 
 def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str | Path | None = None) -> Sequence[Pair]:

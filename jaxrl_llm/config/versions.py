@@ -1,0 +1,45 @@
+"""What configs of earlier versions have or lack: a recorded run, and the hash of its config, stay what they were."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
+_CAME: dict[tuple[str, str], Any] = {("rollout", "mesh_shape"): ()}
+
+# Fields that left, with the value that the hash still has for them.
+_LEFT: dict[tuple[str, str], Any] = {("replay", "predictor_learning_rate"): 2e-3}
+
+# Choices that left, with the last commit that runs them. No other choice read the fields above.
+_GONE = {("replay", "mode", "PR2"): "ae394b4"}
+
+
+def as_today(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The config that the file `where` records, with the fields of today.
+
+    Raises:
+        ValueError: it makes a choice that has left.
+    """
+    out = _copy(config)
+    for (block, field, choice), commit in _GONE.items():
+        if out.get(block, {}).get(field) == choice:
+            raise ValueError(f"{where} has {block}.{field}={choice!r}, which is no more; open it with commit {commit}")
+    for (block, field), value in _CAME.items():
+        out.get(block, {}).setdefault(field, value)
+    for block, field in _LEFT:
+        out.get(block, {}).pop(field, None)
+    return out
+
+
+def as_hashed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the fields that its hash has always been made of."""
+    out = _copy(config)
+    for (block, field), value in _CAME.items():
+        if tuple(out[block].get(field, value)) == value:
+            out[block].pop(field, None)
+    for (block, field), value in _LEFT.items():
+        out[block].setdefault(field, value)
+    return out
+
+
+def _copy(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: dict(block) if isinstance(block, Mapping) else block for name, block in config.items()}

@@ -1,0 +1,67 @@
+"""Every field of a config: what is checked, what `--help` prints, what configs/base.py and the documentation list."""
+
+import dataclasses
+import inspect
+import textwrap
+import typing
+
+from jaxrl_llm import objectives
+from jaxrl_llm.ground.declared import Block, Declaration, declaration, declarations
+from jaxrl_llm.run.blocks import Settings, TaskConfig
+
+# The dataclass of every block. Only `objective` has none: its fields are the recipes' hyper-parameters.
+BLOCKS: dict[str, type[Block]] = {"task": TaskConfig} | {
+    name: kind
+    for name, kind in typing.get_type_hints(Settings).items()
+    if isinstance(kind, type) and issubclass(kind, Block)
+}
+
+# The model of a run that names no other, where it differs from the defaults of ModelConfig, which are Qwen3's.
+_TINY = dict(
+    vocab_size=None,
+    num_hidden_layers=3,
+    hidden_size=64,
+    intermediate_size=128,
+    head_dim=16,
+    num_experts=8,
+    moe_intermediate_size=32,
+    rope_theta=10_000.0,
+)
+_WIDTH = 80
+
+
+def declared_fields() -> dict[str, Declaration]:
+    """{"block.field": declaration} of every field, block by block; the default is a run's."""
+    out = {name: declaration(Settings, name) for name in ("seed", "steps")}
+    for block in (field.name for field in dataclasses.fields(Settings)):
+        own = declarations(BLOCKS[block]) if block in BLOCKS else {}
+        if block == "model":
+            own = {name: one._replace(default=_TINY.get(name, one.default)) for name, one in own.items()}
+            own = {"pretrained": declaration(Settings, "pretrained")} | own
+        elif block == "objective":
+            own = {"name": declaration(Settings, "objective_name")} | objectives.fields()
+        out |= {f"{block}.{name}": one for name, one in own.items()}
+    return out
+
+
+def meanings() -> dict[str, str]:
+    """{block: what it is, in one line}."""
+    lines = {name: (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".") for name, cls in BLOCKS.items()}
+    return lines | {"objective": "What is maximised: a recipe and its hyper-parameters, None for the recipe's own"}
+
+
+def field_help() -> str:
+    """Every field with its default, its choices and its meaning, at most 80 columns wide."""
+    lines = ["fields, their defaults and what they mean; a config changes some of them:", ""]
+    about, last = meanings(), ""
+    for field, own in declared_fields().items():
+        block = field.rpartition(".")[0]
+        if block != last:
+            lines += ["", *_wrapped(f"{block}: {about[block]}")]
+        lines += _wrapped(f"  --config.{field}={own.default}  {own.comment}")
+        last = block
+    return "\n".join(lines)
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False)

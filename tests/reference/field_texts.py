@@ -1,0 +1,59 @@
+"""What is written from the declarations of all fields: the body of configs/base.py and the tables of the docs."""
+
+import itertools
+
+import numpy as np
+
+from jaxrl_llm.run.fields import declared_fields, meanings
+
+# A recipe of one's own adds its fields, so they are not written out.
+_HYPERPARAMETERS = """\
+    # Then every hyper-parameter of every recipe, clip_low, kl_coef, aggregation and so on, which --help lists. None
+    # stands for the recipe's own default.
+    for field, declared in objectives.fields().items():
+        config.objective[field] = placeholder(declared.kind)
+"""
+_HEAD = "| field | type | default | range or choices | meaning |\n|---|---|---|---|---|\n"
+
+
+def blocks():
+    """(block, [(field, declaration), ...]) of every block, "" for the fields that are in none."""
+    for block, items in itertools.groupby(declared_fields().items(), lambda item: item[0].rpartition(".")[0]):
+        yield block, [(path.rpartition(".")[2], own) for path, own in items]
+
+
+def base_lines():
+    """The assignments of configs/base.py."""
+    text = ""
+    for block, fields in blocks():
+        text += f"\n    config.{block} = ConfigDict()  # {meanings()[block]}\n" if block else ""
+        for name, own in fields[:1] if block == "objective" else fields:
+            value = f"placeholder({own.kind.__name__})" if own.default is None else _written(own.default)
+            value = "ConfigDict()" if value == "{}" else f"ConfigDict({value})" if own.kind is dict else value
+            path = f"{block}.{name}" if block else name
+            text += f"    config.{path} = {value}" + (f"  # {own.comment}\n" if own.comment else "\n")
+        text += _HYPERPARAMETERS if block == "objective" else ""
+    return text
+
+
+def doc_tables():
+    """A section with a table for every block."""
+    text = ""
+    for block, fields in blocks():
+        text += f"\n## {block}\n\n{meanings()[block]}.\n\n" if block else "\n## The run\n\n"
+        text += _HEAD
+        for name, own in fields:
+            kind = own.kind.__name__ + (f" of {own.element.__name__}" if own.kind is tuple else "")
+            default = "" if own.default is None else f"`{_written(own.default)}`"
+            cells = (f"`{name}`", kind, default, own.allowed, own.meaning)
+            text += "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |\n"
+    return text
+
+
+def _written(value):
+    """The value in Python, as a person writes it: 3e-4, "text"."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{key}": {_written(one)}' for key, one in value.items()) + "}"
+    if isinstance(value, float) and 0 < value < 0.01:
+        return np.format_float_scientific(value, trim="-", exp_digits=1)
+    return f'"{value}"' if isinstance(value, str) else repr(value)
