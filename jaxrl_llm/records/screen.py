@@ -23,8 +23,8 @@ from rich.text import Text
 PHASES = {
     "_prepare": "move of the parameters",
     "_generate": "rollout",
-    "score": "scoring",
-    "update": "update",
+    "_score": "scoring",
+    "_update": "update",
     "_describe": "routing diagnostics",
     "init_fn": "model",
 }

@@ -66,13 +66,18 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Saved(flax.struct.PyTreeNode):
-    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory."""
+    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory.
+
+    predictor, predictor_opt_state: always None; Orbax compares trees, and earlier checkpoints have these places.
+    """
 
     params: Any
     opt_state: Any
     critic: Any
     critic_opt_state: Any
     updates: Any
+    predictor: None = None
+    predictor_opt_state: None = None
 
 
 class TrainBatch(flax.struct.PyTreeNode):

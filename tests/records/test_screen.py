@@ -66,7 +66,7 @@ def test_the_time_that_is_left_leaves_compilation_out(clock):
     screen = Screen(10, stream=stream)
     for step, (now, compiled) in enumerate([(0, 0.0), (100, 95.0), (102, 0.0), (104, 0.0), (150, 44.0)], 1):
         clock[0] = now
-        screen.compiled("/jax/core/compile/backend_compile_duration", compiled, "update")
+        screen.compiled("/jax/core/compile/backend_compile_duration", compiled, "_update")
         screen.step({"step": step})
     lines = stream.getvalue().splitlines()
     assert lines[1] == "step 2/10"  # nothing is known yet
@@ -100,10 +100,10 @@ def test_compilation_is_named_while_it_lasts(monkeypatch):
     screen = Screen(10, stream=stream)
     screen.compiled("/jax/core/compile/jaxpr_to_mlir_module_duration", 0.1, "something_small")
     assert shown(stream) == []
-    screen.compiled("/jax/core/compile/jaxpr_to_mlir_module_duration", 0.1, "update")
+    screen.compiled("/jax/core/compile/jaxpr_to_mlir_module_duration", 0.1, "_update")
     screen.step({"step": 1} | ROW)
     assert "compiling update ..." in shown(stream)
-    screen.compiled("/jax/core/compile/backend_compile_duration", 3.0, "update")
+    screen.compiled("/jax/core/compile/backend_compile_duration", 3.0, "_update")
     before = len(shown(stream))
     screen.step({"step": 2} | ROW)
     assert not any("compiling" in line for line in shown(stream)[before:])

@@ -13,7 +13,7 @@ _HYPERPARAMETERS = """\
     for field, declared in objectives.fields().items():
         config.objective[field] = placeholder(declared.kind)
 """
-_HEAD = "| field | type | default | range or choices | meaning |\n|---|---|---|---|---|\n"
+_HEAD = "| field | type | default | range or choices | meaning |\n| -- | -- | -- | -- | -- |\n"
 
 
 def blocks():

@@ -90,8 +90,8 @@ def test_each_phase_compiles_once(straight):
     others = {"init_fn", "_prepare"}  # of fresh parameters, and of rollouts on a mesh of their own
     assert set(PHASES) - others <= set(compiled.names)  # a function that was renamed would go unnamed
     assert "_prepare" not in compiled.names
-    assert compiled.count("update") == 2  # of the warm start and of the run
-    assert compiled.count("score") == 2
+    assert compiled.count("_update") == 2  # of the warm start and of the run
+    assert compiled.count("_score") == 2
     assert compiled.count("_generate") == 2
 
 
