@@ -195,5 +195,5 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
     posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)
     if task.source is not None or task.drop_long:
         return posed  # the bound is on the whole text, since longer prompts are dropped
-    # The bound counts characters, each at most one token of any tokenizer of bytes; the text around them adds to it.
+    # The task's bound counts characters, each at most one token of a byte-level tokenizer; the text around them is new.
     return dataclasses.replace(posed, prompt_length=task.prompt_length + len(posed.ids_of_prompt("")))
