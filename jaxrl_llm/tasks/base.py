@@ -96,7 +96,8 @@ class Task:
     drop_long: bool = False  # drawn prompts that are too long are dropped, as those of a source are; else they raise
     solved: float = 1.0  # the least reward of a right answer, as exact match and pass@k count it
     verify_truncated: bool = False  # verify an answer that was cut off by its bound; otherwise it gets 0
-    isolated: bool = False  # verify, a function of a module, may hang: a worker process runs it
+    # Run verify in a worker process, since it may hang or run code of others; it must be a function of a module.
+    isolated: bool = False
     time_limit: float = 5.0  # seconds of one isolated verification, after which the worker is killed
 
     def __post_init__(self) -> None:
@@ -195,5 +196,6 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
     posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)
     if task.source is not None or task.drop_long:
         return posed  # the bound is on the whole text, since longer prompts are dropped
-    # The task's bound counts characters, each at most one token of a byte-level tokenizer; the text around them is new.
+    # The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows
+    # by the text around the prompt.
     return dataclasses.replace(posed, prompt_length=task.prompt_length + len(posed.ids_of_prompt("")))

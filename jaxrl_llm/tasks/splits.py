@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Example, Row, Task, TooLong, bounded
+from jaxrl_llm.tasks.base import Draw, Example, Row, Task, TooLong, bounded
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
@@ -31,13 +31,13 @@ class Split:
     def full(self) -> bool:
         return 0 < self.size <= len(self.examples)
 
-    def add(self, task: Task, prompt: str, answer: str, row: Row | None = None) -> bool:
+    def add(self, task: Task, prompt: str, answer: str, row: Row) -> bool:
         """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
         length = len(task.ids_of_prompt(prompt))
         if length > task.prompt_length:
             self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
             return False
-        self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row or {}))
+        self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
         return True
 
 
@@ -58,7 +58,7 @@ def generate(task: Task) -> dict[str, Split]:
         draws = task.source.read()
         for name, split in splits.items():
             for draw in draws[name]:
-                split.add(task, *draw)
+                split.add(task, *_parts(draw))
                 if split.full:
                     break
     for name, split in splits.items():
@@ -107,6 +107,10 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def _parts(draw: Draw) -> tuple[str, str, Row]:
+    return draw if len(draw) == 3 else (*draw, {})
+
+
 def _draw(task: Task, splits: dict[str, Split]) -> None:
     """Fill the splits."""
     assert task.sample is not None
@@ -114,15 +118,14 @@ def _draw(task: Task, splits: dict[str, Split]) -> None:
     seen: set[str] = set()
     useless = 0
     while open_splits := [name for name, split in splits.items() if not split.full]:
-        draw = task.sample(rng)
-        prompt = draw[0]
+        prompt, answer, row = _parts(task.sample(rng))
         name = "test" if is_test(prompt) else "train"
         kept = False
         if prompt not in seen and name in open_splits:
             seen.add(prompt)
             if not task.drop_long:
-                _check(task, *draw)
-            kept = splits[name].add(task, *draw)
+                _check(task, prompt, answer, row)
+            kept = splits[name].add(task, prompt, answer, row)
         useless = 0 if kept else useless + 1
         if useless == _PATIENCE:
             name = open_splits[0]
@@ -134,14 +137,14 @@ def _draw(task: Task, splits: dict[str, Split]) -> None:
             )
 
 
-def _check(task: Task, prompt: str, answer: str, row: Row | None = None) -> None:
+def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
     """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
     try:
         bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
         bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
-    reward = task.verify(prompt, answer, answer, row or {})
+    reward = task.verify(prompt, answer, answer, row)
     if not reward >= task.solved:
         raise ValueError(
             f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "
