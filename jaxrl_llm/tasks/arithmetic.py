@@ -13,10 +13,9 @@ from jaxrl_llm.tasks.verifiers import numeric
 
 @register
 def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
-    """Add two numbers of at most `digits` digits.
+    """Add two numbers of at most `digits` digits; there are 100**digits prompts.
 
     Args:
-        digits: most digits of an operand, 1 to 18. There are 100**digits prompts.
         reverse: write the answer with its least significant digit first, the order in which carries are worked out.
         strict: the answer is the whole text; otherwise its last number counts, as a chat model writes it.
         spaced: the prompt has spaces between numbers and signs, as in most text: '58 + 67 ='.

@@ -32,22 +32,12 @@ _PLACE = "{prompt}"
 
 @dataclasses.dataclass(frozen=True)
 class Prompting:
-    """The text around every prompt.
+    """The text around every prompt."""
 
-    Args:
-        template: text with `{prompt}` once, e.g. worked examples before it; other braces are literal.
-        chat: wrap that in the model's chat template, up to where the model's answer begins.
-        system: the system message of the chat; empty: none, or what the chat template writes by default.
-        chat_options: other variables of the chat template, such as {"enable_thinking": False}.
-
-    Raises:
-        ValueError: `{prompt}` is not there once, or a field of the chat is set without a chat.
-    """
-
-    template: str = _PLACE
-    chat: bool = False
-    system: str = ""
-    chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    template: str = _PLACE  # such as worked examples before `{prompt}`; other braces are literal
+    chat: bool = False  # wrap that in the model's chat template, up to where its answer begins
+    system: str = ""  # of the chat; empty: none, or what the chat template writes by default
+    chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # such as {"enable_thinking": False}
 
     def __post_init__(self) -> None:
         if self.template.count(_PLACE) != 1:
@@ -78,63 +68,37 @@ class Prompting:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set with splits of its own.
-
-    Args:
-        read: the draws of the splits "train" and "test", in the order in which they are stored.
-        fingerprint: changes whenever `read` gives something else; must be cheap, since every start of a run calls it.
-    """
+    """A data set with splits of its own, "train" and "test"."""
 
     read: Callable[[], Mapping[str, Iterable[Draw]]]
-    fingerprint: Callable[[], str]
+    fingerprint: Callable[[], str]  # changes whenever `read` gives something else; every start of a run calls it
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A source of prompts, a right answer to each, and the rule that scores any other answer.
+    """Prompts, a right answer to each, and the rule that scores any other answer.
 
-    Args:
-        name: lower case letters, digits and underscores.
-        prompt_length: most tokens of a prompt, with what `prompting` puts around it.
-        answer_length: most tokens of an answer, the end included.
-        tokenizer: text to ids.
-        verify: (prompt, answer, gold, row) -> reward, any finite number. The answer is untrusted text; if verify
-            raises or returns no finite number, that is counted and the answer gets 0.
-        sample: draws (prompt, right answer) or (prompt, right answer, row) from a numpy Generator. A task has either
-            this or `source`.
-        source: a data set with splits of its own.
-        options: what `make` was called with, defaults filled in; part of the name of the data on disk.
-        train_size, test_size: examples of each split; with a `source` at most so many, 0 = all. No drawn prompt is in
-            both splits.
-        prompting: the text around a prompt.
-        drop_long: drawn prompts beyond `prompt_length` are dropped and counted, as those of a source always are;
-            otherwise they raise.
-        solved: an answer with at least this reward is right, as exact match and pass@k count it.
-        verify_truncated: an answer that was cut off by its bound is verified as it is; otherwise it gets 0.
-        isolated: verify runs in a worker process, which is killed after `time_limit`. For anything that may hang or
-            runs code that it does not control; it must be a function of a module, not one inside another function.
-        time_limit: seconds of one isolated verification.
-
-    Raises:
-        ValueError: a field is out of range.
+    The prompts are drawn by `sample` or those of a `source`. An answer is untrusted text: if `verify` raises or returns
+    no finite number, that is counted and the answer gets 0.
     """
 
     name: str
-    prompt_length: int
-    answer_length: int
+    prompt_length: int  # most tokens of a prompt, with what `prompting` puts around it
+    answer_length: int  # most tokens of an answer, the end included
     tokenizer: Tokenizer
-    verify: Verify
+    verify: Verify  # (prompt, answer, gold, row) -> reward, any finite number
     sample: Callable[[np.random.Generator], Draw] | None = None
     source: Source | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    train_size: int = 8192
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # with defaults; they name the data on disk
+    train_size: int = 8192  # with a source at most so many, 0 = all
     test_size: int = 512
     prompting: Prompting = dataclasses.field(default_factory=Prompting)
-    drop_long: bool = False
-    solved: float = 1.0
-    verify_truncated: bool = False
+    drop_long: bool = False  # drawn prompts that are too long are dropped, as those of a source are; else they raise
+    solved: float = 1.0  # the least reward of a right answer, as exact match and pass@k count it
+    verify_truncated: bool = False  # verify an answer that was cut off by its bound; otherwise it gets 0
+    # Run verify in a worker process, since it may hang or run code of others; it must be a function of a module.
     isolated: bool = False
-    time_limit: float = 5.0
+    time_limit: float = 5.0  # seconds of one isolated verification, after which the worker is killed
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -164,11 +128,7 @@ class TooLong(ValueError):
 
 
 def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
-    """`ids` of a text: of a prompt, or of an answer (kind answer, chosen or rejected) with its end.
-
-    Raises:
-        TooLong: there are more than `most`.
-    """
+    """`ids` of a prompt, or of an answer (kind answer, chosen or rejected) with its end; raises `TooLong`."""
     if len(ids) <= most:
         return ids
     bound, end, remedy = (
@@ -211,13 +171,9 @@ def names() -> tuple[str, ...]:
 
 
 def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting | None = None, **options: Any) -> Task:
-    """The task `name` with `options` in place of its defaults.
+    """The task `name` with the tokenizer of the model that will answer, and `options` in place of its defaults.
 
-    Args:
-        name: one of `names()`.
-        tokenizer: of the model that will answer; default: the task's own, of characters or bytes.
-        prompting: the text around every prompt; default: none.
-        options: the task's own options, and `train_size`, `test_size`, which every task has.
+    Every task also has the options `train_size` and `test_size`.
 
     Raises:
         ValueError: an unknown task or option, an option of another type than its default or out of range.
@@ -234,18 +190,12 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
             )
         kind = dict if isinstance(known[option], Mapping) else type(known[option])
         (own if option in own else sizes)[option] = Declaration(kind).typed(f"{name}.{option}", value)
-    return _posed(dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes), tokenizer, prompting)
-
-
-def _posed(task: Task, tokenizer: Tokenizer | None, prompting: Prompting | None) -> Task:
-    """The task with another tokenizer or with text around its prompts.
-
-    The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows by
-    the text around the prompt. A data set's bound is on the whole text, since longer prompts are dropped.
-    """
+    task = dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes)
     if tokenizer is None and prompting is None:
         return task
     posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)
     if task.source is not None or task.drop_long:
-        return posed
+        return posed  # the bound is on the whole text, since longer prompts are dropped
+    # The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows
+    # by the text around the prompt.
     return dataclasses.replace(posed, prompt_length=task.prompt_length + len(posed.ids_of_prompt("")))

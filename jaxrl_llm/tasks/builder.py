@@ -30,14 +30,12 @@ def stored(
     data_dir: str | Path | None,
     make: Callable[[], Mapping[str, Iterable[_Row]]],
 ) -> Mapping[str, Sequence[_Row]]:
-    """The splits of a data set, written first if it is not on disk; safe in several processes at once.
+    """The splits of a data set, of what `make` gives if it is not on disk; safe in several processes at once.
 
     Args:
         row: the TypedDict of a row, with fields of type int, float, str, or a mapping, which is stored as JSON.
         dataset, version: TFDS's name and version of this kind of data set; another `row` needs another version.
         name: of this data set among those of its kind.
-        data_dir: default `default_data_dir()`.
-        make: gives the rows of every split; called only if they are to be written.
 
     Raises:
         ValueError: what `make` raises; or data_dir cannot be written.
@@ -58,22 +56,18 @@ def stored(
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Rows in their order."""
-
     def __init__(
         self, dataset: str, version: str, name: str, data_dir: Path, kinds: Mapping[str, Any], splits: Mapping[str, Any]
     ):
         self.name = dataset  # pyright: ignore[reportAttributeAccessIssue] (TFDS's own adhoc builder does so)
         self.VERSION = tfds.core.Version(version)
         self._kinds, self._splits = kinds, splits
-        config = tfds.core.BuilderConfig(name=name)
-        super().__init__(config=config, data_dir=data_dir, file_format="array_record")
+        super().__init__(config=tfds.core.BuilderConfig(name=name), data_dir=data_dir, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
         numbers = {int: np.int64, float: np.float32}
         fields = {field: numbers.get(kind, tfds.features.Text()) for field, kind in self._kinds.items()}
-        features = tfds.features.FeaturesDict(fields)
-        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(fields), disable_shuffling=True)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing is downloaded here

@@ -19,13 +19,7 @@ _BINDING = {"+": 1, "-": 1, "*": 2, "": 3}  # "" is a single number
 def countdown(*, numbers: int = 3, maximum: int = 30, target_maximum: int = 99) -> Task:
     """Write an expression of + - * and parentheses that uses every given number once and equals the target.
 
-    Any such expression earns 1, every other text 0. The numbers of a prompt are sorted, so that two prompts are never
-    the same puzzle in another order.
-
-    Args:
-        numbers: how many numbers are given, 2 to 6.
-        maximum: largest given number, 2 to 999; the smallest is 1.
-        target_maximum: largest target, 10 to 9999; the smallest is 1.
+    The numbers of a prompt, 1 to `maximum`, are sorted, so that two prompts are never the same puzzle in another order.
     """
     within("countdown.numbers", numbers, 2, 6)
     within("countdown.maximum", maximum, 2, 999)
@@ -88,17 +82,13 @@ def evaluate(text: str, numbers: list[str]) -> int | None:
     rest = deque(tokens)
     try:
         value = _sum(rest, 0)
-    except _Malformed:
+    except ValueError:
         return None
     return None if rest else value
 
 
-class _Malformed(Exception):
-    pass
-
-
 def _sum(tokens: deque[str], depth: int) -> int:
-    """Takes a sum from the front of the tokens; gives its value."""
+    """Takes a sum from the front of the tokens; gives its value, or raises ValueError if there is none."""
     value = _product(tokens, depth)
     while tokens and tokens[0] in "+-":
         sign = tokens.popleft()
@@ -123,4 +113,4 @@ def _atom(tokens: deque[str], depth: int) -> int:
         value = _sum(tokens, depth + 1)
         if tokens and tokens.popleft() == ")":
             return value
-    raise _Malformed
+    raise ValueError(f"{first!r} begins no number and no expression in parentheses")

@@ -70,12 +70,7 @@ def prompts(
 ) -> PromptStream:
     """An endless stream of `PromptBatch`, in a new order every epoch; a batch may span two epochs.
 
-    Args:
-        task: from `make`.
-        split: "train" or "test".
-        seed: of the order, 0 to 2**32 - 1.
-        batch_size: prompts a batch.
-        data_dir: where the data is, or is written by the first call; default `default_data_dir()`.
+    The first call for a task writes its data below `data_dir`, by default `default_data_dir()`.
 
     Raises:
         ValueError: an unknown split, a batch size below 1, a seed out of range, or data that cannot be written.
@@ -86,23 +81,19 @@ def prompts(
 def supervised(
     task: Task, split: str = "train", *, seed: int, batch_size: int, data_dir: str | Path | None = None
 ) -> SupervisedStream:
-    """An endless stream of `SupervisedBatch`; arguments and errors as for `prompts`."""
+    """An endless stream of `SupervisedBatch`; errors as of `prompts`."""
     return batches(examples(task, split, data_dir), functools.partial(_supervised_batch, task), seed, batch_size)
 
 
 def all_prompts(
     task: Task, split: str = "test", *, limit: int | None = None, data_dir: str | Path | None = None
 ) -> PromptBatch:
-    """The first `limit` prompts of a split (default: all) as one batch, in the order on disk, which is random.
-
-    Raises:
-        ValueError: an unknown split, a limit below 1, or data that cannot be written.
-    """
+    """The first `limit` prompts of a split (default: all) as one batch, in the order on disk, which is random."""
     return _prompt_batch(task, numbered(examples(task, split, data_dir), limit))
 
 
 def examples(task: Task, split: str, data_dir: str | Path | None = None) -> Sequence[Example]:
-    """Random access to a split on disk, written first if it is not there; arguments and errors as for `prompts`."""
+    """Random access to a split on disk, written first if it is not there; errors as of `prompts`."""
     one_of("split", split, ("train", "test"))
     from jaxrl_llm.tasks.builder import stored
 
@@ -124,11 +115,7 @@ def _generated(task: Task) -> Mapping[str, Sequence[Example]]:
 
 
 def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batch_size: int) -> Any:
-    """An endless stream of what `collate` makes of numbered rows, in a new order every epoch.
-
-    Raises:
-        ValueError: a batch size below 1, or a seed out of range.
-    """
+    """An endless stream of what `collate` makes of numbered rows, in a new order every epoch."""
     at_least("batch_size", batch_size, 1)
     within("seed", seed, 0, 2**32 - 1)
     import grain
@@ -140,11 +127,7 @@ def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batc
 
 
 def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]]:
-    """(place, row) of the first `limit` rows; None: of all.
-
-    Raises:
-        ValueError: a limit below 1.
-    """
+    """(place, row) of the first `limit` rows; None: of all."""
     if limit is not None:
         at_least("limit", limit, 1, "leave it out to get all")
     return [(i, source[i]) for i in range(min(len(source), limit or len(source)))]

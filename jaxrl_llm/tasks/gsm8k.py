@@ -23,13 +23,7 @@ def gsm8k(
     answer_length: int = 512,
     time_limit: float = 5.0,
 ) -> Task:
-    """The data set's own splits; the right answer is the number after `####`, its derivation is `row["solution"]`.
-
-    Args:
-        folder: holds train.jsonl and test.jsonl as published, {"question", "answer"} a line; empty: the user's cache
-            folder, where they are downloaded once.
-        verifier, prompt_length, answer_length, time_limit: as for `jsonl`.
-    """
+    """The published splits; the right answer is the number after `####`, its derivation is `row["solution"]`."""
 
     def files() -> dict[str, Path]:
         place = Path(folder) if folder else cache_folder() / "downloads" / "gsm8k"

@@ -26,15 +26,8 @@ def jsonl(
 ) -> Task:
     """One JSON object a line, with a prompt, its right answer, and whatever else the verifier reads as `row`.
 
-    Args:
-        path: the file of the train split.
-        test_path: the file of the test split; empty: one prompt in eight of `path`, by a hash of its text.
-        prompt_field: the field that holds the prompt.
-        answer_field: the field that holds the right answer; a number is read as its digits.
-        verifier: exact, numeric, math, "package.module:function" or "file.py:function".
-        prompt_length: most tokens of a prompt; rows beyond it are dropped and counted.
-        answer_length: most tokens of an answer, the end included.
-        time_limit: seconds that math or your own function may take for an answer.
+    Without `test_path`, one prompt in eight of `path` is of the test split, by a hash of its text. An answer that is a
+    number is read as its digits.
     """
     if not path:
         raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")
@@ -88,7 +81,6 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            row: object = None
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict):
@@ -104,11 +96,7 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
 
 
 def digest(*files: Path) -> str:
-    """A digest of the content of the files.
-
-    Raises:
-        ValueError: a file cannot be read.
-    """
+    """A digest of the content of the files; one that cannot be read is a ValueError."""
     hashed = hashlib.sha256()
     for file in files:
         try:

@@ -13,12 +13,7 @@ _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 @register
 def modular(*, modulus: int = 97, operators: str = "+-*") -> Task:
-    """Apply one operator to two residues and reduce; the answer is the residue in 0..modulus-1.
-
-    Args:
-        modulus: 2 to 9999. There are modulus**2 prompts per operator.
-        operators: which of '+', '-' and '*' appear, each once.
-    """
+    """Apply one operator to two residues and reduce; there are modulus**2 prompts for each operator."""
     within("modular.modulus", modulus, 2, 9999)
     if not operators or len(set(operators)) != len(operators) or not set(operators) <= set(_APPLY):
         raise ValueError(f"modular.operators={operators!r} must be some of '+-*', each at most once; e.g. '+-'")

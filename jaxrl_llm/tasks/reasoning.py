@@ -24,14 +24,7 @@ def reasoning_gym(
     prompt_length: int = 256,
     answer_length: int = 256,
 ) -> Task:
-    """One of the library's data sets by name.
-
-    Args:
-        dataset: as in `reasoning_gym.create_dataset`, e.g. "countdown".
-        settings: of that data set, e.g. {"min_digits": 2, "max_digits": 2}.
-        prompt_length: most tokens of a prompt; longer ones are dropped and counted.
-        answer_length: most tokens of an answer, the end included.
-    """
+    """`dataset` of `reasoning_gym.create_dataset` with its own `settings`, such as {"min_digits": 2}."""
     written = json.dumps(dict(settings), sort_keys=True)
 
     def sample(rng: np.random.Generator) -> Draw:

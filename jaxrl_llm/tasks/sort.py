@@ -9,11 +9,7 @@ from jaxrl_llm.tasks.tokenizers import CharTokenizer
 
 @register
 def sort(*, digits: int = 10) -> Task:
-    """Write the digits of the prompt in ascending order.
-
-    Args:
-        digits: how many digits a prompt has, 1 to 64. There are 10**digits prompts.
-    """
+    """Write the digits of the prompt in ascending order; there are 10**digits prompts."""
     within("sort.digits", digits, 1, 64)
 
     def sample(rng: np.random.Generator) -> tuple[str, str]:

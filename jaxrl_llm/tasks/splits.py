@@ -2,15 +2,13 @@
 
 import dataclasses
 import hashlib
-import itertools
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Draw, Example, Task, TooLong, bounded
+from jaxrl_llm.tasks.base import Draw, Example, Row, Task, TooLong, bounded
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
@@ -24,13 +22,17 @@ _LONGEST_NAME = 120  # most characters of words in a folder's name; the digest c
 class Split:
     """The examples of one split, and how many prompts were dropped because they are too long."""
 
+    size: int  # the most examples; 0: no limit
     examples: list[Example] = dataclasses.field(default_factory=list)
     dropped: int = 0
     shortest: int = 2**31 - 1  # tokens of the shortest prompt that was dropped
 
-    def add(self, task: Task, draw: Draw) -> bool:
+    @property
+    def full(self) -> bool:
+        return 0 < self.size <= len(self.examples)
+
+    def add(self, task: Task, prompt: str, answer: str, row: Row) -> bool:
         """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
-        prompt, answer, row = draw if len(draw) == 3 else (*draw, {})
         length = len(task.ids_of_prompt(prompt))
         if length > task.prompt_length:
             self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
@@ -49,7 +51,16 @@ def generate(task: Task) -> dict[str, Split]:
         ValueError: the task has too few different prompts or none that is short enough, or it draws an example that
           does not fit or is not right by its own rule.
     """
-    splits = _drawn(task) if task.source is None else _given(task, task.source.read())
+    splits = {"train": Split(task.train_size), "test": Split(task.test_size)}
+    if task.source is None:
+        _draw(task, splits)
+    else:
+        draws = task.source.read()
+        for name, split in splits.items():
+            for draw in draws[name]:
+                split.add(task, *_parts(draw))
+                if split.full:
+                    break
     for name, split in splits.items():
         if not split.examples:
             reason = (
@@ -86,7 +97,7 @@ def data_name(task: Task) -> str:
     else:
         assert task.sample is not None
         rng = np.random.default_rng(_SEED)
-        content = list(itertools.islice(iter(lambda: task.sample(rng), None), _FINGERPRINTED))  # pyright: ignore
+        content = [task.sample(rng) for _ in range(_FINGERPRINTED)]
     bound = task.prompt_length if task.source is not None or task.drop_long else None
     whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound)
     return f"{task.name}-{words}-{_digest(repr(whole)) & 0xFFFFFF:06x}"
@@ -96,60 +107,46 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _given(task: Task, read: Mapping[str, Iterable[Draw]]) -> dict[str, Split]:
-    splits = {"train": Split(), "test": Split()}
-    for name, split in splits.items():
-        limit = getattr(task, f"{name}_size")
-        for draw in read[name]:
-            split.add(task, draw)
-            if limit and len(split.examples) == limit:
-                break
-    return splits
+def _parts(draw: Draw) -> tuple[str, str, Row]:
+    return draw if len(draw) == 3 else (*draw, {})
 
 
-def _drawn(task: Task) -> dict[str, Split]:
+def _draw(task: Task, splits: dict[str, Split]) -> None:
+    """Fill the splits."""
     assert task.sample is not None
     rng = np.random.default_rng(_SEED)
-    wanted = {"train": task.train_size, "test": task.test_size}
-    splits = {name: Split() for name in wanted}
     seen: set[str] = set()
     useless = 0
-    while any(len(splits[name].examples) < size for name, size in wanted.items()):
-        draw = task.sample(rng)
-        prompt, answer = draw[0], draw[1]
+    while open_splits := [name for name, split in splits.items() if not split.full]:
+        prompt, answer, row = _parts(task.sample(rng))
         name = "test" if is_test(prompt) else "train"
         kept = False
-        if prompt not in seen and len(splits[name].examples) < wanted[name]:
+        if prompt not in seen and name in open_splits:
             seen.add(prompt)
             if not task.drop_long:
-                _check(task, prompt, answer, draw[2] if len(draw) == 3 else {})
-            kept = splits[name].add(task, draw)
+                _check(task, prompt, answer, row)
+            kept = splits[name].add(task, prompt, answer, row)
         useless = 0 if kept else useless + 1
         if useless == _PATIENCE:
-            raise _exhausted(task, splits)
-    return splits
+            name = open_splits[0]
+            available = len(splits[name].examples)
+            raise ValueError(
+                f"{name}_size={splits[name].size} is more than task {task.name!r} with {dict(task.options)} "
+                f"holds: {available} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
+                f"{name}_size <= {available} or choose options with more prompts"
+            )
 
 
-def _check(task: Task, prompt: str, answer: str, row: object) -> None:
+def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
     """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
     try:
         bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
         bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
-    reward = task.verify(prompt, answer, answer, row)  # pyright: ignore[reportArgumentType]
+    reward = task.verify(prompt, answer, answer, row)
     if not reward >= task.solved:
         raise ValueError(
             f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "
             f"below solved={task.solved}; correct sample or verify"
         )
-
-
-def _exhausted(task: Task, splits: dict[str, Split]) -> ValueError:
-    name = next(name for name, split in splits.items() if len(split.examples) < getattr(task, f"{name}_size"))
-    available = len(splits[name].examples)
-    return ValueError(
-        f"{name}_size={getattr(task, f'{name}_size')} is more than task {task.name!r} with {dict(task.options)} "
-        f"holds: {available} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
-        f"{name}_size <= {available} or choose options with more prompts"
-    )

@@ -1,5 +1,6 @@
 """Tokenizers of published models: equal to transformers' on text of every kind, and to known ids of SmolLM2."""
 
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer, write_tokenizer
 from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import PRE_TOKENIZERS
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import render
 from tests.reference.gguf_files import add_tokenizer, finish
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -113,21 +113,22 @@ def test_the_published_template_gives_the_ids_of_transformers(ours, theirs, chat
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
-def test_an_elaborate_template_gives_the_text_of_transformers(theirs, chat, options):
+def test_an_elaborate_template_gives_the_text_of_transformers(ours, theirs, chat, options):
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     expected = theirs.apply_chat_template(
         chat, chat_template=ELABORATE, add_generation_prompt=True, tokenize=False, **options
     )
-    assert render(ELABORATE, chat, special_tokens=special, **options) == expected
+    elaborate = dataclasses.replace(ours, template=ELABORATE, special_tokens=special)
+    assert elaborate.chat(chat, **options) == expected
 
 
 def test_a_template_that_refuses_names_the_message(ours):
     with pytest.raises(
         ValueError, match=r"refuses the messages \[\"tool: 'x'\"\] \(no role tool\); change task.system"
     ):
-        render(ELABORATE, [{"role": "tool", "content": "x"}])
+        dataclasses.replace(ours, template=ELABORATE).chat([{"role": "tool", "content": "x"}])
     with pytest.raises(ValueError, match="refuses"):  # the sandbox
-        render("{{ ''.__class__.__mro__ }}{{ messages.append(1) }}", CHATS[0])
+        dataclasses.replace(ours, template="{{ ''.__class__.__mro__ }}{{ messages.append(1) }}").chat(CHATS[0])
 
 
 def test_a_tokenizer_without_a_template_says_so(folder, tmp_path):

@@ -50,8 +50,8 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     A hash of the prompt holds out one prompt in eight: the same file gives the same splits, and no prompt is in both.
 
     Args:
-        encoder: of the model. A pair that it cannot encode, or that is too long for it, is bad. It puts its prompting
-            around prompts that are strings.
+        encoder: a pair that it cannot encode, or that is too long for it, is bad. It puts its prompting around prompts
+            that are strings.
         render: messages to the text that the model answers, as the chat template of a tokenizer does it.
         bad: "raise" at the first bad line, or "skip" bad lines and count them.
 

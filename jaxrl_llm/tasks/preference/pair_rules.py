@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -30,49 +30,29 @@ class Pair(TypedDict):
     margin: float  # how far apart the rewards should be; 0: only their order is known
 
 
-def _replace(rng: np.random.Generator, text: str, alphabet: str) -> str:
-    place = int(rng.integers(len(text)))
-    return text[:place] + alphabet[int(rng.integers(len(alphabet)))] + text[place + 1 :]
+CORRUPTIONS = ("replace", "drop", "repeat", "swap")
 
 
-def _drop(rng: np.random.Generator, text: str, alphabet: str) -> str:
-    place = int(rng.integers(len(text)))
-    return text[:place] + text[place + 1 :]
-
-
-def _repeat(rng: np.random.Generator, text: str, alphabet: str) -> str:
-    place = int(rng.integers(len(text)))
-    return text[:place] + text[place] + text[place:]
-
-
-def _swap(rng: np.random.Generator, text: str, alphabet: str) -> str:
-    if len(text) < 2:
+def _corrupt(kind: str, rng: np.random.Generator, text: str, alphabet: str) -> str:
+    """The text with one character replaced by one of the alphabet, dropped, repeated or swapped with the next."""
+    if kind == "swap" and len(text) < 2:
         return text
-    place = int(rng.integers(len(text) - 1))
-    return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
-
-
-CORRUPTIONS: dict[str, Callable[[np.random.Generator, str, str], str]] = {
-    "replace": _replace,  # one character becomes another of the task's answers
-    "drop": _drop,  # one character is missing
-    "repeat": _repeat,  # one character is repeated
-    "swap": _swap,  # two neighbours change places
-}
+    place = int(rng.integers(len(text) - 1 if kind == "swap" else len(text)))
+    before, character, after = text[:place], text[place], text[place + 1 :]
+    if kind == "replace":
+        return before + alphabet[int(rng.integers(len(alphabet)))] + after
+    if kind == "drop":
+        return before + after
+    if kind == "repeat":
+        return before + character + character + after
+    return before + after[0] + character + after[1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class PairRules(Block, prefix="preference."):
     """How the two answers of a pair are made.
 
-    Args:
-        corruption: how a right answer becomes a wrong one: replace, drop, repeat, swap, or any (one of them at random).
-        equal_share: share of the pairs whose answers are equally correct; the shorter one is chosen. Both are right
-            if brackets around the answer leave it right, otherwise both are wrong.
-        label_noise: probability that chosen and rejected are swapped. A larger one swaps the same pairs and more.
-        seed: of all random choices.
-
-    Raises:
-        ValueError: a field is out of range.
+    A larger `label_noise` swaps the pairs of a smaller one and more.
     """
 
     corruption: str = declared("any", "how a right answer becomes a wrong one", among=(*CORRUPTIONS, "any"))
@@ -88,17 +68,13 @@ class PairRules(Block, prefix="preference."):
 def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str | Path | None = None) -> Sequence[Pair]:
     """Random access to the pairs of a task, one for each of its examples; written first if they are not on disk.
 
-    Args:
-        split: "train" or "test"; no prompt is in both, as in the task itself.
-        data_dir: where the data is, or is written; default `default_data_dir()`.
-
     Raises:
         ValueError: an unknown split, rules that make no pair of an example, or data that cannot be written.
     """
-    one_of("split", split, ("train", "test"))
+    one_of("split", split, _SPLITS)
     from jaxrl_llm.tasks.builder import stored
 
-    given = {name: examples(task, name, data_dir) for name in ("train", "test")}
+    given = {name: examples(task, name, data_dir) for name in _SPLITS}
 
     def make() -> Mapping[str, Sequence[Pair]]:
         return {name: list(make_pairs(task, rules, list(source), name)) for name, source in given.items()}
@@ -132,7 +108,7 @@ def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split:
         if alike:
             better, worse = _equally_correct(rng, judge, rules, alphabet)
         else:
-            better, worse = example["answer"], _corrupted(rng, judge, rules, alphabet)
+            better, worse = example["answer"], _wrong(rng, judge, rules, alphabet)
         chosen, rejected = (worse, better) if swapped else (better, worse)
         yield Pair(uid=example["uid"], prompt=example["prompt"], chosen=chosen, rejected=rejected, margin=0.0)
 
@@ -155,12 +131,12 @@ class _Judge:
             return False
 
 
-def _corrupted(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphabet: str) -> str:
+def _wrong(rng: np.random.Generator, judge: _Judge, rules: PairRules, alphabet: str) -> str:
     answer = judge.example["answer"]
     right = judge.reward(answer)
-    names = list(CORRUPTIONS) if rules.corruption == "any" else [rules.corruption]
+    kinds = CORRUPTIONS if rules.corruption == "any" else (rules.corruption,)
     for _ in range(_ATTEMPTS):
-        wrong = CORRUPTIONS[names[int(rng.integers(len(names)))]](rng, answer, alphabet)
+        wrong = _corrupt(kinds[int(rng.integers(len(kinds)))], rng, answer, alphabet)
         if judge.fits(wrong) and judge.reward(wrong) < right:
             return wrong
     raise ValueError(
@@ -178,9 +154,9 @@ def _equally_correct(rng: np.random.Generator, judge: _Judge, rules: PairRules, 
         return answer, bracketed
     wrong = ""
     for _ in range(_ATTEMPTS):
-        wrong = _corrupted(rng, judge, rules, alphabet)
+        wrong = _wrong(rng, judge, rules, alphabet)
         for shorter in (wrong, wrong[:-1]):  # the second in case the first fills the task's bound
-            longer = _repeat(rng, shorter, alphabet) if shorter else ""
+            longer = _corrupt("repeat", rng, shorter, alphabet) if shorter else ""
             if judge.fits(longer) and judge.reward(shorter) == judge.reward(longer) == judge.reward(wrong):
                 return shorter, longer
     raise ValueError(

@@ -35,19 +35,12 @@ class PairBatch(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-    """Text to rows of tokens.
-
-    Args:
-        tokenizer: of the model.
-        prompt_length: most tokens of a prompt.
-        answer_length: most tokens of an answer, EOS included.
-        prompting: the text around every prompt; None: prompts are whole texts already.
-    """
+    """Text to rows of tokens."""
 
     tokenizer: Tokenizer
-    prompt_length: int
-    answer_length: int
-    prompting: Prompting | None = dataclasses.field(default_factory=Prompting)
+    prompt_length: int  # most tokens of a prompt
+    answer_length: int  # most tokens of an answer, EOS included
+    prompting: Prompting | None = dataclasses.field(default_factory=Prompting)  # None: prompts are whole texts already
 
     @classmethod
     def of(cls, task: Task) -> "PairEncoder":
@@ -97,11 +90,6 @@ class PairEncoder:
 def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batch_size: int) -> Any:
     """An endless stream of `PairBatch`, in a new order every epoch; a `grain.DatasetIterator` with an exact state.
 
-    Args:
-        source: from `pairs` or `read_pairs`.
-        seed: of the order, 0 to 2**32 - 1.
-        batch_size: pairs a batch, which gets twice as many rows.
-
     Raises:
         ValueError: no pair, a batch size below 1, or a seed out of range; from the stream, a text that is too long.
     """
@@ -109,11 +97,7 @@ def pair_stream(source: Sequence[Pair], encoder: PairEncoder, *, seed: int, batc
 
 
 def all_pairs(source: Sequence[Pair], encoder: PairEncoder, *, limit: int | None = None) -> PairBatch:
-    """The first `limit` pairs (default: all) as one batch, in their order.
-
-    Raises:
-        ValueError: a limit below 1, no pair, or an answer that is too long.
-    """
+    """The first `limit` pairs (default: all) as one batch, in their order; errors as of `pair_stream`."""
     return encoder(numbered(_not_empty(source), limit))
 
 

@@ -46,11 +46,7 @@ class Tokenizer(Protocol):
 
 
 def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
-    """The ids before the first of `end_ids`, as Python ints.
-
-    Raises:
-        ValueError: an id is negative.
-    """
+    """The ids before the first of `end_ids`, as Python ints; a negative one is a ValueError."""
     kept: list[int] = []
     for token in map(int, ids):
         if token in end_ids:
@@ -71,14 +67,7 @@ class _Plain:
 
 @dataclasses.dataclass(frozen=True)
 class CharTokenizer(_Plain):
-    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ...
-
-    Args:
-        vocabulary: the characters of the task, each once.
-
-    Raises:
-        ValueError: a character appears twice, or the vocabulary is empty.
-    """
+    """Maps the characters of `vocabulary`, in order, to the ids 2, 3, ..."""
 
     vocabulary: str
 
@@ -99,11 +88,7 @@ class CharTokenizer(_Plain):
         return hashlib.sha256(self.vocabulary.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without EOS.
-
-        Raises:
-            ValueError: a character is not in the vocabulary.
-        """
+        """The ids of `text`; a character that is not in the vocabulary is a ValueError."""
         ids = [self.vocabulary.find(c) for c in text]
         if -1 in ids:
             at = ids.index(-1)
@@ -118,9 +103,6 @@ class CharTokenizer(_Plain):
 
         An id without a character (padding, or an unused row of a larger embedding) becomes U+FFFD, so that an answer
         in which a model samples one is not right. Padding after the text is therefore the caller's to cut off.
-
-        Raises:
-            ValueError: an id is negative.
         """
         return "".join(
             self.vocabulary[i - 2] if 2 <= i < self.vocab_size else UNKNOWN for i in before_end(ids, self.end_ids)
@@ -141,11 +123,7 @@ class ByteTokenizer(_Plain):
         return [byte + 2 for byte in text.encode()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text before the first EOS; an id without a byte becomes U+FFFD, and so does broken UTF-8.
-
-        Raises:
-            ValueError: an id is negative.
-        """
+        """The text before the first EOS; an id without a byte becomes U+FFFD, and so does broken UTF-8."""
         kept = before_end(ids, self.end_ids)
         # 0xFF is no byte of UTF-8, so an unknown id is replaced like a broken byte.
         return bytes(i - 2 if 2 <= i < self.vocab_size else 0xFF for i in kept).decode(errors="replace")

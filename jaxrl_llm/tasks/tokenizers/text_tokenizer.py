@@ -14,21 +14,12 @@ from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` with the ids that end an answer and, for chat models, the chat template.
-
-    Args:
-        backend: of the package tokenizers.
-        end_ids: every id that ends an answer, the tokenizer's own EOS first.
-        template: Jinja source of the chat template, "" if the model has none.
-        special_tokens: name -> text (bos_token, eos_token, ...), for the template.
-
-    Raises:
-        ValueError: no id ends an answer, or one that does is not in the vocabulary.
-    """
+    """A `tokenizers.Tokenizer` with the ids that end an answer and, for chat models, the chat template."""
 
     backend: Any = dataclasses.field(compare=False, repr=False)
-    end_ids: tuple[int, ...]
-    template: str = dataclasses.field(default="", repr=False)
+    end_ids: tuple[int, ...]  # the tokenizer's own EOS first
+    template: str = dataclasses.field(default="", repr=False)  # Jinja source as published; "": no chat model
+    # Name -> text (bos_token, eos_token, ...), for the template.
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     pad_id = 0  # may be an ordinary token too: see `Tokenizer`
     vocab_size: int = dataclasses.field(init=False)
@@ -57,9 +48,6 @@ class TextTokenizer:
         """The text before the first end id, special tokens written out.
 
         An id without a token becomes U+FFFD, and so does a character of which only some bytes are there.
-
-        Raises:
-            ValueError: an id is negative.
         """
         runs: list[list[int]] = [[]]
         for i in before_end(ids, self.end_ids):
@@ -69,23 +57,42 @@ class TextTokenizer:
                 runs.append([])
         return UNKNOWN.join(self.backend.decode(run, skip_special_tokens=False) for run in runs)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The text of a chat by this model's template; options as for `render`.
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
+        """The text of a chat, equal to what transformers' `apply_chat_template(tokenize=False)` gives.
+
+        Args:
+            messages: {"role": ..., "content": ...} each.
+            add_generation_prompt: end with the header of an answer, so that the model answers.
+            options: other variables of the template, such as `enable_thinking`.
 
         Raises:
-            ValueError: there is no template, or it refuses the messages.
+            ValueError: there is no template, it refuses the messages or it has an error.
+            ImportError: jinja2 is not installed.
         """
         if not self.template:
             raise ValueError("the tokenizer has no chat template; set task.chat=False or add chat_template.jinja")
-        return render(self.template, messages, special_tokens=self.special_tokens, **options)
+        try:
+            import jinja2
+        except ImportError as error:
+            raise ImportError("chat templates need jinja2; pip install 'jaxrl_llm[hf]'") from error
+        values = {"tools": None, "documents": None, **self.special_tokens, **options}
+        try:
+            return _compiled(self.template).render(
+                messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **values
+            )
+        except jinja2.TemplateError as error:
+            shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
+            raise ValueError(
+                f"the chat template refuses the messages {shown} ({error}); change task.system, task.chat_options or "
+                "set task.chat=False"
+            ) from error
 
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
-    """The tokenizer of a checkpoint.
+    """The tokenizer of a checkpoint: a GGUF file, or a folder in the Hugging Face layout.
 
-    Args:
-        path: a GGUF file, or a folder in the Hugging Face layout: tokenizer.json, and if they exist
-            tokenizer_config.json, chat_template.jinja, generation_config.json, config.json.
+    The folder holds tokenizer.json, and may hold tokenizer_config.json, chat_template.jinja, generation_config.json and
+    config.json.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or no tokenizer in it.
@@ -149,46 +156,9 @@ def _json(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is no JSON ({error}); write the file again") from error
 
 
-def render(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    special_tokens: Mapping[str, str] | None = None,
-    **options: Any,
-) -> str:
-    """The text of a chat, equal to what transformers' `apply_chat_template(tokenize=False)` gives.
-
-    Args:
-        template: Jinja source, as a checkpoint publishes it. It is untrusted and runs in Jinja's immutable sandbox.
-        messages: {"role": ..., "content": ...} each.
-        add_generation_prompt: end with the header of an answer, so that the model answers.
-        special_tokens: bos_token, eos_token and the like, which templates name.
-        options: other variables of the template, such as `enable_thinking`.
-
-    Raises:
-        ValueError: the template refuses the messages or has an error.
-        ImportError: jinja2 is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError("chat templates need jinja2; pip install 'jaxrl_llm[hf]'") from error
-    values = {"tools": None, "documents": None, **(special_tokens or {}), **options}
-    try:
-        return _compiled(template).render(
-            messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **values
-        )
-    except jinja2.TemplateError as error:
-        shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
-        raise ValueError(
-            f"the chat template refuses the messages {shown} ({error}); change task.system, task.chat_options or "
-            "set task.chat=False"
-        ) from error
-
-
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
+    """The template, which is untrusted, in Jinja's immutable sandbox."""
     import jinja2
     import jinja2.ext
     import jinja2.nodes
@@ -212,12 +182,10 @@ def _compiled(template: str) -> Any:
     ) -> str:  # Jinja's own escapes HTML
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    def strftime_now(format: str) -> str:
-        return datetime.now().strftime(format)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment.from_string(template)

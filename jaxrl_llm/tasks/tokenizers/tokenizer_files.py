@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokeni
 _PAD, _END = "<|pad|>", "<|end|>"  # ids 0 and 1 of the tokenizers of characters and bytes
 
 # ChatML: each message between <|im_start|>role and <|im_end|>.
-CHAT_TEMPLATE = (
+_CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -41,17 +41,11 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     return _files(backend, tokenizer.end_ids, template, special)
 
 
-def write_tokenizer(
-    folder: str | Path, corpus: Iterable[str], vocab_size: int = 512, chat_template: str = CHAT_TEMPLATE
-) -> TextTokenizer:
+def write_tokenizer(folder: str | Path, corpus: Iterable[str], vocab_size: int = 512) -> TextTokenizer:
     """Train a byte-level BPE on `corpus` and write its files; equal arguments write equal files.
 
-    Digits are tokens of their own. `<|im_end|>` (id 2) and `<|endoftext|>` (id 0) end an answer.
-
-    Args:
-        folder: gets tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json.
-        corpus: texts; any other text can be encoded too.
-        vocab_size: at most; 3 special tokens and 256 bytes are always there.
+    Digits are tokens of their own. `<|im_end|>` (id 2) and `<|endoftext|>` (id 0) end an answer. 3 special tokens and
+    256 bytes are always there, so any other text can be encoded too; `vocab_size` is the most tokens in all.
 
     Raises:
         ImportError: tokenizers is not installed.
@@ -75,7 +69,7 @@ def write_tokenizer(
     backend.train_from_iterator(corpus, trainer)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in _files(backend, (2, 0), chat_template, special, model_max_length=8192).items():
+    for name, content in _files(backend, (2, 0), _CHAT_TEMPLATE, special, model_max_length=8192).items():
         (folder / name).write_bytes(content)
     return load_tokenizer(folder)
 

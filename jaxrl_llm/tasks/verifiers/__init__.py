@@ -4,13 +4,4 @@ own; those run in worker processes with limits of time and memory."""
 from jaxrl_llm.tasks.verifiers.named_verifiers import exact, number, numeric, verifier
 from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict, close, submit
 
-__all__ = [
-    "TIMEOUT",
-    "Verdict",
-    "close",
-    "exact",
-    "number",
-    "numeric",
-    "submit",
-    "verifier",
-]
+__all__ = ["TIMEOUT", "Verdict", "close", "exact", "number", "numeric", "submit", "verifier"]

@@ -21,10 +21,7 @@ _READ = 4096  # characters of an answer that `numeric` reads, counted from its e
 
 
 def verifier(spec: str) -> tuple[Callable[[str, str, str, Mapping[str, Any]], float], bool]:
-    """(verify, isolated) of a name or of the place of a function.
-
-    Args:
-        spec: "exact", "numeric", "math", "package.module:function" or "file.py:function".
+    """(verify, isolated) of "exact", "numeric", "math", "package.module:function" or "file.py:function".
 
     Raises:
         ValueError: the name is unknown, or there is no such function.
@@ -154,11 +151,7 @@ class UserVerifier:
     spec: str
 
     def load(self) -> None:
-        """Import it.
-
-        Raises:
-            ValueError: there is no such file, module or function.
-        """
+        """Import it, so that a mistake shows at the start."""
         _function(self.spec)
 
     def __call__(self, prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
