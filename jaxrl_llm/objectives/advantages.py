@@ -5,6 +5,7 @@ Group advantages compare the answers to one prompt; GAE compares with a learned 
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -177,19 +178,17 @@ class Advantage(Part, abc.ABC):
 class GroupAdvantage(Advantage):
     """`group_advantages` as a choice."""
 
-    std: str = hyperparameter(
-        "sample", "sample | population | batch | none: deviation that centred rewards are divided by"
-    )
-    baseline: str = hyperparameter("mean", "mean | leave_one_out | none: what is subtracted from rewards")
-    std_eps: float = hyperparameter(1e-6, "added to the standard deviation")
+    std: str = hyperparameter("sample", "deviation that centred rewards are divided by", among=_STD)
+    baseline: str = hyperparameter("mean", "what is subtracted from rewards", among=_BASELINE)
+    std_eps: float = hyperparameter(1e-6, "added to the standard deviation", least=0, below=math.inf)
 
     @property
     def compares_groups(self) -> bool:
         return self.baseline != "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_convention(self.std, self.baseline)
-        at_least_zero("std_eps", self.std_eps)
 
     def __call__(self, rewards: PerAnswer, *, group_size: int, where: Bool[Array, "g"] | None = None) -> PerAnswer:
         convention = {"std": self.std, "baseline": self.baseline, "eps": self.std_eps}
@@ -224,8 +223,8 @@ class Imitation(Advantage):
 class Gae(Advantage):
     """`gae` of `token_rewards` with beta = `reward_kl_coef`, steered by a `KlController` if there is a `kl_target`."""
 
-    gamma: float = hyperparameter(1.0, "discount per token")
-    lam: float = hyperparameter(1.0, "GAE's lambda")
+    gamma: float = hyperparameter(1.0, "discount per token", least=0, most=1.0)
+    lam: float = hyperparameter(1.0, "GAE's lambda", least=0, most=1.0)
     reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
     kl_target: float | None = hyperparameter(
         None, "KL to the start, in nats an answer, that reward_kl_coef is steered to; fixed unless set"
@@ -242,8 +241,7 @@ class Gae(Advantage):
             raise ValueError("Gae needs a value function; set value=ValueLoss()")
 
     def __post_init__(self) -> None:
-        at_least_zero("gamma", self.gamma, at_most=1.0)
-        at_least_zero("lam", self.lam, at_most=1.0)
+        super().__post_init__()
         assert self.kl_controller  # checks the ranges of its three fields
 
     @property

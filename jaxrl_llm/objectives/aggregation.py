@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 from jaxrl_llm.ground.masking import masked_sum
-from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -65,11 +64,9 @@ class Constant(Aggregation):
     `max_length` is the longest answer that may be generated, in tokens; it has no sensible default.
     """
 
-    max_length: int | None = hyperparameter(None, "L_max of the constant aggregation; the answer bound unless set")
-
-    def __post_init__(self) -> None:
-        if self.max_length is not None:
-            at_least("max_length", self.max_length, 1)
+    max_length: int | None = hyperparameter(
+        None, "L_max of the constant aggregation; the answer bound unless set", least=1
+    )
 
     def check(self, objective: Any) -> None:
         if self.max_length is None:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.ground.ranges import one_of, positive
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
-from jaxrl_llm.objectives.parts import Part
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 
 def truncated_importance(log_k: PerToken, cap: float) -> PerToken:
@@ -49,6 +49,7 @@ class Correction(Part, abc.ABC):
     """Base of the corrections."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
+    prefix: ClassVar[str] = "correction_"
 
     @abc.abstractmethod
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
@@ -64,10 +65,7 @@ class Correction(Part, abc.ABC):
 class Truncated(Correction):
     """`truncated_importance` weights."""
 
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap)
+    cap: float = hyperparameter(2.0, above=0)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return truncated_importance(log_ratio, self.cap)
@@ -80,12 +78,8 @@ class Truncated(Correction):
 class IcePop(Correction):
     """`icepop`: weights outside [floor, cap] become 0."""
 
-    cap: float = 5.0
-    floor: float = 0.5
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap, above=1.0)
-        positive("correction_floor", self.floor, at_most=1.0)
+    cap: float = hyperparameter(5.0, above=1)
+    floor: float = hyperparameter(0.5, above=0, most=1)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return icepop(log_ratio, self.floor, self.cap)
@@ -98,10 +92,7 @@ class IcePop(Correction):
 class SequenceMask(Correction):
     """`sequence_mask`: whole answers are kept or dropped."""
 
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap, above=1.0)
+    cap: float = hyperparameter(2.0, above=1)
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return sequence_mask(log_ratio, self.cap, *batch.sequences)

@@ -29,8 +29,7 @@ class PairObjective(TermsBase):
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
 
-    Raises:
-      ValueError: an aggregation that does not define the score of one answer, or two parts do not go together.
+    Raises ValueError if the aggregation does not define the score of one answer, or two parts do not go together.
     """
 
     score: Score
@@ -65,15 +64,13 @@ class PairObjective(TermsBase):
         return {"pairs": pairs} | ({"centring": pairs} if self.score.center_rewards_coefficient else {})
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch.
+        """Terms and metrics of one batch. mask, sequence_ids and num_sequences (2 a pair) are explained in `batch`.
 
         Args:
-          mask: [b t], boolean, True on answer tokens (EOS included).
-          logprobs, ref_logprobs: [b t], as `needs` says.
+          mask, logprobs, ref_logprobs: [b t], as `needs` says.
           scores: [b t], the scalar head's output in the state after each token; read at an answer's last token.
           margins: [b t], optional: how far apart the rewards of a pair should be, on every token of its chosen answer.
           entropy: [b t], optional, for a metric.
-          sequence_ids, num_sequences: as for `Objective`; num_sequences is twice the number of pairs.
           Other arrays that a training step has for every objective are checked and not read.
         """
         batch = self._batch(arrays)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
-from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch, Ids, clamp, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -162,11 +161,8 @@ class SequenceProduct(Ratio):
 class RouterShift(Ratio):
     """log r_t + log gamma_t: the token ratio times the weight of `router_shift`."""
 
-    gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight")
+    gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight", above=0, most=1)
     needs: ClassVar[frozenset[str]] = frozenset({"router_logprobs", "old_router_logprobs"})
-
-    def __post_init__(self) -> None:
-        positive("gamma_min", self.gamma_min, at_most=1.0)
 
     def __call__(self, batch: Batch) -> PerToken:
         current, old = batch.require("router_logprobs"), batch.require("old_router_logprobs")

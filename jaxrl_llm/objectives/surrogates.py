@@ -153,15 +153,11 @@ class LogProb(Surrogate):
 class Clip(Surrogate):
     """`clip` with the range clip_low, clip_high."""
 
-    clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
-    clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped")
-    dual_clip: float | None = hyperparameter(None, "bound on the ratio for negative advantages, > 1; off unless set")
-
-    def __post_init__(self) -> None:
-        positive("clip_low", self.clip_low)
-        positive("clip_high", self.clip_high)
-        if self.dual_clip is not None:
-            positive("dual_clip", self.dual_clip, above=1.0)
+    clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped", above=0)
+    clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped", above=0)
+    dual_clip: float | None = hyperparameter(
+        None, "bound on the ratio for negative advantages, > 1; off unless set", above=1
+    )
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[Bound, Bound]:
         """How far a ratio may be below and above 1: numbers, or one per token."""
@@ -183,12 +179,8 @@ class Clip(Surrogate):
 class Soft(Surrogate):
     """`soft_gate` with one temperature for each sign of the advantage."""
 
-    tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages")
-    tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages")
-
-    def __post_init__(self) -> None:
-        positive("tau_pos", self.tau_pos)
-        positive("tau_neg", self.tau_neg)
+    tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages", above=0)
+    tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages", above=0)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return soft_gate(log_ratio, batch.advantages, self.tau_pos, self.tau_neg)
@@ -205,11 +197,8 @@ class Soft(Surrogate):
 class Cispo(Surrogate):
     """`cispo`: the weight is bounded at `cap`, the gradient never cut."""
 
-    cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)")
+    cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)", above=0)
     units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
-
-    def __post_init__(self) -> None:
-        positive("cap", self.cap)
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
@@ -225,11 +214,8 @@ class Cispo(Surrogate):
 class GeometricMean(Surrogate):
     """`geometric_mean` of the ratios of an answer, each bounded on its bad side."""
 
-    log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio")
+    log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio", above=0)
     units: ClassVar[tuple[str, ...]] = ("token",)
-
-    def __post_init__(self) -> None:
-        positive("log_clip", self.log_clip)
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
@@ -250,6 +236,7 @@ class Vespo(Surrogate):
     units: ClassVar[tuple[str, ...]] = ("product",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, pair in (("phi_pos", self.phi_pos), ("phi_neg", self.phi_neg)):
             if len(pair) != 2:
                 raise ValueError(f"{name}={pair!r} is not a pair; give (c1, c2)")
