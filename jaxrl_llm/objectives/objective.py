@@ -31,10 +31,7 @@ class TermsBase(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches.
-
-        Raises ValueError if an array is unknown, missing or misshapen.
-        """
+        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches."""
 
     def terms(self, **arrays: Any) -> Terms:
         """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
@@ -122,17 +119,12 @@ class Objective(TermsBase):
         tokens = jnp.sum(mask, dtype=jnp.float32)
         sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)
         count = self.aggregation.count(tokens, sequences)
-        out = {"policy": count}
-        if self.kl_coef:
-            out["kl"] = count
-        if self.entropy_coef:
-            out["entropy"] = count
-        if self.value is not None:
-            out["value"] = self.value.aggregation.count(tokens, sequences)
-        return out
+        used = {"policy": True, "kl": self.kl_coef, "entropy": self.entropy_coef}
+        value = {} if self.value is None else {"value": self.value.aggregation.count(tokens, sequences)}
+        return {name: count for name, one in used.items() if one} | value
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch. mask, sequence_ids and num_sequences are explained in `batch`.
+        """Terms and metrics of one batch; `batch` explains mask, sequence_ids and num_sequences.
 
         Args:
           logprobs, old_logprobs, mask: [b t].
@@ -141,6 +133,9 @@ class Objective(TermsBase):
             otherwise optional (metrics use them when given).
           router_logprobs, old_router_logprobs: [l b t k], log-probabilities of the full router softmax at the experts
             that pi_old used.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
         """
         batch = Batch.of(self.needs, **arrays)
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
@@ -178,5 +173,5 @@ class Objective(TermsBase):
 
 def pieces(part: Part, letter: str = "") -> list[str]:
     """A part's formula, cut at its definitions; name and fields of a class that inherits one and computes another."""
-    written = "formula" in vars(type(part))
+    written = {"formula", "equation"} & vars(type(part)).keys()
     return part.formula().split("; ") if written else [letter + Part.formula(part)]

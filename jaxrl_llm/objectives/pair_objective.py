@@ -64,7 +64,7 @@ class PairObjective(TermsBase):
         return {"pairs": pairs} | ({"centring": pairs} if self.score.center_rewards_coefficient else {})
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch. mask, sequence_ids and num_sequences (2 a pair) are explained in `batch`.
+        """Terms and metrics of one batch; `batch` explains mask, sequence_ids and num_sequences (two a pair).
 
         Args:
           mask, logprobs, ref_logprobs: [b t], as `needs` says.

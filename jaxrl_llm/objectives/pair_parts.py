@@ -80,24 +80,20 @@ class ReferenceRatio(Score):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs", "ref_logprobs"})
+    equation: ClassVar[str] = "(log pi - log pi_ref)"
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs - batch.require("ref_logprobs")
-
-    def formula(self) -> str:
-        return "(log pi - log pi_ref)"
 
 
 class LogLikelihood(Score):
     """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs"})
+    equation: ClassVar[str] = "log pi"
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs
-
-    def formula(self) -> str:
-        return "log pi"
 
 
 @dataclasses.dataclass(frozen=True)

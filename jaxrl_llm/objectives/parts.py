@@ -28,11 +28,14 @@ class Part:
       property where it depends on a hyper-parameter.
     whole_minibatch: the part computes something over all tokens of a minibatch, so micro-batches are refused.
     prefix: of its fields' names in messages.
+    equation: the part as mathematics, with its fields in braces, for the line that a run opens with; definitions of its
+      letters follow behind "; ".
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     whole_minibatch: ClassVar[bool] = False
     prefix: ClassVar[str] = ""
+    equation: ClassVar[str]
 
     def __post_init__(self) -> None:
         check_fields(self, self.prefix)
@@ -41,9 +44,8 @@ class Part:
         """Raises ValueError, naming the remedy, if the part does not fit the other parts of `objective`."""
 
     def formula(self) -> str:
-        """The part as mathematics, for the line that a run opens with; definitions of its letters follow behind "; ".
-
-        A class that does not define it is shown by its name and fields.
-        """
+        """The `equation` with its numbers; a class that defines none of its own is shown by its name and fields."""
+        if "equation" in vars(type(self)):
+            return self.equation.format(**vars(self))
         fields = (f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(fields)})"

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from jaxrl_llm.ground.declared import Declaration, declaration, declarations
 from jaxrl_llm.ground.ranges import one_of, suggestion
@@ -72,9 +72,9 @@ class PairRecipe(NamedTuple):
         return PairObjective(**self._asdict())
 
 
-AnyRecipe = TypeVar("AnyRecipe", Recipe, PairRecipe)
+AnyRecipe = Recipe | PairRecipe
 
-_RECIPES: dict[str, Recipe | PairRecipe] = {}
+_RECIPES: dict[str, AnyRecipe] = {}
 
 
 def names(reads: str | None = None) -> list[str]:
@@ -96,7 +96,7 @@ def fields() -> dict[str, Declaration]:
     return {key: value._replace(default=None) for key, value in out.items()}
 
 
-def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
+def register(name: str, recipe: AnyRecipe) -> None:
     """Register `recipe` under `name` for `make` and `config.objective.name`, and its fields for the command line.
 
     Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
@@ -118,10 +118,9 @@ def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
             )
     _build(recipe, {"max_length": 1})
     _RECIPES[name] = recipe
-    return recipe
 
 
-def _definition(recipe: Recipe | PairRecipe) -> list[Any]:
+def _definition(recipe: AnyRecipe) -> list[Any]:
     """The source locations and values of a recipe's parts: equal for a file that is loaded twice."""
     return [
         part and (type(part).__module__, type(part).__qualname__, [d.default for d in declarations(part).values()])
@@ -129,15 +128,15 @@ def _definition(recipe: Recipe | PairRecipe) -> list[Any]:
     ]
 
 
-def _declared(recipe: Recipe | PairRecipe) -> dict[str, Declaration]:
+def _declared(recipe: AnyRecipe) -> dict[str, Declaration]:
     """Every hyper-parameter of a recipe, shared ones included; raises if two parts use one name."""
     out = recipe.shared
     out["aggregation"] = _AGGREGATION._replace(default=name_of(recipe.aggregation))
     for part in filter(None, recipe):
-        own = declarations(part)
-        for key in own.keys() & out.keys():
-            raise ValueError(f"hyper-parameter {key!r} is declared twice; rename that of {type(part).__name__}")
-        out |= own
+        for key, own in declarations(part).items():
+            if key in out:
+                raise ValueError(f"hyper-parameter {key!r} is declared twice; rename that of {type(part).__name__}")
+            out[key] = own
     return out
 
 

@@ -141,12 +141,10 @@ class LogProb(Surrogate):
     """`policy_gradient`: REINFORCE's, with or without a ratio."""
 
     units: ClassVar[tuple[str, ...]] = ("none", "token", "sequence")
+    equation: ClassVar[str] = "A log pi"
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return policy_gradient(batch.masked("logprobs"), batch.advantages)
-
-    def formula(self) -> str:
-        return "A log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +179,7 @@ class Soft(Surrogate):
 
     tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages", above=0)
     tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages", above=0)
+    equation: ClassVar[str] = "4/tau sigmoid(tau (r - 1)) A; tau = {tau_pos:g} (A > 0), {tau_neg:g} (A < 0)"
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return soft_gate(log_ratio, batch.advantages, self.tau_pos, self.tau_neg)
@@ -189,9 +188,6 @@ class Soft(Surrogate):
         gate = jax.nn.sigmoid(_temperature(batch.advantages, self.tau_pos, self.tau_neg) * jnp.expm1(log_ratio))
         return super().metrics(log_ratio, batch) | {"gate/mean": Mean.of(4 * gate * (1 - gate), batch.mask)}
 
-    def formula(self) -> str:
-        return f"4/tau sigmoid(tau (r - 1)) A; tau = {self.tau_pos:g} (A > 0), {self.tau_neg:g} (A < 0)"
-
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(Surrogate):
@@ -199,15 +195,13 @@ class Cispo(Surrogate):
 
     cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)", above=0)
     units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
+    equation: ClassVar[str] = "sg(min(r, {cap:g})) A log pi"
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap)
-
-    def formula(self) -> str:
-        return f"sg(min(r, {self.cap:g})) A log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,15 +210,13 @@ class GeometricMean(Surrogate):
 
     log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio", above=0)
     units: ClassVar[tuple[str, ...]] = ("token",)
+    equation: ClassVar[str] = "A exp(mean_t c(log r)); c bounds log r at {log_clip:g} (A > 0), -{log_clip:g} (A < 0)"
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
-
-    def formula(self) -> str:
-        return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
 
 
 @dataclasses.dataclass(frozen=True)

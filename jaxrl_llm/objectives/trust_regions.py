@@ -91,6 +91,10 @@ class DivergenceMask(Surrogate):
     divergence_low: float = hyperparameter(0.2, "DPPO: tokens that fall with A < 0 are masked beyond it", above=0)
     divergence_high: float = hyperparameter(0.2, "DPPO: tokens that rise with A > 0 are masked beyond it", above=0)
     units: ClassVar[tuple[str, ...]] = ("token",)
+    equation: ClassVar[str] = (
+        "M r A; "
+        "M = 0 beyond {divergence} {divergence_low:g} downwards (A < 0), {divergence_high:g} upwards (A > 0), else 1"
+    )
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         bounds = (self.divergence_low, self.divergence_high)
@@ -99,7 +103,3 @@ class DivergenceMask(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         low, high = self.clipped(log_ratio, batch)
         return batch.advantages * jnp.where(low | high, 0, jnp.exp(log_ratio))
-
-    def formula(self) -> str:
-        low, high = f"{self.divergence_low:g} downwards (A < 0)", f"{self.divergence_high:g} upwards (A > 0)"
-        return f"M r A; M = 0 beyond {self.divergence} {low}, {high}, else 1"
