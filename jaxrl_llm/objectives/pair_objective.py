@@ -81,7 +81,24 @@ class PairObjective(TermsBase):
             losses["centring"] = self.score.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
         counts = self.counts(*batch.sequences)
         terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
-        return terms, jax.lax.stop_gradient(self._metrics(terms, scores, here, batch))
+
+        rewards = self.loss.beta * scores
+        margin = rewards[:, 0] - rewards[:, 1]
+        metrics: dict[str, Metric] = {f"loss/{name}": Mean(*term) for name, term in terms.items()}
+        metrics |= {
+            "pairs/accuracy": Mean.of(jnp.where(margin == 0, 0.5, (margin > 0) * 1.0), complete),
+            "pairs/margin": Mean.of(margin, complete),
+            "pairs/reward_chosen": Mean.of(rewards[:, 0], complete),
+            "pairs/reward_rejected": Mean.of(rewards[:, 1], complete),
+            "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
+        }
+        if "logprobs" in self.needs:
+            logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
+            metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
+            metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
+            if batch.entropy is not None:
+                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+        return terms, jax.lax.stop_gradient(metrics)
 
     def rewards(self, **arrays: Any) -> Float[Array, "p 2"]:
         """beta times the score of both answers of every pair, chosen first; arguments as for `evaluate`.
@@ -104,28 +121,6 @@ class PairObjective(TermsBase):
             raise ValueError(f"this objective needs {', '.join(missing)}; pass mask and what objective.needs lists")
         unread = jnp.zeros(jnp.shape(given["mask"]))
         return Batch.of(**{**dict.fromkeys(("logprobs", "old_logprobs", "advantages"), unread), **given})
-
-    def _metrics(
-        self, terms: Terms, scores: Float[Array, "p 2"], here: Bool[Array, "p 2"], batch: Batch
-    ) -> dict[str, Metric]:
-        complete = jnp.all(here, axis=1)
-        rewards = self.loss.beta * scores
-        margin = rewards[:, 0] - rewards[:, 1]
-        metrics: dict[str, Metric] = {f"loss/{name}": Mean(total, count) for name, (total, count) in terms.items()}
-        metrics |= {
-            "pairs/accuracy": Mean.of(jnp.where(margin == 0, 0.5, (margin > 0) * 1.0), complete),
-            "pairs/margin": Mean.of(margin, complete),
-            "pairs/reward_chosen": Mean.of(rewards[:, 0], complete),
-            "pairs/reward_rejected": Mean.of(rewards[:, 1], complete),
-            "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
-        }
-        if "logprobs" in self.needs:
-            logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
-            metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
-            metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
-            if batch.entropy is not None:
-                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
-        return metrics
 
     def formula(self) -> tuple[list[str], list[str]]:
         """As `Objective.formula`; D is the difference of the scores s of a pair's answers."""

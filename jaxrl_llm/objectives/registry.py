@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
 
 
 class PairRecipe(NamedTuple):
-    """The parts of an objective on pairs with their defaults."""
+    """As `Recipe`, of an objective on pairs."""
 
     score: Score
     loss: PairLoss
@@ -96,7 +96,7 @@ def fields() -> dict[str, Declaration]:
     return {key: value._replace(default=None) for key, value in out.items()}
 
 
-def register(name: str, recipe: AnyRecipe) -> None:
+def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
     """Register `recipe` under `name` for `make` and `config.objective.name`, and its fields for the command line.
 
     Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
@@ -118,6 +118,7 @@ def register(name: str, recipe: AnyRecipe) -> None:
             )
     _build(recipe, {"max_length": 1})
     _RECIPES[name] = recipe
+    return recipe
 
 
 def _definition(recipe: AnyRecipe) -> list[Any]:
