@@ -2,7 +2,7 @@
 is four choices; each, and the bare function behind it, is in the file of its kind (`ratios.SequenceRatio` and
 `ratios.sequence_log_ratio`) and needs no export here. Knows no model, config or optimizer: docs/objectives.md."""
 
-from jaxrl_llm.objectives.advantages import degenerate_groups, gae, group_advantages
+from jaxrl_llm.objectives.advantages import gae, group_advantages
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.objective import Objective
 from jaxrl_llm.objectives.pair_objective import PairObjective
@@ -18,7 +18,6 @@ __all__ = [
     "Batch",
     "Objective",
     "PairObjective",
-    "degenerate_groups",
     "fields",
     "gae",
     "group_advantages",

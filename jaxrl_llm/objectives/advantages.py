@@ -1,10 +1,8 @@
-"""Advantages: how good an answer (or a token) was compared with what was expected.
-
-Group advantages compare the answers to one prompt; GAE compares with a learned value function.
-"""
+"""Advantages: how good an answer (or a token) was, against the answers to its prompt or a value function."""
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -41,12 +39,6 @@ def _in_groups(rewards: PerAnswer, group_size: int) -> Float[Array, "g n"]:
     return rewards.reshape(-1, group_size)
 
 
-def degenerate_groups(rewards: PerAnswer, *, group_size: int) -> Bool[Array, "g"]:
-    """Groups whose rewards are all alike (max = min): they carry no gradient. [b] -> [b / group_size]."""
-    groups = _in_groups(rewards, group_size)
-    return groups.max(1) == groups.min(1)
-
-
 def group_advantages(
     rewards: PerAnswer,
     *,
@@ -56,20 +48,16 @@ def group_advantages(
     eps: float = 1e-6,
     where: Bool[Array, "g"] | None = None,
 ) -> PerAnswer:
-    """A_i = (R_i - b_i) / (sigma + eps) within groups of `group_size` contiguous answers.
+    """A_i = (R_i - b_i) / (sigma + eps) within groups of G = `group_size` contiguous answers.
+
+    A group whose rewards are all alike, and a group of one, gives exactly 0 (unless there is no baseline).
 
     Args:
-      rewards: [b], the answers to one prompt side by side.
-      group_size: G, must divide b.
       std: sigma. "sample": of the group, divisor G - 1; "population": divisor G; "batch": of all rewards of the batch,
         divisor b - 1; "none": no division.
       baseline: b_i. "mean": of the group; "leave_one_out": of the other answers, = G / (G - 1) times the centred
         reward; "none": 0.
-      eps: added to sigma.
       where: groups that enter the deviation of the batch, all if None: groups that are only padding stay out.
-
-    Returns:
-      [b]. A group whose rewards are all alike, and a group of one, gives exactly 0 (unless there is no baseline).
 
     Raises:
       ValueError: group_size does not divide b; a reward is not finite; a standard deviation without a baseline.
@@ -91,7 +79,7 @@ def group_advantages(
         squares = masked_sum((groups - mean) ** 2, counted, axis)
         divisor = jnp.sum(counted, axis) - (0 if std == "population" else 1)
         centred = centred / (jnp.expand_dims(jnp.sqrt(squares / jnp.maximum(divisor, 1)), axis) + eps)
-    alike = degenerate_groups(rewards, group_size=group_size)
+    alike = groups.max(1) == groups.min(1)
     return jnp.where(alike[:, None], 0, centred).ravel()
 
 
@@ -109,16 +97,13 @@ def gae(
     lambda = 0 is one-step TD, lambda = 1 is Monte Carlo. Masked positions carry A_{t+1} and V_{t+1} through.
 
     Args:
-      rewards: rho [b t], see `token_rewards`.
-      values: V_old [b t], the value of the state before token t.
-      mask: [b t], response tokens. One answer a row (packed rows are formed afterwards).
-      gamma: discount per token, in [0, 1].
-      lam: lambda, in [0, 1].
-      bootstrap: [b], the value after the last response token: V of the last state for an answer that was cut off,
-        0 for one that ended. None means 0 for all.
+      rewards: rho, see `token_rewards`. One answer a row (packed rows are formed afterwards).
+      values: V_old, the value of the state before token t.
+      bootstrap: the value after the last response token: V of the last state for an answer that was cut off, 0 for one
+        that ended. None means 0 for all.
 
     Returns:
-      advantages [b t] and returns A + V_old [b t], both 0 where masked. Whiten advantages afterwards, not before.
+      advantages and returns A + V_old, both 0 where masked. Whiten advantages afterwards, not before.
 
     Source: arXiv 1506.02438 eqs 11-16.
     """
@@ -133,8 +118,8 @@ def gae(
         here = reward + gamma * next_value - value + gamma * lam * advantage
         return (jnp.where(valid, here, advantage), jnp.where(valid, value, next_value)), jnp.where(valid, here, 0)
 
-    _, advantages = jax.lax.scan(back, (jnp.zeros_like(end), end), (rewards.T, values.T, mask.T), reverse=True)
-    advantages = advantages.T
+    _, transposed = jax.lax.scan(back, (jnp.zeros_like(end), end), (rewards.T, values.T, mask.T), reverse=True)
+    advantages = transposed.T
     return advantages, jnp.where(mask, advantages + values, 0)
 
 
@@ -152,21 +137,15 @@ class Advantage(Part, abc.ABC):
     """Base of the advantages: rewards in, one number an answer out, or one a token where there is a value function.
 
     needs_values: called with the critic's values as `Gae` is, otherwise with rewards as `GroupAdvantage` is.
+    compares_groups: an answer is compared with the others of its group, so that a group needs at least two.
     reads: the data that it judges: "rollouts", or "answers" that were given.
+    kl_controller: what moves the coefficient of the KL inside the reward.
     """
 
     needs_values: ClassVar[bool] = False
+    compares_groups: ClassVar[bool] = False
     reads: ClassVar[str] = "rollouts"
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether an answer is compared with the others of its group, so that a group needs at least two."""
-        return False
-
-    @property
-    def kl_controller(self) -> KlController:
-        """What moves the coefficient of the KL inside the reward; there is none unless the advantage says so."""
-        return KlController(0.0)
+    kl_controller: ClassVar[KlController] = KlController(0.0)
 
     @abc.abstractmethod
     def __call__(self, rewards: PerAnswer, **arrays: Any) -> Any:
@@ -177,23 +156,22 @@ class Advantage(Part, abc.ABC):
 class GroupAdvantage(Advantage):
     """`group_advantages` as a choice."""
 
-    std: str = hyperparameter(
-        "sample", "sample | population | batch | none: deviation that centred rewards are divided by"
-    )
-    baseline: str = hyperparameter("mean", "mean | leave_one_out | none: what is subtracted from rewards")
-    std_eps: float = hyperparameter(1e-6, "added to the standard deviation")
-
-    @property
-    def compares_groups(self) -> bool:
-        return self.baseline != "none"
+    std: str = hyperparameter("sample", "deviation that centred rewards are divided by", among=_STD)
+    baseline: str = hyperparameter("mean", "what is subtracted from rewards", among=_BASELINE)
+    std_eps: float = hyperparameter(1e-6, "added to the standard deviation", least=0, below=math.inf)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_convention(self.std, self.baseline)
-        at_least_zero("std_eps", self.std_eps)
+
+    @property
+    def compares_groups(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.baseline != "none"
 
     def __call__(self, rewards: PerAnswer, *, group_size: int, where: Bool[Array, "g"] | None = None) -> PerAnswer:
-        convention = {"std": self.std, "baseline": self.baseline, "eps": self.std_eps}
-        return group_advantages(rewards, group_size=group_size, where=where, **convention)
+        return group_advantages(
+            rewards, group_size=group_size, std=self.std, baseline=self.baseline, eps=self.std_eps, where=where
+        )
 
     def formula(self) -> str:
         centred = {"mean": "R - mean R", "leave_one_out": "R - mean R of the others", "none": "R"}[self.baseline]
@@ -206,6 +184,7 @@ class Imitation(Advantage):
     """A = 1 on every token of a given answer: supervised training is REINFORCE of answers that all earn 1."""
 
     reads: ClassVar[str] = "answers"
+    equation: ClassVar[str] = "A = 1 on given answers"
 
     def check(self, objective: Any) -> None:
         if objective.correction is not None:
@@ -216,16 +195,13 @@ class Imitation(Advantage):
     def __call__(self, rewards: PerAnswer, **arrays: Any) -> PerAnswer:
         return jnp.ones_like(rewards)
 
-    def formula(self) -> str:
-        return "A = 1 on given answers"
-
 
 @dataclasses.dataclass(frozen=True)
 class Gae(Advantage):
     """`gae` of `token_rewards` with beta = `reward_kl_coef`, steered by a `KlController` if there is a `kl_target`."""
 
-    gamma: float = hyperparameter(1.0, "discount per token")
-    lam: float = hyperparameter(1.0, "GAE's lambda")
+    gamma: float = hyperparameter(1.0, "discount per token", least=0, most=1.0)
+    lam: float = hyperparameter(1.0, "GAE's lambda", least=0, most=1.0)
     reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
     kl_target: float | None = hyperparameter(
         None, "KL to the start, in nats an answer, that reward_kl_coef is steered to; fixed unless set"
@@ -242,12 +218,11 @@ class Gae(Advantage):
             raise ValueError("Gae needs a value function; set value=ValueLoss()")
 
     def __post_init__(self) -> None:
-        at_least_zero("gamma", self.gamma, at_most=1.0)
-        at_least_zero("lam", self.lam, at_most=1.0)
+        super().__post_init__()
         assert self.kl_controller  # checks the ranges of its three fields
 
     @property
-    def kl_controller(self) -> KlController:
+    def kl_controller(self) -> KlController:  # pyright: ignore[reportIncompatibleVariableOverride]
         return KlController(self.reward_kl_coef, self.kl_target, self.kl_gain)
 
     def __call__(

@@ -4,13 +4,12 @@ Counts add up over micro-batches and devices, so that no split of a batch change
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 from jaxrl_llm.ground.masking import masked_sum
-from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -34,42 +33,35 @@ class Aggregation(Part):
 class SequenceMeanTokenMean(Aggregation):
     """mean_i 1/|y_i| sum_t x: every answer weighs alike.  Source: GRPO, arXiv 2402.03300 eq. 3."""
 
+    equation: ClassVar[str] = "mean_y mean_t"
+
     def weights(self, batch: Batch) -> PerToken:
         return to_tokens(1 / jnp.maximum(batch.lengths, 1), batch.mask, batch.sequence_ids)
-
-    def formula(self) -> str:
-        return "mean_y mean_t"
 
 
 class TokenMean(Aggregation):
     """sum x / sum_i |y_i|: every token of the minibatch weighs alike.  Source: DAPO, arXiv 2503.14476 eq. 12."""
 
+    equation: ClassVar[str] = "mean_yt"
+
     def count(self, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
         return tokens
-
-    def formula(self) -> str:
-        return "mean_yt"
 
 
 class SequenceMeanTokenSum(Aggregation):
     """mean_i sum_t x: the gradient of the whole answer's log-probability."""
 
-    def formula(self) -> str:
-        return "mean_y sum_t"
+    equation: ClassVar[str] = "mean_y sum_t"
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Aggregation):
-    """mean_i sum_t x / max_length: no answer's length enters.  Source: Dr. GRPO, arXiv 2503.20783 section 3.2.
+    """mean_i sum_t x / max_length: no answer's length enters.  Source: Dr. GRPO, arXiv 2503.20783 section 3.2."""
 
-    `max_length` is the longest answer that may be generated, in tokens; it has no sensible default.
-    """
-
-    max_length: int | None = hyperparameter(None, "L_max of the constant aggregation; the answer bound unless set")
-
-    def __post_init__(self) -> None:
-        if self.max_length is not None:
-            at_least("max_length", self.max_length, 1)
+    max_length: int | None = hyperparameter(
+        None, "L_max of the constant aggregation; the answer bound unless set", least=1
+    )
+    equation: ClassVar[str] = "mean_y sum_t 1/{max_length}"
 
     def check(self, objective: Any) -> None:
         if self.max_length is None:
@@ -78,9 +70,6 @@ class Constant(Aggregation):
     def weights(self, batch: Batch) -> PerToken:
         assert self.max_length is not None  # `check` has seen to it
         return jnp.full_like(batch.logprobs, 1 / self.max_length)
-
-    def formula(self) -> str:
-        return f"mean_y sum_t 1/{self.max_length}"
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {

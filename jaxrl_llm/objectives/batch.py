@@ -106,11 +106,7 @@ class Batch:
 
     @classmethod
     def of(cls, needs: frozenset[str] = frozenset(), *, num_sequences: int | None = None, **arrays: Any) -> "Batch":
-        """Check and convert.
-
-        Raises:
-          ValueError: an array is unknown, missing, or has a shape that would broadcast into something else.
-        """
+        """Check and convert; ValueError if an array is unknown, missing, or would broadcast into another shape."""
         given = {name: jnp.asarray(x) for name, x in arrays.items() if x is not None}
         for name in arrays:
             if name not in ARRAYS:
@@ -123,11 +119,9 @@ class Batch:
             raise ValueError(f"logprobs has shape {shape}; give [b t], one row an answer")
         packed = "sequence_ids" in given
         _check_shapes(given, shape, packed)
-        if given["mask"].dtype != jnp.bool_:
-            raise ValueError(f"mask has dtype {given['mask'].dtype}; give booleans, for example mask > 0")
-
-        mask = given.pop("mask")
-        ids = given.pop("sequence_ids", None)
+        mask, ids = given.pop("mask"), given.pop("sequence_ids", None)
+        if mask.dtype != jnp.bool_:
+            raise ValueError(f"mask has dtype {mask.dtype}; give booleans, for example mask > 0")
         if ids is not None and not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ValueError(f"sequence_ids has dtype {ids.dtype}; give integers")
         count = num_sequences if num_sequences is not None else (shape[0] * shape[1] if packed else shape[0])

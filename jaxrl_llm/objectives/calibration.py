@@ -27,14 +27,10 @@ class Calibration:
 
 
 def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibration:
-    """Calibration of p = sigma(margin), the probability that the chosen answer of a pair is the better one.
+    """Calibration of p = sigma(margin), with margin = reward(chosen) - reward(rejected) of a held-out pair.
 
     A pair counts 1/2 for accuracy if margin = 0; brier = mean of (1 - p)^2. A coin has 1/2 and 1/4. The order of a pair
     carries no information, so a pair is right or wrong with confidence max(p, 1 - p).
-
-    Args:
-      margins: [p], reward(chosen) - reward(rejected) of held-out pairs.
-      bins: of the reliability curve.
 
     Raises:
       ValueError: no pairs, a margin that is not finite, or bins below 1.

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.ground.ranges import one_of, positive
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
-from jaxrl_llm.objectives.parts import Part
+from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 
 def truncated_importance(log_k: PerToken, cap: float) -> PerToken:
@@ -38,8 +38,7 @@ def sequence_mask(
 ) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, not the sum: a fixed threshold on the product would punish long answers. `batch` says what the last three
-    arguments are.
+    The mean, not the sum: a fixed threshold on the product would punish long answers.
     """
     s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
@@ -49,6 +48,7 @@ class Correction(Part, abc.ABC):
     """Base of the corrections."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
+    prefix: ClassVar[str] = "correction_"
 
     @abc.abstractmethod
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
@@ -64,61 +64,41 @@ class Correction(Part, abc.ABC):
 class Truncated(Correction):
     """`truncated_importance` weights."""
 
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap)
+    cap: float = hyperparameter(2.0, above=0)
+    equation: ClassVar[str] = "w = min(k, {cap:g}); k = pi_old / mu, mu the sampler"
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return truncated_importance(log_ratio, self.cap)
-
-    def formula(self) -> str:
-        return f"w = min(k, {self.cap:g}); k = pi_old / mu, mu the sampler"
 
 
 @dataclasses.dataclass(frozen=True)
 class IcePop(Correction):
     """`icepop`: weights outside [floor, cap] become 0."""
 
-    cap: float = 5.0
-    floor: float = 0.5
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap, above=1.0)
-        positive("correction_floor", self.floor, at_most=1.0)
+    cap: float = hyperparameter(5.0, above=1)
+    floor: float = hyperparameter(0.5, above=0, most=1)
+    equation: ClassVar[str] = "w = k in [{floor:g}, {cap:g}], else 0; k = pi_old / mu, mu the sampler"
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return icepop(log_ratio, self.floor, self.cap)
-
-    def formula(self) -> str:
-        return f"w = k in [{self.floor:g}, {self.cap:g}], else 0; k = pi_old / mu, mu the sampler"
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceMask(Correction):
     """`sequence_mask`: whole answers are kept or dropped."""
 
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive("correction_cap", self.cap, above=1.0)
+    cap: float = hyperparameter(2.0, above=1)
+    equation: ClassVar[str] = "w = 1 if exp(mean_t log(pi_old / mu)) in [1/{cap:g}, {cap:g}], else 0; mu the sampler"
 
     def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return sequence_mask(log_ratio, self.cap, *batch.sequences)
 
-    def formula(self) -> str:
-        return f"w = 1 if exp(mean_t log(pi_old / mu)) in [1/{self.cap:g}, {self.cap:g}], else 0; mu the sampler"
 
-
-CORRECTIONS: dict[str, type[Truncated] | type[IcePop] | type[SequenceMask]] = {
-    "tis": Truncated,
-    "icepop": IcePop,
-    "sequence_mask": SequenceMask,
-}
+CORRECTIONS = {"tis": Truncated, "icepop": IcePop, "sequence_mask": SequenceMask}
 
 
 def correction_named(name: str | None, cap: float | None = None) -> Correction | None:
-    """The correction `tis`, `icepop` or `sequence_mask`, with its own cap if None is given; None for none."""
+    """The correction of this name, with its own cap if None is given; None for none."""
     if name is None:
         if cap is not None:
             raise ValueError(f"correction_cap={cap} without a correction; set correction to {', '.join(CORRECTIONS)}")

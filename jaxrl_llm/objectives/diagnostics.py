@@ -59,9 +59,9 @@ def diagnose(
         "kl/old": Mean.of(k3(batch.log_ratio), batch.mask),
     }
     metrics |= surrogate.metrics(ratio(batch), batch)
-    metrics["gradient_weight/positive"] = Mean.of(weights, batch.mask & (batch.advantages > 0))
-    rare = batch.old_logprobs < jnp.log(RARE)
-    metrics["gradient_weight/positive_rare"] = Mean.of(weights, batch.mask & (batch.advantages > 0) & rare)
+    good, rare = batch.mask & (batch.advantages > 0), batch.old_logprobs < jnp.log(RARE)
+    metrics["gradient_weight/positive"] = Mean.of(weights, good)
+    metrics["gradient_weight/positive_rare"] = Mean.of(weights, good & rare)
     metrics["gradient_weight/negative"] = Mean.of(weights, batch.mask & (batch.advantages < 0))
     if batch.sampler_logprobs is not None:
         log_k = token_log_ratio(batch.old_logprobs, batch.sampler_logprobs, batch.mask)

@@ -31,10 +31,7 @@ def kl_loss(log_q: PerToken, log_ratio: PerToken, estimator: str) -> PerToken:
     k2           sg(r) (log q)^2 / 2: the exact gradient, on and off the policy.
     k3_unbiased  r k3 with a live r: the exact gradient and an unbiased value.
 
-    Args:
-      log_q: log pi_ref - log pi_theta, [b t].
-      log_ratio: log r = log pi_theta - log pi_old, [b t].
-      estimator: one of `ESTIMATORS`.
+    log q = log pi_ref - log pi_theta and log_ratio = log r = log pi_theta - log pi_old.
 
     Source: k3: GRPO, arXiv 2402.03300 eq. 4; the other two by enumeration over the vocabulary, see the tests.
     """

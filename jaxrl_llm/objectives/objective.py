@@ -3,20 +3,21 @@
 import abc
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
 from jaxrl_llm.ground.metrics import Metric
-from jaxrl_llm.ground.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.advantages import Advantage
 from jaxrl_llm.objectives.aggregation import Aggregation
 from jaxrl_llm.objectives.batch import Batch, Ids, occupied, token_log_ratio
 from jaxrl_llm.objectives.corrections import Correction
 from jaxrl_llm.objectives.diagnostics import diagnose
 from jaxrl_llm.objectives.divergences import ESTIMATORS, kl_loss
-from jaxrl_llm.objectives.parts import Part, hyperparameter
+from jaxrl_llm.objectives.parts import Part, check_fields, hyperparameter
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.value import ValueLoss
@@ -30,11 +31,7 @@ class TermsBase(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches.
-
-        Raises:
-          ValueError: an array is unknown, missing or misshapen.
-        """
+        """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches."""
 
     def terms(self, **arrays: Any) -> Terms:
         """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
@@ -61,16 +58,15 @@ class Objective(TermsBase):
     ratio: Ratio
     surrogate: Surrogate
     aggregation: Aggregation
-    kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term")
+    kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term", least=0, below=math.inf)
     kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased: estimator of that KL")
-    entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus")
+    entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus", least=0, below=math.inf)
     correction: Correction | None = None
     value: ValueLoss | None = None
     learns_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        at_least_zero("kl_coef", self.kl_coef)
-        at_least_zero("entropy_coef", self.entropy_coef)
+        check_fields(self)
         if self.kl_estimator == "k1":
             raise ValueError(
                 'kl_estimator="k1" has zero expected gradient as a loss term (a score function averages to 0); use k2, '
@@ -89,9 +85,9 @@ class Objective(TermsBase):
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
-        terms = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
-        own = {name for name, coefficient in terms.items() if coefficient}
-        return frozenset(own).union(*(part.needs for part in self.parts))
+        coefficients = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
+        own = frozenset(name for name, coefficient in coefficients.items() if coefficient)
+        return own.union(*(part.needs for part in self.parts))
 
     @property
     def reads(self) -> str:
@@ -123,27 +119,23 @@ class Objective(TermsBase):
         tokens = jnp.sum(mask, dtype=jnp.float32)
         sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)
         count = self.aggregation.count(tokens, sequences)
-        out = {"policy": count}
-        if self.kl_coef:
-            out["kl"] = count
-        if self.entropy_coef:
-            out["entropy"] = count
-        if self.value is not None:
-            out["value"] = self.value.aggregation.count(tokens, sequences)
-        return out
+        used = {"policy": True, "kl": self.kl_coef, "entropy": self.entropy_coef}
+        value = {} if self.value is None else {"value": self.value.aggregation.count(tokens, sequences)}
+        return {name: count for name, one in used.items() if one} | value
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch.
+        """Terms and metrics of one batch; `batch` explains mask, sequence_ids and num_sequences.
 
         Args:
-          logprobs, old_logprobs, mask: [b t]; mask is boolean, True on response tokens (EOS included).
+          logprobs, old_logprobs, mask: [b t].
           advantages: [b], one number an answer, or [b t].
           ref_logprobs, sampler_logprobs, values, old_values, returns, entropy: [b t]; required if in `needs`,
             otherwise optional (metrics use them when given).
           router_logprobs, old_router_logprobs: [l b t k], log-probabilities of the full router softmax at the experts
             that pi_old used.
-          sequence_ids: integers [b t] for packed rows, from 0 to num_sequences - 1 (default: the row is the sequence).
-          num_sequences: static int; b * t if only sequence_ids are given.
+
+        Raises:
+          ValueError: an array is unknown, missing or misshapen.
         """
         batch = Batch.of(self.needs, **arrays)
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
@@ -181,5 +173,5 @@ class Objective(TermsBase):
 
 def pieces(part: Part, letter: str = "") -> list[str]:
     """A part's formula, cut at its definitions; name and fields of a class that inherits one and computes another."""
-    written = "formula" in vars(type(part))
+    written = {"formula", "equation"} & vars(type(part)).keys()
     return part.formula().split("; ") if written else [letter + Part.formula(part)]

@@ -29,8 +29,7 @@ class PairObjective(TermsBase):
     Pairs are the sequences 2 i (chosen) and 2 i + 1 (rejected). Both must be in the same batch or micro-batch; a pair
     of which one answer has no unmasked token is left out of total and count, and counted in `pairs/incomplete`.
 
-    Raises:
-      ValueError: an aggregation that does not define the score of one answer, or two parts do not go together.
+    Raises ValueError if the aggregation does not define the score of one answer, or two parts do not go together.
     """
 
     score: Score
@@ -65,15 +64,13 @@ class PairObjective(TermsBase):
         return {"pairs": pairs} | ({"centring": pairs} if self.score.center_rewards_coefficient else {})
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
-        """Terms and metrics of one batch.
+        """Terms and metrics of one batch; `batch` explains mask, sequence_ids and num_sequences (two a pair).
 
         Args:
-          mask: [b t], boolean, True on answer tokens (EOS included).
-          logprobs, ref_logprobs: [b t], as `needs` says.
+          mask, logprobs, ref_logprobs: [b t], as `needs` says.
           scores: [b t], the scalar head's output in the state after each token; read at an answer's last token.
           margins: [b t], optional: how far apart the rewards of a pair should be, on every token of its chosen answer.
           entropy: [b t], optional, for a metric.
-          sequence_ids, num_sequences: as for `Objective`; num_sequences is twice the number of pairs.
           Other arrays that a training step has for every objective are checked and not read.
         """
         batch = self._batch(arrays)
@@ -84,7 +81,24 @@ class PairObjective(TermsBase):
             losses["centring"] = self.score.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
         counts = self.counts(*batch.sequences)
         terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
-        return terms, jax.lax.stop_gradient(self._metrics(terms, scores, here, batch))
+
+        rewards = self.loss.beta * scores
+        margin = rewards[:, 0] - rewards[:, 1]
+        metrics: dict[str, Metric] = {f"loss/{name}": Mean(*term) for name, term in terms.items()}
+        metrics |= {
+            "pairs/accuracy": Mean.of(jnp.where(margin == 0, 0.5, (margin > 0) * 1.0), complete),
+            "pairs/margin": Mean.of(margin, complete),
+            "pairs/reward_chosen": Mean.of(rewards[:, 0], complete),
+            "pairs/reward_rejected": Mean.of(rewards[:, 1], complete),
+            "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
+        }
+        if "logprobs" in self.needs:
+            logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
+            metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
+            metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
+            if batch.entropy is not None:
+                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
+        return terms, jax.lax.stop_gradient(metrics)
 
     def rewards(self, **arrays: Any) -> Float[Array, "p 2"]:
         """beta times the score of both answers of every pair, chosen first; arguments as for `evaluate`.
@@ -107,28 +121,6 @@ class PairObjective(TermsBase):
             raise ValueError(f"this objective needs {', '.join(missing)}; pass mask and what objective.needs lists")
         unread = jnp.zeros(jnp.shape(given["mask"]))
         return Batch.of(**{**dict.fromkeys(("logprobs", "old_logprobs", "advantages"), unread), **given})
-
-    def _metrics(
-        self, terms: Terms, scores: Float[Array, "p 2"], here: Bool[Array, "p 2"], batch: Batch
-    ) -> dict[str, Metric]:
-        complete = jnp.all(here, axis=1)
-        rewards = self.loss.beta * scores
-        margin = rewards[:, 0] - rewards[:, 1]
-        metrics: dict[str, Metric] = {f"loss/{name}": Mean(total, count) for name, (total, count) in terms.items()}
-        metrics |= {
-            "pairs/accuracy": Mean.of(jnp.where(margin == 0, 0.5, (margin > 0) * 1.0), complete),
-            "pairs/margin": Mean.of(margin, complete),
-            "pairs/reward_chosen": Mean.of(rewards[:, 0], complete),
-            "pairs/reward_rejected": Mean.of(rewards[:, 1], complete),
-            "pairs/incomplete": Mean.of(~complete * 1.0, jnp.any(here, axis=1)),
-        }
-        if "logprobs" in self.needs:
-            logprobs = _sides(sequence_sum(batch.logprobs, *batch.sequences))
-            metrics["pairs/logprob_chosen"] = Mean.of(logprobs[:, 0], complete)
-            metrics["pairs/logprob_rejected"] = Mean.of(logprobs[:, 1], complete)
-            if batch.entropy is not None:
-                metrics["entropy"] = Mean.of(batch.entropy, batch.mask)
-        return metrics
 
     def formula(self) -> tuple[list[str], list[str]]:
         """As `Objective.formula`; D is the difference of the scores s of a pair's answers."""

@@ -5,13 +5,13 @@ Functions of arrays, then the choices. Answers are numbered in pairs: sequence 2
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
-from jaxrl_llm.ground.ranges import at_least_zero, positive
 from jaxrl_llm.objectives.aggregation import SequenceMeanTokenSum, name_of
 from jaxrl_llm.objectives.batch import Batch, Ids, last_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
@@ -80,24 +80,20 @@ class ReferenceRatio(Score):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs", "ref_logprobs"})
+    equation: ClassVar[str] = "(log pi - log pi_ref)"
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs - batch.require("ref_logprobs")
-
-    def formula(self) -> str:
-        return "(log pi - log pi_ref)"
 
 
 class LogLikelihood(Score):
     """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs"})
+    equation: ClassVar[str] = "log pi"
 
     def __call__(self, batch: Batch) -> PerToken:
         return batch.logprobs
-
-    def formula(self) -> str:
-        return "log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +101,9 @@ class RewardHead(Score):
     """`last_token_scores`: the reward of a scalar head."""
 
     center_rewards_coefficient: float = hyperparameter(
-        0.0, "times (r_chosen + r_rejected)^2: keeps the rewards of a reward model around 0"
+        0.0, "times (r_chosen + r_rejected)^2: keeps the rewards of a reward model around 0", least=0, below=math.inf
     )
     needs: ClassVar[frozenset[str]] = frozenset({"scores"})
-
-    def __post_init__(self) -> None:
-        at_least_zero("center_rewards_coefficient", self.center_rewards_coefficient)
 
     def check(self, objective: Any) -> None:
         if not isinstance(objective.aggregation, SequenceMeanTokenSum):
@@ -133,10 +126,7 @@ class PairLoss(Part, abc.ABC):
     """Base of the losses of a pair; beta times a score is a reward."""
 
     takes_margins: ClassVar[bool] = True  # of single pairs
-    beta: float = hyperparameter(0.1, "reward of an answer = beta times its score; tau of IPO")
-
-    def __post_init__(self) -> None:
-        positive("beta", self.beta)
+    beta: float = hyperparameter(0.1, "reward of an answer = beta times its score; tau of IPO", above=0)
 
     @abc.abstractmethod
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
@@ -147,13 +137,12 @@ class PairLoss(Part, abc.ABC):
 class Logistic(PairLoss):
     """`logistic_loss`, of the reward model and of DPO, cDPO and SimPO."""
 
-    label_smoothing: float = hyperparameter(0.0, "share of labels taken as swapped; above 0 it is cDPO")
-    target_margin: float = hyperparameter(0.0, "subtracted from beta D of every pair; gamma of SimPO")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_zero("label_smoothing", self.label_smoothing, at_most=0.5)
-        at_least_zero("target_margin", self.target_margin)
+    label_smoothing: float = hyperparameter(
+        0.0, "share of labels taken as swapped; above 0 it is cDPO", least=0, most=0.5
+    )
+    target_margin: float = hyperparameter(
+        0.0, "subtracted from beta D of every pair; gamma of SimPO", least=0, below=math.inf
+    )
 
     def formula(self) -> str:
         z = f"z = {'' if self.beta == 1 else f'{self.beta:g} '}D" + (

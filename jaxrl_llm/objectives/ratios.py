@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Mask, PerToken
-from jaxrl_llm.ground.ranges import positive
 from jaxrl_llm.objectives.batch import Batch, Ids, clamp, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -80,22 +79,19 @@ class NoRatio(Ratio):
     """r = 1, a constant: for surrogates that differentiate log pi itself (REINFORCE)."""
 
     unit: ClassVar[str] = "none"
+    equation: ClassVar[str] = ""
 
     def __call__(self, batch: Batch) -> PerToken:
         return jnp.zeros_like(batch.log_ratio)
-
-    def formula(self) -> str:
-        return ""
 
 
 class TokenRatio(Ratio):
     """r_t = pi_theta(y_t | y_<t) / pi_old(y_t | y_<t).  Source: PPO, arXiv 1707.06347 section 3."""
 
+    equation: ClassVar[str] = "r = pi / pi_old by token"
+
     def __call__(self, batch: Batch) -> PerToken:
         return batch.log_ratio
-
-    def formula(self) -> str:
-        return "r = pi / pi_old by token"
 
 
 class SamplerRatio(Ratio):
@@ -107,6 +103,7 @@ class SamplerRatio(Ratio):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
+    equation: ClassVar[str] = "r = pi / mu by token, mu the sampler"
 
     def check(self, objective: Any) -> None:
         if objective.correction is not None:
@@ -118,59 +115,45 @@ class SamplerRatio(Ratio):
     def __call__(self, batch: Batch) -> PerToken:
         return token_log_ratio(batch.logprobs, batch.require("sampler_logprobs"), batch.mask)
 
-    def formula(self) -> str:
-        return "r = pi / mu by token, mu the sampler"
-
 
 class SequenceRatio(Ratio):
     """`sequence_log_ratio`: one number an answer, with gradient through the mean."""
 
     unit: ClassVar[str] = "sequence"
+    equation: ClassVar[str] = "r = (pi(y) / pi_old(y))^(1 / |y|)"
 
     def __call__(self, batch: Batch) -> PerToken:
         return sequence_log_ratio(batch.log_ratio, *batch.sequences)
-
-    def formula(self) -> str:
-        return "r = (pi(y) / pi_old(y))^(1 / |y|)"
 
 
 class SequenceTokenRatio(Ratio):
     """`sequence_token_log_ratio`: the value of the sequence, the gradient of the token."""
 
     unit: ClassVar[str] = "sequence"
+    equation: ClassVar[str] = "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
 
     def __call__(self, batch: Batch) -> PerToken:
         return sequence_token_log_ratio(batch.log_ratio, *batch.sequences)
-
-    def formula(self) -> str:
-        return "r = (pi(y) / pi_old(y))^(1 / |y|), gradient by token"
 
 
 class SequenceProduct(Ratio):
     """`sequence_product`: the importance weight of the whole answer."""
 
     unit: ClassVar[str] = "product"
+    equation: ClassVar[str] = "r = pi(y) / pi_old(y)"
 
     def __call__(self, batch: Batch) -> PerToken:
         return sequence_product(batch.log_ratio, *batch.sequences)
-
-    def formula(self) -> str:
-        return "r = pi(y) / pi_old(y)"
 
 
 @dataclasses.dataclass(frozen=True)
 class RouterShift(Ratio):
     """log r_t + log gamma_t: the token ratio times the weight of `router_shift`."""
 
-    gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight")
+    gamma_min: float = hyperparameter(0.8, "floor of the router-shift weight", above=0, most=1)
     needs: ClassVar[frozenset[str]] = frozenset({"router_logprobs", "old_router_logprobs"})
-
-    def __post_init__(self) -> None:
-        positive("gamma_min", self.gamma_min, at_most=1.0)
+    equation: ClassVar[str] = "r = g pi / pi_old by token; g = max({gamma_min:g}, e^-(shift of the router))"
 
     def __call__(self, batch: Batch) -> PerToken:
         current, old = batch.require("router_logprobs"), batch.require("old_router_logprobs")
         return batch.log_ratio + router_shift(current, old, batch.mask, self.gamma_min)
-
-    def formula(self) -> str:
-        return f"r = g pi / pi_old by token; g = max({self.gamma_min:g}, e^-(shift of the router))"

@@ -1,7 +1,4 @@
-"""Every recipe on one screen: four choices, and the value function where there is one. Equations are in the parts.
-
-RECIPES learn from rollouts, `sft` from given answers, PAIR_RECIPES from pairs of answers.
-"""
+"""Every recipe on one screen: four choices, and the value function where there is one. Equations are in the parts."""
 
 from jaxrl_llm.objectives import advantages as A
 from jaxrl_llm.objectives import aggregation as agg
@@ -17,7 +14,7 @@ _CENTRED, _LEAVE_ONE_OUT = A.GroupAdvantage("none"), A.GroupAdvantage("none", "l
 _BY_SEQUENCE, _BY_TOKEN, _SUM = agg.SequenceMeanTokenMean(), agg.TokenMean(), agg.SequenceMeanTokenSum()
 
 # fmt: off
-RECIPES = {
+RECIPES = {  # from rollouts, `sft` from given answers
     "reinforce":  Recipe(_CENTRED,       r.NoRatio(),            s.LogProb(),           _SUM),
     "rloo":       Recipe(_LEAVE_ONE_OUT, r.TokenRatio(),         s.Clip(),              _BY_SEQUENCE),
     "ppo":        Recipe(A.Gae(),        r.TokenRatio(),         s.Clip(),              _BY_TOKEN, ValueLoss()),
@@ -35,7 +32,7 @@ RECIPES = {
     "dppo":       Recipe(_GROUP,         r.SamplerRatio(),       t.DivergenceMask(),    _BY_TOKEN),
     "sft":        Recipe(A.Imitation(),  r.NoRatio(),            s.LogProb(),           _BY_TOKEN),
 }
-PAIR_RECIPES = {
+PAIR_RECIPES = {  # from pairs of answers
     "reward_model": PairRecipe(p.RewardHead(),     p.Logistic(1.0),                    _SUM),
     "dpo":          PairRecipe(p.ReferenceRatio(), p.Logistic(0.1),                    _SUM),
     "cdpo":         PairRecipe(p.ReferenceRatio(), p.Logistic(0.1, 0.1),               _SUM),
@@ -44,7 +41,5 @@ PAIR_RECIPES = {
 }
 # fmt: on
 
-for name, recipe in RECIPES.items():
+for name, recipe in {**RECIPES, **PAIR_RECIPES}.items():
     register(name, recipe)
-for name, pair_recipe in PAIR_RECIPES.items():
-    register(name, pair_recipe)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from jaxrl_llm.ground.declared import Declaration, declaration, declarations
 from jaxrl_llm.ground.ranges import one_of, suggestion
@@ -19,9 +19,8 @@ from jaxrl_llm.objectives.value import ValueLoss
 
 AnyObjective = Objective | PairObjective
 
-_AGGREGATION = {
-    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
-}
+_AGGREGATION = Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
+_OF_OBJECTIVE = ("kl_coef", "kl_estimator", "entropy_coef")
 
 
 class Recipe(NamedTuple):
@@ -40,22 +39,22 @@ class Recipe(NamedTuple):
     @property
     def shared(self) -> dict[str, Declaration]:
         """Hyper-parameters beside the fields of the parts: choices by name, and fields of `Objective` itself."""
-        own = {key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")}
         kinds = f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set"
-        correction = {"correction": Declaration(str, None, kinds, True)}
-        correction["correction_cap"] = Declaration(float, None, "bound of the sampler correction", True)
-        return {**_AGGREGATION, **own, **correction}
+        return {
+            "aggregation": _AGGREGATION,
+            **{key: declaration(Objective, key) for key in _OF_OBJECTIVE},
+            "correction": Declaration(str, None, kinds, True),
+            "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
+        }
 
     def objective(self, values: Mapping[str, Any]) -> Objective:
         """The objective of these parts; `values` has every shared hyper-parameter."""
-        own = {key: values[key] for key in ("kl_coef", "kl_estimator", "entropy_coef")}
-        return Objective(
-            **self._asdict(), **own, correction=correction_named(values["correction"], values["correction_cap"])
-        )
+        correction = correction_named(values["correction"], values["correction_cap"])
+        return Objective(**self._asdict(), **{key: values[key] for key in _OF_OBJECTIVE}, correction=correction)
 
 
 class PairRecipe(NamedTuple):
-    """The parts of an objective on pairs with their defaults."""
+    """As `Recipe`, of an objective on pairs."""
 
     score: Score
     loss: PairLoss
@@ -67,15 +66,15 @@ class PairRecipe(NamedTuple):
 
     @property
     def shared(self) -> dict[str, Declaration]:
-        return _AGGREGATION
+        return {"aggregation": _AGGREGATION}
 
     def objective(self, values: Mapping[str, Any]) -> PairObjective:
         return PairObjective(**self._asdict())
 
 
-AnyRecipe = TypeVar("AnyRecipe", Recipe, PairRecipe)
+AnyRecipe = Recipe | PairRecipe
 
-_RECIPES: dict[str, Recipe | PairRecipe] = {}
+_RECIPES: dict[str, AnyRecipe] = {}
 
 
 def names(reads: str | None = None) -> list[str]:
@@ -90,10 +89,7 @@ def recipe(name: str) -> Any:
 
 
 def fields() -> dict[str, Declaration]:
-    """Every hyper-parameter of every recipe, with its type, its meaning, and default None: the fields of a config.
-
-    `config.objective` is made of them, and `--help` prints them; None in a config means the recipe's own default.
-    """
+    """Every hyper-parameter of every recipe: the fields of `config.objective`, None for the recipe's own default."""
     out: dict[str, Declaration] = {}
     for known in _RECIPES.values():
         out |= {key: value for key, value in _declared(known).items() if key not in out}
@@ -104,10 +100,6 @@ def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
     """Register `recipe` under `name` for `make` and `config.objective.name`, and its fields for the command line.
 
     Register before the config is made (at the top of its file), so that `config.objective` gets the recipe's fields.
-
-    Args:
-      name: lower case letters, digits and underscores.
-      recipe: its parts; their dataclass fields are its hyper-parameters.
 
     Raises:
       ValueError: the name is malformed or taken by another definition, two parts declare one field, a field is known
@@ -129,7 +121,7 @@ def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
     return recipe
 
 
-def _definition(recipe: Recipe | PairRecipe) -> list[Any]:
+def _definition(recipe: AnyRecipe) -> list[Any]:
     """The source locations and values of a recipe's parts: equal for a file that is loaded twice."""
     return [
         part and (type(part).__module__, type(part).__qualname__, [d.default for d in declarations(part).values()])
@@ -137,15 +129,15 @@ def _definition(recipe: Recipe | PairRecipe) -> list[Any]:
     ]
 
 
-def _declared(recipe: Recipe | PairRecipe) -> dict[str, Declaration]:
+def _declared(recipe: AnyRecipe) -> dict[str, Declaration]:
     """Every hyper-parameter of a recipe, shared ones included; raises if two parts use one name."""
-    out = dict(recipe.shared)
-    for part in recipe:
-        for key, own in (declarations(part) if part else {}).items():
+    out = recipe.shared
+    out["aggregation"] = _AGGREGATION._replace(default=name_of(recipe.aggregation))
+    for part in filter(None, recipe):
+        for key, own in declarations(part).items():
             if key in out:
                 raise ValueError(f"hyper-parameter {key!r} is declared twice; rename that of {type(part).__name__}")
             out[key] = own
-    out["aggregation"] = out["aggregation"]._replace(default=name_of(recipe.aggregation))
     return out
 
 
@@ -157,15 +149,12 @@ def _with_aggregation(recipe: Any, aggregation: str | None) -> Any:
 
 
 def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]:
-    """{hyper-parameter: default} of a recipe; max_length None means that it must be given.
-
-    `aggregation` is the override, if any: `constant` brings max_length with it.
-    """
+    """{hyper-parameter: default} of a recipe, with this `aggregation` if one is named: `constant` brings max_length."""
     return {key: own.default for key, own in _declared(_with_aggregation(recipe(name), aggregation)).items()}
 
 
 def make(name: str, **hyperparameters_: Any) -> Any:
-    """The objective `name` with its hyper-parameters: `make("gspo", clip_low=3e-4, clip_high=4e-4, kl_coef=0.001)`.
+    """The objective `name` with its hyper-parameters, for example `make("gspo", clip_low=3e-4, kl_coef=0.001)`.
 
     Raises:
       ValueError: unknown recipe, unknown hyper-parameter (with a suggestion), or a value out of range.
@@ -183,9 +172,5 @@ def make(name: str, **hyperparameters_: Any) -> Any:
 def _build(recipe: Any, given: dict[str, Any]) -> Any:
     """The objective of a recipe, with the given values in place of its defaults."""
     values = {key: own.default for key, own in _declared(recipe).items()} | given
-
-    def with_values(part: Any) -> Any:
-        return part and dataclasses.replace(part, **{f.name: values[f.name] for f in dataclasses.fields(part)})
-
-    filled = {field: with_values(part) for field, part in recipe._asdict().items()}
-    return recipe._replace(**filled).objective(values)
+    parts = (part and dataclasses.replace(part, **{key: values[key] for key in declarations(part)}) for part in recipe)
+    return type(recipe)(*parts).objective(values)

@@ -18,11 +18,8 @@ def weighted_rewards(
 ) -> tuple[PerAnswer, dict[str, Metric]]:
     """R = sum over names of weight * source, and `reward/NAME` of every source, before its weight.
 
-    Args:
-      sources: name to rewards, arrays [b], of a verifier, a reward model or a rule on the length. One without a weight
-        is logged and not summed.
-      weights: name to weight; 0 and negative ones are allowed.
-      where: answers that enter the metrics, all if None.
+    Sources are arrays [b]; one without a weight is logged and not summed. Weights may be 0 and negative. `where` says
+    which answers enter the metrics.
 
     Raises:
       ValueError: no weight, a weight for an unknown source, or sources of different shapes.
@@ -42,12 +39,9 @@ def weighted_rewards(
 
 
 def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: int) -> PerAnswer:
-    """Soft overlong punishment in tokens: 0 up to L - C, then (L - C - |y|) / C down to -1 at L, -1 beyond.
+    """Soft overlong punishment: 0 up to L - C, then (L - C - |y|) / C down to -1 at L, -1 beyond.
 
-    Args:
-      lengths: |y| [b], tokens of each answer, EOS included.
-      max_length: L.
-      cache: C, the width of the ramp, 0 < C <= L.
+    |y| is the answer's length in tokens, EOS included; L = max_length; C = cache is the width of the ramp, 0 < C <= L.
 
     Source: DAPO, arXiv 2503.14476 eq. 13 (L 20480, C 4096).
     """
@@ -116,11 +110,7 @@ class KlController:
                 )
 
     def next(self, coefficient: float, kl: float) -> float:
-        """The coefficient of the next rollout, from this one's and from its KL in nats an answer.
-
-        Raises:
-          FloatingPointError: the KL is not finite.
-        """
+        """The coefficient of the next rollout, from this one's and its KL; FloatingPointError if that is not finite."""
         if self.target is None:
             return coefficient
         if not math.isfinite(kl):

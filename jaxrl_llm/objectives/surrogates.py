@@ -141,27 +141,21 @@ class LogProb(Surrogate):
     """`policy_gradient`: REINFORCE's, with or without a ratio."""
 
     units: ClassVar[tuple[str, ...]] = ("none", "token", "sequence")
+    equation: ClassVar[str] = "A log pi"
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return policy_gradient(batch.masked("logprobs"), batch.advantages)
-
-    def formula(self) -> str:
-        return "A log pi"
 
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Surrogate):
     """`clip` with the range clip_low, clip_high."""
 
-    clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped")
-    clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped")
-    dual_clip: float | None = hyperparameter(None, "bound on the ratio for negative advantages, > 1; off unless set")
-
-    def __post_init__(self) -> None:
-        positive("clip_low", self.clip_low)
-        positive("clip_high", self.clip_high)
-        if self.dual_clip is not None:
-            positive("dual_clip", self.dual_clip, above=1.0)
+    clip_low: float = hyperparameter(0.2, "ratio below 1 - clip_low is clipped", above=0)
+    clip_high: float = hyperparameter(0.2, "ratio above 1 + clip_high is clipped", above=0)
+    dual_clip: float | None = hyperparameter(
+        None, "bound on the ratio for negative advantages, > 1; off unless set", above=1
+    )
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[Bound, Bound]:
         """How far a ratio may be below and above 1: numbers, or one per token."""
@@ -183,12 +177,9 @@ class Clip(Surrogate):
 class Soft(Surrogate):
     """`soft_gate` with one temperature for each sign of the advantage."""
 
-    tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages")
-    tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages")
-
-    def __post_init__(self) -> None:
-        positive("tau_pos", self.tau_pos)
-        positive("tau_neg", self.tau_neg)
+    tau_pos: float = hyperparameter(1.0, "SAPO's temperature for positive advantages", above=0)
+    tau_neg: float = hyperparameter(1.05, "SAPO's temperature for negative advantages", above=0)
+    equation: ClassVar[str] = "4/tau sigmoid(tau (r - 1)) A; tau = {tau_pos:g} (A > 0), {tau_neg:g} (A < 0)"
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return soft_gate(log_ratio, batch.advantages, self.tau_pos, self.tau_neg)
@@ -197,19 +188,14 @@ class Soft(Surrogate):
         gate = jax.nn.sigmoid(_temperature(batch.advantages, self.tau_pos, self.tau_neg) * jnp.expm1(log_ratio))
         return super().metrics(log_ratio, batch) | {"gate/mean": Mean.of(4 * gate * (1 - gate), batch.mask)}
 
-    def formula(self) -> str:
-        return f"4/tau sigmoid(tau (r - 1)) A; tau = {self.tau_pos:g} (A > 0), {self.tau_neg:g} (A < 0)"
-
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(Surrogate):
     """`cispo`: the weight is bounded at `cap`, the gradient never cut."""
 
-    cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)")
+    cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)", above=0)
     units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
-
-    def __post_init__(self) -> None:
-        positive("cap", self.cap)
+    equation: ClassVar[str] = "sg(min(r, {cap:g})) A log pi"
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
@@ -217,28 +203,20 @@ class Cispo(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap)
 
-    def formula(self) -> str:
-        return f"sg(min(r, {self.cap:g})) A log pi"
-
 
 @dataclasses.dataclass(frozen=True)
 class GeometricMean(Surrogate):
     """`geometric_mean` of the ratios of an answer, each bounded on its bad side."""
 
-    log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio")
+    log_clip: float = hyperparameter(0.4, "GMPO's bound on the log-ratio", above=0)
     units: ClassVar[tuple[str, ...]] = ("token",)
-
-    def __post_init__(self) -> None:
-        positive("log_clip", self.log_clip)
+    equation: ClassVar[str] = "A exp(mean_t c(log r)); c bounds log r at {log_clip:g} (A > 0), -{log_clip:g} (A < 0)"
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         return clipped(log_ratio, batch.advantages, -self.log_clip, self.log_clip)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
-
-    def formula(self) -> str:
-        return f"A exp(mean_t c(log r)); c bounds log r at {self.log_clip:g} (A > 0), -{self.log_clip:g} (A < 0)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +228,7 @@ class Vespo(Surrogate):
     units: ClassVar[tuple[str, ...]] = ("product",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, pair in (("phi_pos", self.phi_pos), ("phi_neg", self.phi_neg)):
             if len(pair) != 2:
                 raise ValueError(f"{name}={pair!r} is not a pair; give (c1, c2)")

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.ground.ranges import one_of, positive, within
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
@@ -63,12 +62,10 @@ class StalenessClip(Clip):
     The quantile is one number for all tokens of a minibatch, so the minibatch may not be cut into micro-batches.
     """
 
-    tail: float = hyperparameter(0.9, "SAT: the clip range is contracted beyond this quantile of abs(log r)")
+    tail: float = hyperparameter(
+        0.9, "SAT: the clip range is contracted beyond this quantile of abs(log r)", least=0.0, most=1.0
+    )
     whole_minibatch: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("tail", self.tail, 0.0, 1.0)
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken, PerToken]:
         c = staleness_contraction(log_ratio, batch.mask, self.tail)
@@ -88,15 +85,16 @@ class DivergenceMask(Surrogate):
     thresholds are verl's.
     """
 
-    divergence: str = hyperparameter("tv", "tv | kl: DPPO's divergence of the two probabilities of a sampled token")
-    divergence_low: float = hyperparameter(0.2, "DPPO: tokens that fall with A < 0 are masked beyond it")
-    divergence_high: float = hyperparameter(0.2, "DPPO: tokens that rise with A > 0 are masked beyond it")
+    divergence: str = hyperparameter(
+        "tv", "DPPO's divergence of the two probabilities of a sampled token", among=("tv", "kl")
+    )
+    divergence_low: float = hyperparameter(0.2, "DPPO: tokens that fall with A < 0 are masked beyond it", above=0)
+    divergence_high: float = hyperparameter(0.2, "DPPO: tokens that rise with A > 0 are masked beyond it", above=0)
     units: ClassVar[tuple[str, ...]] = ("token",)
-
-    def __post_init__(self) -> None:
-        one_of("divergence", self.divergence, ("tv", "kl"))
-        positive("divergence_low", self.divergence_low)
-        positive("divergence_high", self.divergence_high)
+    equation: ClassVar[str] = (
+        "M r A; "
+        "M = 0 beyond {divergence} {divergence_low:g} downwards (A < 0), {divergence_high:g} upwards (A > 0), else 1"
+    )
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         bounds = (self.divergence_low, self.divergence_high)
@@ -105,7 +103,3 @@ class DivergenceMask(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         low, high = self.clipped(log_ratio, batch)
         return batch.advantages * jnp.where(low | high, 0, jnp.exp(log_ratio))
-
-    def formula(self) -> str:
-        low, high = f"{self.divergence_low:g} downwards (A < 0)", f"{self.divergence_high:g} upwards (A > 0)"
-        return f"M r A; M = 0 beyond {self.divergence} {low}, {high}, else 1"

@@ -1,13 +1,13 @@
 """The loss of a value function."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import PerToken
-from jaxrl_llm.ground.ranges import at_least_zero, positive
 from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.objectives.batch import Batch
 from jaxrl_llm.objectives.parts import Part, hyperparameter
@@ -33,15 +33,10 @@ def value_loss(values: PerToken, old_values: PerToken, returns: PerToken, value_
 class ValueLoss(Part):
     """value_coef times `value_loss`, a mean over unmasked tokens."""
 
-    value_clip: float | None = hyperparameter(0.2, "range of the clipped value loss")
-    value_coef: float = hyperparameter(1.0, "weight of the value loss")
+    value_clip: float | None = hyperparameter(0.2, "range of the clipped value loss", above=0)
+    value_coef: float = hyperparameter(1.0, "weight of the value loss", least=0, below=math.inf)
     needs: ClassVar[frozenset[str]] = frozenset({"values", "old_values", "returns"})
     aggregation: ClassVar[TokenMean] = TokenMean()
-
-    def __post_init__(self) -> None:
-        at_least_zero("value_coef", self.value_coef)
-        if self.value_clip is not None:
-            positive("value_clip", self.value_clip)
 
     def check(self, objective: Any) -> None:
         if not objective.advantage.needs_values:

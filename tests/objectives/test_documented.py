@@ -106,7 +106,7 @@ def table():
         usual = max(values, key=values.count)
         own = "; ".join(f"{name} {value}" for name, value in zip(owners, values, strict=True) if value != usual)
         default = "see above" if key == "aggregation" else f"{usual} ({own})" if own else usual
-        meaning = declared.meaning.replace("|", "/")  # a bar would end the cell
+        meaning = declared.comment.replace("|", "/")  # a bar would end the cell
         lines.append(f"| `{key}` | {declared.kind.__name__} | {where} | {default} | {meaning} |")
     return lines
 
