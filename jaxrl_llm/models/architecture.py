@@ -13,10 +13,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Block, prefix="model."):
-    """Names as in the published configurations of Qwen3 and Qwen3-MoE.
-
-    So are the defaults of the fields that differ between families (`qk_norm`, `attention_bias`, `rope_scaling`).
-    """
+    """Names as in the published configurations of Qwen3 and Qwen3-MoE."""
 
     vocab_size: int = declared(REQUIRED, "None: the tokenizer's, or the checkpoint's", least=1)
     num_hidden_layers: int = declared(4, least=1)

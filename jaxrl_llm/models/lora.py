@@ -53,36 +53,24 @@ class LoRAConfig(Block, prefix="lora."):
 
 
 def init_adapters(config: LoRAConfig, model: Model, key: Key) -> dict[str, Any]:
-    """float32 adapters on the model's mesh: A normal with standard deviation 1 / sqrt(m), B zero.
-
-    Raises:
-      ValueError: as `adapter_axes`.
-    """
+    """float32 adapters on the model's mesh: A normal with standard deviation 1 / sqrt(m), B zero."""
     axes = adapter_axes(config, model)
 
     def make(key: Key) -> dict[str, Any]:
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
-
         def pair(path: tuple[str, ...], leaf: Any) -> dict[str, Array]:
             *lead, m, n = leaf.shape
             own = jax.random.fold_in(key, zlib.crc32("/".join(path).encode()))  # the same whatever else is a target
             a = jax.random.normal(own, (*lead, m, config.rank)) * m**-0.5
             return {"a": a, "b": jnp.zeros((*lead, config.rank, n))}
 
-        return _select(config, shapes, pair)
+        return _select(config, jax.eval_shape(model.init, key), pair)
 
-    if model.mesh is None:
-        return jax.jit(make)(key)
-    places = sharding.shardings(axes, jax.eval_shape(make, key), model.mesh)
+    places = None if model.mesh is None else sharding.shardings(axes, jax.eval_shape(make, key), model.mesh)
     return jax.jit(make, out_shardings=places)(key)
 
 
 def adapter_axes(config: LoRAConfig, model: Model) -> dict[str, Any]:
-    """The logical axes of every adapter: its weight's, with the rank in place of one side.
-
-    Raises:
-      ValueError: rank 0, or no matrix of the model is a target.
-    """
+    """The logical axes of every adapter: its weight's, with the rank for one side. ValueError if there is no target."""
     if not config.rank:
         raise ValueError("lora.rank=0 has no adapters; set it to at least 1")
 
@@ -103,17 +91,6 @@ def attach(params: Any, adapters: Any, scale: float) -> Any:
     if set(adapters) == {"a", "b"}:
         return LowRank(params, adapters["a"] * scale, adapters["b"])
     return {key: attach(x, adapters[key], scale) if key in adapters else x for key, x in params.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Attached:
-    """`attach` as a value, so that equal ones share what is compiled for them. Leaves that are no adapters (a value
-    head) are passed through."""
-
-    scale: float
-
-    def __call__(self, trained: Any, base: Params) -> dict[str, Any]:
-        return attach(base, trained, self.scale) | {key: x for key, x in trained.items() if key not in base}
 
 
 def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
@@ -138,13 +115,7 @@ def _sums(model: Model, weights: dict[Any, Array], pairs: dict[Any, Any], scale:
     }
 
 
-def _select(config: LoRAConfig, tree: Any, make: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _select(config: LoRAConfig, tree: Any, make: Any) -> dict[str, Any]:
     """make(path, leaf) for every target of a tree like the parameters'; branches without one are left out."""
-    out = {}
-    for name, value in tree.items():
-        below = (*path, name)
-        if isinstance(value, dict):
-            out |= {name: inner} if (inner := _select(config, value, make, below)) else {}
-        elif config.holds(below):
-            out[name] = make(below, value)
-    return out
+    leaves = flatten_dict(tree)
+    return unflatten_dict({path: make(path, leaf) for path, leaf in leaves.items() if config.holds(path)})

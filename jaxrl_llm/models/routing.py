@@ -14,8 +14,7 @@ class Routing(flax.struct.PyTreeNode):
     """The routing of every MoE layer, [l b t k] and [l b t e] (dense layers have no row); inside a layer without l.
 
     experts: indices used when the token at t was FED; the dtype's maximum means "no record: the router chooses".
-    logits:  the router's logits. A forward that is given them replays them in place of its own, so that indices and
-      gate weights are both frozen.
+    logits: of the router. A forward that is given them replays them, so that indices and gate weights are both frozen.
     """
 
     experts: Integer[Array, "*batch k"]
@@ -40,7 +39,6 @@ class Router(Block, prefix="rollout.router_"):
     noise: float = declared(0.0, "standard deviation of noise on the sampler's router logits, on purpose", least=0)
 
     def logits(self, x: Float[Array, "*n d"], weight: Float[Array, "d e"]) -> Float[Array, "*n e"]:
-        """The float32 logits of every expert."""
         operands = x.astype(self.dtype).astype(jnp.float32), weight.astype(self.dtype).astype(jnp.float32)
         logits = jnp.matmul(*operands, precision=jax.lax.Precision.HIGHEST)
         if self.dtype != "float32":
@@ -81,10 +79,7 @@ def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
 
 
 def select_experts(
-    fresh_logits: Float[Array, "*n e"],
-    num_chosen: int,
-    normalise: bool,
-    replay: Routing | None = None,
+    fresh_logits: Float[Array, "*n e"], num_chosen: int, normalise: bool, replay: Routing | None = None
 ) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
     """Experts and gates of every token, by one code path for routing and for replaying.
 

@@ -50,16 +50,10 @@ def score(
     router_logits: bool = False,
     shared_prompt: bool = False,
 ) -> Scores:
-    """One forward over whole answers, padded or packed.
+    """One forward over whole answers, padded or packed, whose arguments are those of `Model.apply`.
 
-    log p(token_t | tokens_<t) of softmax(logits / temperature), float32, without materialising the logits.
-
-    Args:
-      tokens, segment_ids: [b t]; segment 0 is padding.
-      routing: experts (and logits) to replay.
-      temperature: of the rollout, so that ratios compare the distributions that were sampled from.
-      router_logits: keep the router's own logits in `Scores.routing`.
-      shared_prompt: segment 1 of a row is a prompt that its other segments continue; see `Model.apply`.
+    log p(token_t | tokens_<t) of softmax(logits / temperature), float32, without materialising the logits. The
+    temperature is the rollout's, so that ratios compare the distributions that were sampled from.
     """
     out = model.apply(
         params,
@@ -71,11 +65,10 @@ def score(
     )
     head = model.head(params).astype(out.hidden.dtype)
 
-    def of(states: Array, targets: Array) -> tuple[PerToken, PerToken]:
+    def of(states: Array, targets: Array) -> tuple[PerToken, ...]:
         flat, wanted = (sharding.flat(x, sharding.MICRO_BATCH, model.mesh) for x in (states, targets))
         scores = selected_logprobs(flat, head, wanted, temperature=temperature, mesh=model.mesh)
-        logprobs, entropy = (sharding.unflat(x, tokens.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
-        return logprobs, entropy
+        return tuple(sharding.unflat(x, tokens.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
 
     if shared_prompt:
         source = _continued(segment_ids)

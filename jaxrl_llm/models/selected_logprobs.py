@@ -7,6 +7,7 @@ backward, as a plain softmax does.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,39 +32,22 @@ def selected_logprobs(
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
 
-    Args:
-      hidden: final states; head: output matrix. Products accumulate in float32 and all that follows is float32.
-      targets: the tokens whose log-probs are returned.
-      temperature: > 0.
-      mesh: the mesh of the enclosing jit. Every device scores its own tokens with the full head, which is gathered
-        once; XLA's partitioner would gather it for every chunk.
-
-    Returns:
-      (log-probs, entropies), float32 [n]. The gradient of an entropy that is not used costs nothing.
-
-    Raises:
-      ValueError: temperature is not positive.
+    Products accumulate in float32 and all that follows is float32. The gradient of an entropy that is not used costs
+    nothing. On the mesh of the enclosing jit every device scores its own tokens with the full head, which is gathered
+    once; XLA's partitioner would gather it for every chunk.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    args = (hidden, head, targets.astype(jnp.int32))
-    if mesh is None or mesh.size == 1:
-        return _selected(*args, float(temperature))
-    states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
-
-    def run(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array]:
-        return _selected(hidden, head, targets, float(temperature))
-
-    specs = (states, PartitionSpec(), tokens)
-    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)(*args)
+    run: Any = functools.partial(_selected, temperature=float(temperature))
+    if mesh is not None and mesh.size > 1:
+        states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
+        specs = (states, PartitionSpec(), tokens)
+        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)
+    return run(hidden, head, targets.astype(jnp.int32))
 
 
 def _logits(hidden: Array, head: Array, temperature: float) -> Array:
     return jnp.matmul(hidden, head, preferred_element_type=jnp.float32) / temperature
-
-
-def _is_small(hidden: Array, head: Array) -> bool:
-    return hidden.shape[0] * head.shape[1] <= _KEEP
 
 
 def _cut(x: Array) -> Array:
@@ -96,7 +80,7 @@ def _selected(hidden, head, targets, temperature):
 
 
 def _forward(hidden, head, targets, temperature):
-    if _is_small(hidden, head):
+    if hidden.shape[0] * head.shape[1] <= _KEEP:
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, temperature)
     else:
 
@@ -113,7 +97,7 @@ def _selected_fwd(hidden, head, targets, temperature):
     return _forward(hidden.value, head.value, targets.value, temperature)
 
 
-def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logprob, d_entropy, temperature):
+def _chunk_backward(head, probs, temperature, hidden, targets, log_partition, entropy, d_logprob, d_entropy):
     """d logits = d_logprob (1[target] - p) - d_entropy p (log p + H)."""
     if probs is None or d_entropy is not None:
         log_probs = _logits(hidden, head, temperature) - log_partition[:, None]
@@ -130,22 +114,17 @@ def _chunk_backward(hidden, head, targets, probs, log_partition, entropy, d_logp
 def _selected_bwd(temperature, residuals, cotangents):
     hidden, head, targets, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
-    if d_logprob is None:
-        d_logprob = jnp.zeros_like(log_partition)
-    if _is_small(hidden, head):
-        d_hidden, d_head = _chunk_backward(
-            hidden, head, targets, probs, log_partition, entropy, d_logprob, d_entropy, temperature
-        )
-        return d_hidden, d_head.astype(head.dtype), None
+    d_logprob = jnp.zeros_like(log_partition) if d_logprob is None else d_logprob
     per_token = (hidden, targets, log_partition, entropy, d_logprob, d_entropy)
-    pieces = jax.tree.map(_cut, per_token)
+    if probs is not None:
+        d_hidden, d_head = _chunk_backward(head, probs, temperature, *per_token)
+        return d_hidden, d_head.astype(head.dtype), None
 
-    def step(d_head, piece):
-        x, target, log_z, h, d_lp, d_h = piece
-        d_x, d_w = _chunk_backward(x, head, target, None, log_z, h, d_lp, d_h, temperature)
-        return d_head + d_w, d_x
+    def step(d_head, chunk):
+        d_hidden, of_chunk = _chunk_backward(head, None, temperature, *chunk)
+        return d_head + of_chunk, d_hidden
 
-    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), pieces)
+    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), jax.tree.map(_cut, per_token))
     return _join(d_hidden, targets.size), d_head.astype(head.dtype), None
 
 

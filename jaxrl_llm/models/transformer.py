@@ -50,7 +50,7 @@ class ModelOutput(flax.struct.PyTreeNode):
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: ModelConfig, kind: Kind, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, kind: str, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config)
         self.attention = Attention(config, rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config)
@@ -92,9 +92,7 @@ def _definition(config: ModelConfig, part: str) -> tuple[Any, Any]:
 
 def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
     rngs = nnx.Rngs(params=key)
-    if part == "ends":
-        return Ends(config, rngs)
-    return Block(config, "moe" if part == "moe" else "dense", rngs)
+    return Ends(config, rngs) if part == "ends" else Block(config, part, rngs)
 
 
 def positions_of(segment_ids: SegmentIds, shared_prompt: bool = False) -> Integer[Array, "b t"]:
@@ -193,13 +191,11 @@ class Model:
           params: of `init`, or of `unstack`.
           segment_ids: 0 = padding; attention and positions stay inside a segment. Default: one segment a row.
           positions: default from segment_ids. With a cache they name the t columns to write.
-          routing: experts (and perhaps logits) to replay, one row per MoE layer; for tokens without a record the router
-            chooses.
-          cache: keys and values so far; the returned one holds these tokens too.
+          routing: experts (and perhaps logits) to replay where there is a record.
           prefill: return a cache of these tokens; there is none yet.
           router_logits: also return the current router's logits.
           shared_prompt: segment 1 of a row is a prompt, and each other segment is an answer, which sees the prompt and
-            continues its positions. Without a cache, and with plain attention.
+            continues its positions.
 
         Raises:
           ValueError: `routing` for a dense model, or of the wrong shape; a shared prompt with flash attention, or on a
@@ -260,13 +256,11 @@ class Model:
             yield kind, range(start, done[kind])
 
     def _block(self, kind: Kind, seen: _Seen) -> Any:
-        """A block as a function (x, (parameters, cache, replay)) -> (x, (keys and values, routing))."""
+        """A block as a function (x, parameters, cache, replay) -> (x, keys and values, routing)."""
         graphdef = _definition(self.config, kind)[0]
 
-        def block(x: Array, inputs: Any) -> tuple[Array, Any]:
-            params, cache, replay = inputs
-            x, kv, route = nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
-            return x, (kv, route)
+        def block(x: Array, params: Params, cache: LayerCache | None, replay: Routing | None) -> Any:
+            return nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
 
         return block
 
@@ -278,7 +272,7 @@ class Model:
 
             def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
                 layer, replay = inputs
-                x, (_, route) = block(x, (layer, None, replay))
+                x, _, route = block(x, layer, None, replay)
                 return x, route
 
             here = slice(places.start, places.stop)
@@ -287,8 +281,8 @@ class Model:
             # stacks little, and without the loop XLA would keep what it was told to compute again.
             rolled = self.config.remat != "none" or sharding.platform(self.mesh) != "cpu" or len(places) > _UNROLLED
             body = self._rematerialised(without_cache, prevent_cse=len(places) == 1)  # one turn is no loop to XLA
-            replay = _of_layers(here, kind, routing)
-            x, route = jax.lax.scan(body, x, (stack, replay), unroll=1 if rolled else len(places))
+            inputs = (stack, _of_layers(here, kind, routing))
+            x, route = jax.lax.scan(body, x, inputs, unroll=1 if rolled else len(places))
             routes += [] if route is None else [route]
         return x, routes
 
@@ -297,9 +291,8 @@ class Model:
     ) -> tuple[Array, list[Any], list[Any]]:
         """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, and its routing.
 
-        Tried instead for decoding: a scan over stacked layers and a stacked cache. On one CPU core with the 30 layers
-        of SmolLM2 it compiles in half the time (22 s against 45) and needs no second copy of the weights (400 MB), but
-        a token costs 7 % (8 slots) to 12 % (64) more CPU time: each turn copies its slice of weights and cache.
+        A scan over stacked layers and a stacked cache compiles in half the time on a CPU and needs no second copy of
+        the weights, but a token of SmolLM2 costs 7 to 12 % more: each turn copies its slice of weights and cache.
         """
         caches, routes = [], []
         blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
@@ -308,7 +301,7 @@ class Model:
                 stack = params[kind]
                 layer = stack[place] if isinstance(stack, tuple) else jax.tree.map(lambda a, i=place: a[i], stack)
                 cache = None if cached is None else cached[len(caches)]
-                x, (kv, route) = blocks[kind](x, (layer, cache, _of_layers(place, kind, routing)))
+                x, kv, route = blocks[kind](x, layer, cache, _of_layers(place, kind, routing))
                 caches.append(kv)
                 routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
         return x, caches, routes
@@ -330,11 +323,8 @@ def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) 
         return
     if not config.num_moe_layers:
         raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
-    for name, given, width in (
-        ("experts", routing.experts, config.num_experts_per_tok),
-        ("logits", routing.logits, config.num_experts),
-    ):
-        expected = (config.num_moe_layers, *tokens.shape, width)
+    for name, width in (("experts", config.num_experts_per_tok), ("logits", config.num_experts)):
+        given, expected = getattr(routing, name), (config.num_moe_layers, *tokens.shape, width)
         if given is not None and given.shape != expected:
             raise ValueError(
                 f"routing.{name} has shape {given.shape}, this forward needs {expected} [MoE layers, rows, time, "

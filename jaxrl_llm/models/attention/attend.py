@@ -80,11 +80,9 @@ def attend_cached(
     visible: Bool[Array, "b t s"],
     platform: str = "cpu",
 ) -> Float[Array, "b t h d"]:
-    """`attend` over a cache: its keys are transposed, and a stretch of columns that no row sees is skipped.
-
-    A stretch with fewer rows is shared: each of its rows belongs to b / rows consecutive queries, and is read once. A
-    GPU computes every stretch, since it would wait for the host at each condition.
-    """
+    """`attend` over a cache: its keys are transposed, and a stretch of columns that no row sees is skipped, except on a
+    GPU, which would wait for the host at each condition. Each row of a stretch with fewer rows is shared by consecutive
+    queries, and is read once."""
     q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]

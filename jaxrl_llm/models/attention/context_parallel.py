@@ -24,10 +24,7 @@ from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which queries of a row a device has: all, or those of the chunks i and 2 c - 1 - i (i is `index`, c `shards`).
-
-    axis: the mesh axis over which c devices share a row; None if one device has it all.
-    """
+    """Which queries of a row a device has: all (axis None), or the chunks i = `index` and 2 c - 1 - i of c `shards`."""
 
     axis: str | None
     shards: int
@@ -37,7 +34,6 @@ class Place:
         return lax.axis_index(self.axis) if self.axis else 0
 
     def chunk(self, time: int) -> int:
-        """The number of queries in a chunk."""
         return time // (2 * self.shards) if self.axis else time
 
     def starts(self, time: int) -> list[Any]:
@@ -138,9 +134,8 @@ def attend_halves(attend: Callable[[Array, Array, Array, Array], Array]) -> Loca
         ids = jnp.split(place.of_queries(segment_ids), 2, axis=1)
         chunks = zip(place.starts(time), (time // 2, time), jnp.split(queries, 2, axis=1), ids, strict=True)
         for start, end, q, q_ids in chunks:
-            columns = segment_ids[:, :end]
             causal = (start + jnp.arange(q_ids.shape[1]))[:, None] >= jnp.arange(end)[None]
-            visible = causal[None] & (q_ids[:, :, None] == columns[:, None, :])  # padding sees padding, unread
+            visible = causal[None] & (q_ids[:, :, None] == segment_ids[:, None, :end])  # padding sees padding, unread
             out.append(attend(q, keys[:, :, :end], values[:, :, :end], visible))
         return jnp.concatenate(out, axis=1)
 

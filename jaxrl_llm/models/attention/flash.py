@@ -1,7 +1,5 @@
-"""Flash attention through a library: cuDNN on GPU (jax.nn), the splash kernel on TPU (jax.experimental.pallas).
-
-Source: FlashAttention, arXiv 2205.14135. Both kernels are differentiated by their library.
-"""
+"""Flash attention (arXiv 2205.14135) through libraries, which also differentiate it: cuDNN on GPU (jax.nn), the splash
+kernel on TPU (jax.experimental.pallas)."""
 
 import functools
 from typing import Any
@@ -21,16 +19,11 @@ _LARGEST = 512  # block that the splash kernel is given
 
 
 def choose_attention(config: ModelConfig, platform: str) -> str:
-    """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size.
-
-    Raises:
-      ValueError: flash is set where there is no kernel for it.
-    """
+    """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size. Raises
+    ValueError if flash is set and there is none."""
     implementation, head_dim, dtype = config.attention_implementation, config.head_dim, config.dtype
-    fits = {
-        "gpu": head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16",
-        "tpu": head_dim % 64 == 0,
-    }.get(platform, False)
+    on_gpu = platform == "gpu" and head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16"
+    fits = on_gpu or (platform == "tpu" and head_dim % 64 == 0)
     if implementation == "flash" and not fits:
         raise ValueError(
             f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8 up to 128) or a TPU "
@@ -103,10 +96,6 @@ def _splash(
     of_all: Any = splash.make_splash_mha(
         heads, block_sizes=sizes, head_shards=1, q_seq_shards=place.shards, interpret=interpret
     )
-    attend = jax.tree.map(place.own, of_all)
-
-    def of_row(q: Array, k: Array, v: Array, q_ids: Array, ids: Array) -> Array:
-        return attend(q, k, v, splash.SegmentIds(q_ids, ids))
-
-    out = jax.vmap(of_row)(jnp.swapaxes(queries, 1, 2), keys, values, place.of_queries(segment_ids), segment_ids)
-    return jnp.swapaxes(out, 1, 2)
+    attend = jax.vmap(jax.tree.map(place.own, of_all))
+    ids = splash.SegmentIds(place.of_queries(segment_ids), segment_ids)
+    return jnp.swapaxes(attend(jnp.swapaxes(queries, 1, 2), keys, values, ids), 1, 2)

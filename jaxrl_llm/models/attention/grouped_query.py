@@ -51,9 +51,7 @@ class Attention(nnx.Module):
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[kv_cache.Keys, kv_cache.Values]]:
         """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone.
-
-        axes: the logical axes of b and t; where they split t, `visible` is not read.
-        """
+        Where axes, the logical ones of b and t, split t, `visible` is not read."""
         b, t, _ = x.shape
         # Two dimensions: a weight's gradient is then one matmul without a transpose.
         flat = sharding.flat(x, axes, mesh)

@@ -1,17 +1,13 @@
 """Keys and values of the tokens fed so far, head-major so that a decode step reads them in order.
 
 Keys are stored transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is
-five times faster for q k^T than a transposed operand that has to be repacked at every step.
+five times faster for q k^T than a transposed operand that has to be repacked at every step. A long cache is cut into
+stretches of columns, arrays of their own, so that attention can leave out those that no row has reached; a slice of one
+array would be copied before it is multiplied.
 
-Rows are left-aligned and contiguous: the token at position p of a row is in column p, whatever the other rows do
-(behind a prefix: in column p minus the prompt's length). A query sees the columns up to its own, so columns left over
-from padding or from an earlier answer are never read.
-
-A long cache is cut into stretches of columns, which are arrays of their own, so that attention can leave out those that
-no row has reached; a slice of one array would be copied before it is multiplied.
-
-If the answers of a group stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored and
-read once per group.
+The token at position p of a row is in column p (behind a prefix: p minus the prompt's length). A query sees the columns
+up to its own, so columns left over from padding or from an earlier answer are never read. If the answers of a group
+stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored and read once per group.
 """
 
 import itertools
@@ -45,10 +41,6 @@ class KVCache(flax.struct.PyTreeNode):
     values: tuple[Values, ...]
     prefix: Prefix | None = None
 
-    @property
-    def length(self) -> int:
-        return sum(stretch.shape[2] for stretch in self.values[0])
-
 
 def empty(config: ModelConfig, rows: int, length: int) -> KVCache:
     b, kv, d = rows, config.num_key_value_heads, config.head_dim
@@ -77,7 +69,7 @@ def by_layer(cache: KVCache, positions: Integer[Array, "b t"]) -> tuple[list[Lay
         lengths = jnp.repeat(prefix.lengths, len(positions) // len(prefix.lengths))[:, None]
         positions, width = positions - lengths, starts(prefix.values[0])[-1]
         visible = [jnp.broadcast_to((jnp.arange(width)[None] < lengths)[:, None], (*positions.shape, width))]
-    visible.append(jnp.arange(cache.length)[None, None] <= positions[:, :, None])
+    visible.append(jnp.arange(starts(cache.values[0])[-1])[None, None] <= positions[:, :, None])
     shared = [((), ())] * len(cache.keys) if prefix is None else zip(prefix.keys, prefix.values, strict=True)
     layers = zip(cache.keys, cache.values, shared, strict=True)
     return [LayerCache(k, v, positions[:, 0], p) for k, v, p in layers], jnp.concatenate(visible, axis=-1)

@@ -70,12 +70,7 @@ class GGUFTensor:
 
 
 def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
-    """(what config.json would hold, tensors by their names in the Hugging Face layout); a tensor is read on access.
-
-    Raises:
-      ImportError: the package `gguf` is missing.
-      ValueError: an architecture, or a tensor, that the model does not compute.
-    """
+    """(what config.json would hold, tensors by their names in the Hugging Face layout); a tensor is read on access."""
     return _open(path, path.stat().st_mtime_ns)
 
 
@@ -101,8 +96,7 @@ def _open(path: Path, _modified: int) -> tuple[dict[str, Any], dict[str, GGUFTen
     config = {ours: field(f"{architecture}.{theirs}") for ours, theirs in _SIZES.items()}
     config |= {ours: field(f"tokenizer.ggml.{theirs}") for ours, theirs in _IDS.items()}
     config = {name: _decimal(value) for name, value in config.items() if value is not None}
-    config["model_type"] = _MODEL_TYPES[architecture]
-    config["tie_word_embeddings"] = "output.weight" not in names
+    config |= {"model_type": _MODEL_TYPES[architecture], "tie_word_embeddings": "output.weight" not in names}
     scaling = field(f"{architecture}.rope.scaling.type")
     if "rope_freqs.weight" in names or scaling not in (None, "none"):
         raise ValueError(
@@ -134,8 +128,8 @@ def _named(name: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
         return {f"model.layers.{match[1]}.{_LAYER[match[2]]}": tensor}
     if match and match[2] in _EXPERTS:
         full = f"model.layers.{match[1]}.{_EXPERTS[match[2]]}"
-        one = [GGUFTensor(part, tensor.kind, tensor.shape[1:]) for part in tensor.data]
-        return {full.format(expert=e): part for e, part in enumerate(one)}
+        parts = enumerate(tensor.data)
+        return {full.format(expert=e): GGUFTensor(part, tensor.kind, tensor.shape[1:]) for e, part in parts}
     return {name: tensor}  # the check of names reports it as left over
 
 

@@ -1,5 +1,4 @@
-"""The fields of a run's model block, completed from the checkpoint that it starts from, which they must not
-contradict."""
+"""The fields of a run's model block, completed from the checkpoint that it starts from and checked against it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,12 +15,8 @@ _OF_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
 def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Every field of a ModelConfig, from the `model` block of a run.
 
-    A field that is None is the checkpoint's. A field that is set must equal the checkpoint's, but for those that say
-    how the run computes (types of parameters and of computation, rematerialisation, implementations), which may differ.
-
-    Args:
-      given: field -> value, and "pretrained": the path of a checkpoint, or "" for fresh parameters.
-      tokens: size of the tokenizer's vocabulary; without a checkpoint the default of vocab_size.
+    A field that is None is that of the checkpoint at given["pretrained"]. A field that is set must equal it, but for
+    those that say how the run computes. Without a checkpoint `tokens`, the tokenizer's, is the default of vocab_size.
 
     Raises:
       FileNotFoundError, ValueError: the checkpoint is missing or of an unsupported kind, contradicts a field, or has a
@@ -32,9 +27,8 @@ def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     if not isinstance(path, str):
         raise ValueError(f"model.pretrained={path!r} must be the path of a checkpoint, or '' for fresh parameters")
     if path:
-        dtypes = [fields.get("param_dtype"), fields.get("dtype")]
-        dtype = next((name for name in dtypes if name is not None), None)
-        published = from_published(read_published(path).config, dtype)
+        dtype = fields.get("param_dtype")
+        published = from_published(read_published(path).config, fields.get("dtype") if dtype is None else dtype)
         fields |= {name: getattr(published, name) for name, value in fields.items() if value is None}
         _check_agreement(path, fields, published)
     elif fields.get("vocab_size") is None:
@@ -58,11 +52,9 @@ def _check_agreement(path: str, fields: Mapping[str, Any], published: ModelConfi
     free = {*_OF_THE_RUN} | (set() if "moe" in kinds else {*_OF_EXPERTS})
     free |= set() if "dense" in kinds else {"intermediate_size"}
     differ = [
-        f"model.{field.name}={fields[field.name]!r} (the checkpoint: {getattr(published, field.name)!r})"
-        for field in dataclasses.fields(ModelConfig)
-        if field.name in fields
-        and field.name not in free
-        and _plain(fields[field.name]) != _plain(getattr(published, field.name))
+        f"model.{name}={fields[name]!r} (the checkpoint: {theirs!r})"
+        for name, theirs in dataclasses.asdict(published).items()
+        if name in fields and name not in free and _plain(fields[name]) != theirs
     ]
     if differ:
         raise ValueError(
@@ -72,4 +64,4 @@ def _check_agreement(path: str, fields: Mapping[str, Any], published: ModelConfi
 
 
 def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else value
+    return tuple(value) if isinstance(value, list) else value

@@ -30,13 +30,9 @@ _READERS = 4  # threads; they mostly copy memory, with the interpreter's lock re
 def load_pretrained(
     path: str | os.PathLike[str], *, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Model, dict[str, Any]]:
-    """The model and the parameters of a published checkpoint (families: docs/models.md).
+    """The model and the parameters of a published checkpoint: a folder or a GGUF file (docs/models.md).
 
-    Args:
-      path: a folder with config.json and model.safetensors, or shards and model.safetensors.index.json; or a GGUF file.
-      dtype: float32 or bfloat16, of parameters and computation; default: that of config.json, for a GGUF file bfloat16
-        if its tensors are, otherwise float32.
-      mesh: parameters are placed on it; every process reads only what its own devices hold.
+    dtype: float32 or bfloat16, of parameters and computation; default: that of the file.
 
     Raises:
       FileNotFoundError: no such folder, or a file of it is missing.
@@ -48,11 +44,8 @@ def load_pretrained(
 
 
 def load_params(path: str | os.PathLike[str], model: Model) -> dict[str, Any]:
-    """The parameters of a published checkpoint on `model.mesh`, in `model.config.param_dtype`.
-
-    Raises:
-      FileNotFoundError, ValueError: as `load_pretrained`; also if the checkpoint is of another architecture.
-    """
+    """The parameters of a published checkpoint on `model.mesh`, in `model.config.param_dtype`. Raises as
+    `load_pretrained`, and ValueError if the checkpoint is of another architecture."""
     with open_checkpoint(path) as (_, tensors):
         return _load(tensors, model)
 
@@ -69,10 +62,8 @@ def save_pretrained(
 
     Args:
       params: of `Model(config)`, stacked; every array addressable by this process.
-      path: a folder without a checkpoint; made if need be.
-      published: of `read_published`: fields of config.json beyond the architecture (positions, end ids) are kept, and
-        generation_config.json and the tokenizer's files are written as they were.
-      shard_bytes: largest size of a file, exceeded only by a single larger tensor; several files get an index.
+      published: of the original, whose other files and fields of config.json are kept.
+      shard_bytes: largest size of a file, exceeded only by a single larger tensor.
 
     Raises:
       FileExistsError: the folder holds a checkpoint already.

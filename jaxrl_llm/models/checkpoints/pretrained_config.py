@@ -41,11 +41,7 @@ _HEAD_DIM_IS_IMPLIED = ("qwen2", "olmoe")  # hidden_size / num_attention_heads, 
 
 
 def family_of(config: ModelConfig) -> str:
-    """The model_type that computes what `config` asks for.
-
-    Raises:
-      ValueError: no published family does.
-    """
+    """The model_type that computes what `config` asks for; ValueError if none does."""
     moe = config.num_moe_layers > 0
     asked = (config.qk_norm, config.attention_bias, moe)
     for name, family in _FAMILIES.items():
@@ -63,16 +59,10 @@ def family_of(config: ModelConfig) -> str:
 
 
 def from_published(published: Mapping[str, Any], dtype: str | None = None) -> ModelConfig:
-    """The ModelConfig of a config.json.
-
-    Args:
-      published: its content. Read in either spelling: num_local_experts or num_experts, rope_parameters.rope_theta or
-        rope_theta, dtype or torch_dtype.
-      dtype: float32 or bfloat16, of the parameters and of the computation; default: the file's.
+    """The ModelConfig of the content of a config.json; dtype: of parameters and computation, by default the file's.
 
     Raises:
-      ValueError: another model type; a field that is missing; a field that asks for what this model does not compute
-        (other biases, a sliding window, another RoPE scaling than Llama 3's, another activation, quantised weights).
+      ValueError: another model type; a field that is missing; a field that asks for what this model does not compute.
     """
     kind = published.get("model_type")
     if kind not in _FAMILIES:

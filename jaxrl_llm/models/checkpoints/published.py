@@ -33,20 +33,16 @@ _BESIDE = (
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """config: config.json, with what no ModelConfig holds (positions, end ids). files: name -> content of the other
-    files that an export gets unchanged, generation_config.json and the tokenizer's among them."""
+    """config: config.json, with what no ModelConfig holds. files: {name: content} that an export gets unchanged."""
 
     config: Mapping[str, Any]
     files: Mapping[str, bytes]
 
 
 def read_published(path: str | os.PathLike[str]) -> Published:
-    """What a folder in the Hugging Face layout, or the metadata of a GGUF file, holds besides the weights.
+    """What a folder in the Hugging Face layout, or a GGUF file, holds besides the weights. Raises as `load_pretrained`.
 
     A GGUF file has no tokenizer files; its generation_config.json is made of the ids in its metadata.
-
-    Raises:
-      FileNotFoundError, ValueError: as `load_pretrained`.
     """
     path = _checked(path)
     if path.is_file():
@@ -61,19 +57,15 @@ def read_published(path: str | os.PathLike[str]) -> Published:
 def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, StoredTensor]]]:
     """(config.json, tensors by name) of a folder or a GGUF file, to be read while the context is open."""
     path = _checked(path)
-    if path.is_file():
-        yield open_gguf(path)
-    else:
-        with contextlib.ExitStack() as stack:
-            yield _config_of(path), open_folder(path, stack)
+    with contextlib.ExitStack() as stack:
+        yield open_gguf(path) if path.is_file() else (_config_of(path), open_folder(path, stack))
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
     """A digest (BLAKE2b, 128 bits) of a checkpoint's config.json and weights, not of its path.
 
-    Weights of up to 256 MiB are digested whole. Larger safetensors files give their header, which holds every tensor's
-    name, type and shape, and 4 KiB at both ends of every tensor; a larger GGUF file gives its size and 4 KiB at every
-    MiB. This takes seconds for any checkpoint, and notices changed weights.
+    Of weights above 256 MiB safetensors files give their header, which holds every tensor's name, type and shape, and
+    4 KiB at both ends of every tensor; a GGUF file 4 KiB at every MiB. This takes seconds, and notices changed weights.
     """
     path = _checked(path)
     digest = hashlib.blake2b(digest_size=16)

@@ -25,8 +25,6 @@ class FileTensor:
     dtype: np.dtype
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop of the first axis."""
-        shape = (stop - start, *self.shape[1:])
         row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
         size, offset = row * (stop - start), self.offset + row * start
         pieces = []
@@ -36,8 +34,7 @@ class FileTensor:
                 raise ValueError("the file ends inside a tensor; the checkpoint is incomplete: fetch it again")
             pieces.append(piece)
             size, offset = size - len(piece), offset + len(piece)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return np.frombuffer(data, self.dtype).reshape(shape)
+        return np.frombuffer(b"".join(pieces), self.dtype).reshape(stop - start, *self.shape[1:])
 
 
 def weight_files(folder: Path) -> tuple[list[Path], set[str]]:
@@ -49,11 +46,7 @@ def weight_files(folder: Path) -> tuple[list[Path], set[str]]:
 
 
 def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
-    """Every tensor of a folder; the files stay open as long as `stack`.
-
-    Raises:
-      FileNotFoundError, ValueError: a file is missing or cut off, or lacks a tensor that the index lists.
-    """
+    """Every tensor of a folder; the files stay open as long as `stack`."""
     tensors: dict[str, FileTensor] = {}
     files, listed = weight_files(folder)
     for path in files:
@@ -70,11 +63,7 @@ def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data of a file begin, and name -> {dtype, shape, data_offsets}.
-
-    Raises:
-      ValueError: not a safetensors file, or one that is cut off.
-    """
+    """Where the data of a file begin, and name -> {dtype, shape, data_offsets}."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

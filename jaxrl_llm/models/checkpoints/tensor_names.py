@@ -5,7 +5,7 @@ Linear weights are stored [out, in] and transposed here; layers and experts are 
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,20 +72,17 @@ class Stacked:
         names = self.names[(*index[:lead], ...)]
         bounds = [s.indices(n)[:2] for s, n in zip(index[lead:], self.own, strict=True)]
         out = _aligned((*names.shape, *(stop - start for start, stop in bounds)), np.dtype(self.dtype))
+        (first, last), *columns = bounds[::-1] if self.transposed else bounds  # in the layout of the file
 
         def fill(place: tuple[int, ...]) -> None:
-            self._copy(tensors[str(names[place])], bounds, out[place])
+            into = _bits(out[place].T if self.transposed else out[place])
+            for start in range(first, last, _ROWS) if columns else [first]:
+                stop = min(start + _ROWS, last) if columns else last
+                strip = tensors[str(names[place])].rows(start, stop)[(slice(None), *(slice(*c) for c in columns))]
+                into[start - first : stop - first] = _bits(strip.astype(self.dtype, copy=False))
 
         list(pool.map(fill, np.ndindex(names.shape)))
         return out
-
-    def _copy(self, tensor: StoredTensor, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
-        into = _bits(out.T if self.transposed else out)  # in the layout of the file
-        (first, last), *columns = bounds[::-1] if self.transposed else bounds
-        for start in range(first, last, _ROWS) if columns else [first]:
-            stop = min(start + _ROWS, last) if columns else last
-            strip = tensor.rows(start, stop)[(slice(None), *(slice(*c) for c in columns))]
-            into[start - first : stop - first] = _bits(strip.astype(self.dtype, copy=False))
 
 
 def stacked_arrays(model: Model) -> dict[str, Stacked]:
@@ -99,16 +96,13 @@ def stacked_arrays(model: Model) -> dict[str, Stacked]:
         if part == "ends":
             names = np.array(_ENDS[tuple(keys)], dtype=object)
         else:
-            layers = [layer for layer, kind in enumerate(config.kinds) if kind == part]
-            names = np.array(list(_of_layers(table[part][tuple(keys)], layers, config.num_experts)), dtype=object)
+            name = table[part][tuple(keys)]
+            listed: list[Any] = [f"model.layers.{i}.{name}" for i, kind in enumerate(config.kinds) if kind == part]
+            if "{expert}" in name:
+                listed = [[one.format(expert=e) for e in range(config.num_experts)] for one in listed]
+            names = np.array(listed, dtype=object)
         arrays[jax.tree_util.keystr(path)] = Stacked(names, leaf.shape, leaf.dtype)
     return arrays
-
-
-def _of_layers(name: str, layers: list[int], num_experts: int) -> Iterator[Any]:
-    for layer in layers:
-        full = f"model.layers.{layer}.{name}"
-        yield [full.format(expert=e) for e in range(num_experts)] if "{expert}" in full else full
 
 
 def _bits(x: np.ndarray) -> np.ndarray:

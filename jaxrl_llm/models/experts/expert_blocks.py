@@ -23,15 +23,11 @@ _BLOCK = 128  # rows; 128 and 256 are within noise of each other, 512 is slower 
 
 
 class Groups(NamedTuple):
-    """The (token, expert) pairs in expert order.
-
-    order: pair index n * k + slot of each sorted row; rank: its inverse, the sorted row of each pair.
-    starts, counts: the first row and the number of rows of each expert.
-    """
+    """The (token, expert) pairs in expert order. order: pair n * k + slot of each sorted row; rank: its inverse."""
 
     order: Integer[Array, "p"]
     rank: Integer[Array, "p"]
-    starts: Integer[Array, "e"]
+    starts: Integer[Array, "e"]  # the first row of each expert, and how many it has
     counts: Integer[Array, "e"]
 
 
@@ -82,10 +78,22 @@ def _walk(groups: Groups, block: int, step, per_expert, carry):
     return lax.fori_loop(0, empty.size - jnp.sum(empty), expert, carry)
 
 
-def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
-    """(results in expert order, [x W_gate, x W_up] if `keep`); the last `block` rows are scratch."""
-    pairs, (d, f) = groups.order.size, weights[0].shape[1:]
-    token = jnp.pad(groups.order, (0, block)) // k
+@jax.custom_vjp
+def block_experts(
+    x: Float[Array, "n d"],
+    experts: Integer[Array, "n k"],
+    gates: Float[Array, "n k"],
+    weights: tuple[Float[Array, "e d f"], Float[Array, "e d f"], Float[Array, "e f d"]],
+) -> Float[Array, "n d"]:
+    """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; sums in float32."""
+    return _forward(x, experts, gates, weights, keep=False)[0]
+
+
+def _forward(x, experts, gates, weights, keep=True):
+    """Keeps a = x W_gate and b = x W_up in expert order for the backward. The last `block` rows are scratch."""
+    num_experts, d, f = weights[0].shape
+    groups, block = group_by_expert(experts, num_experts), _block_size(experts.size, num_experts)
+    token = jnp.pad(groups.order, (0, block)) // experts.shape[1]
 
     def step(w, row, _, carry):  # rows past the group's end are overwritten by the next group
         gate, up, down = w
@@ -97,37 +105,14 @@ def _forward(x, groups: Groups, k: int, weights, block: int, keep: bool):
     def per_expert(e, carry, walk):
         return walk([w[e].astype(jnp.float32) for w in weights], carry)
 
-    widths = (d, f, f) if keep else (d,)
-    rows, *kept = _walk(groups, block, step, per_expert, [jnp.zeros((pairs + block, n), jnp.float32) for n in widths])
-    return rows, kept
-
-
-@jax.custom_vjp
-def block_experts(
-    x: Float[Array, "n d"],
-    experts: Integer[Array, "n k"],
-    gates: Float[Array, "n k"],
-    weights: tuple[Float[Array, "e d f"], Float[Array, "e d f"], Float[Array, "e f d"]],
-) -> Float[Array, "n d"]:
-    """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; sums in float32."""
-    return _apply(x, experts, gates, weights, keep=False)[0]
-
-
-def _apply(x, experts, gates, weights, keep):
-    num_experts, k = weights[0].shape[0], experts.shape[1]
-    groups = group_by_expert(experts, num_experts)
-    rows, kept = _forward(x, groups, k, weights, _block_size(experts.size, num_experts), keep)
+    start = [jnp.zeros((experts.size + block, n), jnp.float32) for n in ((d, f, f) if keep else (d,))]
+    rows, *kept = _walk(groups, block, step, per_expert, start)
     y = jnp.einsum("nkd,nk->nd", rows[groups.rank].reshape(*gates.shape, -1), gates)
-    return y.astype(x.dtype), groups, kept
+    return y.astype(x.dtype), (x, gates, weights, groups, kept)
 
 
-def _block_experts_fwd(x, experts, gates, weights):
-    y, groups, kept = _apply(x, experts, gates, weights, keep=True)
-    return y, (x, gates, weights, groups, kept)
-
-
-def _block_experts_bwd(residuals, dy):
-    """Derivation: with a = x W_gate, b = x W_up, h = silu(a) b, y = g h W_down and dy the cotangent of y,
+def _backward(residuals, dy):
+    """With a = x W_gate, b = x W_up, h = silu(a) b, y = g h W_down and dy the cotangent of y,
 
     dg = <dy W_down^T, h>    dh = g dy W_down^T    db = dh silu(a)    da = dh b silu'(a)
     dW_down = (g h)^T dy     dW_gate = x^T da      dW_up = x^T db     dx = da W_gate^T + db W_up^T
@@ -180,4 +165,4 @@ def _block_experts_bwd(residuals, dy):
     return dx, None, dg, tuple(dw)
 
 
-block_experts.defvjp(_block_experts_fwd, _block_experts_bwd)
+block_experts.defvjp(_forward, _backward)

@@ -1,10 +1,9 @@
 """Expert parallelism: tokens are sent to the devices that hold their experts, and the results are sent back.
 
 Inside shard_map over the mesh axis of the experts every device holds its own tokens and E / p of the E experts (p
-devices). The (token, expert) pairs are sorted by expert, so those for one device are consecutive. In a round every
-device sends at most `capacity` pairs to every other, an all-to-all of p x capacity rows; it computes what it received
-with the experts it holds and sends the results back. Rounds repeat until all pairs are done: no token is dropped
-whatever the load, and the buffers stay near the mean load. One round is usually enough.
+devices). In a round every device sends at most `capacity` (token, expert) pairs to every other, an all-to-all of
+p x capacity rows, computes what it received and sends the results back. Rounds repeat until all pairs are done: no
+token is dropped whatever the load, and the buffers stay near the mean load. One round is usually enough.
 
 The backward is written by hand: it goes through the same rounds, sends states and cotangents together and recomputes
 the experts' inner activations, so that a layer keeps nothing but its arguments.

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
 from jaxrl_llm.ground.array_typing import Array, Float, Int
@@ -25,13 +26,8 @@ _LARGEST_ROWS = 512
 def grouped_matmul(
     rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: Int[Array, "e"], platform: str
 ) -> Float[Array, "m f"]:
-    """rows_i @ weights_e, e the group of row i, summed in float32; 0 for rows past the last group.
-
-    Args:
-      rows: sorted by group; the first sum(counts) belong to groups. Gradients of the others are 0.
-      counts: rows of each group.
-      platform: cpu, gpu or tpu.
-    """
+    """rows_i @ weights_e, e the group of row i, summed in float32. Rows are sorted by group; past the first sum(counts)
+    they belong to none, and result and gradient are 0."""
     used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
     rows = jnp.where(used, rows, 0)  # the kernels leave rows past the last group undefined, forward and backward
     if platform == "tpu":
@@ -47,9 +43,8 @@ def grouped_matmul(
 def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Array:
     """Megablox; interpret: run it as plain JAX. Its own gradient is not in the operands' precision, the one here is."""
     padded = _whole_tiles(rows, len(counts))
-    tiles = _tiles(padded.shape[0], len(counts), *weights.shape[1:])
-    out = gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)
-    return out[: len(rows)]
+    tiles = _tiles(len(padded), len(counts), *weights.shape[1:])
+    return gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)[: len(rows)]
 
 
 def _by_tiles_fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -73,12 +68,10 @@ _by_tiles.defvjp(_by_tiles_fwd, _by_tiles_bwd)
 
 def _row_tile(m: int, groups: int) -> int:
     """A power of two near the mean load: a group's last tile is computed whole."""
-    mean = max(1, m // groups)
-    return min(_LARGEST_ROWS, max(_LANES, 1 << (mean - 1).bit_length()))
+    return min(_LARGEST_ROWS, max(_LANES, pl.next_power_of_2(max(1, m // groups))))
 
 
 def _whole_tiles(rows: Array, groups: int) -> Array:
-    """The rows padded with zeros to whole tiles."""
     return jnp.pad(rows, ((0, -len(rows) % _row_tile(len(rows), groups)), (0, 0)))
 
 

@@ -17,7 +17,7 @@ from absl import logging
 from jax import lax
 from jax.sharding import Mesh
 
-from jaxrl_llm.ground import ranges, sharding
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import block_experts, group_by_expert
 from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
@@ -25,17 +25,10 @@ from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
 
-IMPLEMENTATIONS = ("auto", "dense", "grouped", "blocks")
-
 
 def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None) -> str:
     """The implementation that will run. `auto` goes by the platform of the mesh; on a GPU it says, once in a process,
-    which kernels it takes.
-
-    Raises:
-      ValueError: unknown name.
-    """
-    ranges.one_of("model.experts_implementation", implementation, IMPLEMENTATIONS)
+    which kernels it takes."""
     if implementation != "auto":
         return implementation
     platform = sharding.platform(mesh)
@@ -66,15 +59,8 @@ def apply_experts(
 ) -> Float[Array, "n d"]:
     """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e],  e = experts_nk.
 
-    Args:
-      x: token states; the result has this dtype, sums are float32.
-      experts: valid expert indices; a row that must not count has gates 0.
-      implementation: auto, dense, grouped or blocks.
-      mesh: the mesh of the enclosing jit, if any. Each device runs its own rows; its experts stay where they are if the
-        mesh spreads them, and its part of their width if it spreads that.
-
-    Raises:
-      ValueError: unknown implementation.
+    Sums are float32, the result has the dtype of x. A row that must not count has gates 0. On the mesh of the enclosing
+    jit each device runs its own rows; its experts, or its part of their width, stay where they are.
 
     Source: Qwen3-MoE's sparse block (arXiv 2505.09388) with SwiGLU experts (arXiv 2002.05202, eq. 5).
     """

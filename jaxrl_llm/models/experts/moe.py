@@ -84,7 +84,6 @@ def load_balance_loss(
     def of_layer(layer_logits: Array, layer_experts: Array) -> Array:
         probs = jax.nn.softmax(layer_logits, axis=-1)
         used = jnp.sum(jax.nn.one_hot(layer_experts, num_experts), axis=-2) / experts_per_token
-        share, prob = mean_per_sequence(used), mean_per_sequence(probs)
-        return num_experts * jnp.sum(share * prob)
+        return num_experts * jnp.sum(mean_per_sequence(used) * mean_per_sequence(probs))
 
     return jnp.mean(jax.vmap(of_layer)(logits, experts)), jnp.sum(tokens > 0).astype(jnp.float32)

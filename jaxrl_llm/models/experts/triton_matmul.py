@@ -3,9 +3,8 @@
 multiply     out_i = rows_i @ weights_e, or @ weights_e^T     one program per (tile of rows, block of columns)
 accumulate   d weights_e = sum of rows_i^T cotangent_i        one program per (group, block of weights_e)
 
-Rows are sorted by group. A tile lies inside one group: a schedule made on the device names each tile's group and rows,
-with room for every way of cutting m rows into groups, so that nothing waits for the host. Tiles that are left over do
-nothing, and a group without rows costs nothing but its zeros in the gradient.
+Rows are sorted by group, and a tile lies inside one: a schedule made on the device names each tile's group and rows,
+with room for every way of cutting m rows into groups, so that nothing waits for the host.
 
 Source: MegaBlocks, arXiv 2211.15841. The library tokamax has such kernels, from Python 3.12 and jax 0.11.1 on; its last
 release for Python 3.11, 0.0.12, adds rows of another group to the gradient of a group without rows.
@@ -43,8 +42,7 @@ def tiles_of(counts: Int[Array, "e"], rows: int, size: int) -> Tiles:
     used = jnp.cumsum(tiles)
     most = (rows + min(len(counts), rows) * (size - 1)) // size  # beyond its whole tiles a group has at most one
     index = jnp.arange(most, dtype=jnp.int32)
-    group = jnp.sum(index[:, None] >= used[None], axis=1, dtype=jnp.int32)
-    group = jnp.minimum(group, len(counts) - 1)
+    group = jnp.minimum(jnp.sum(index[:, None] >= used[None], axis=1, dtype=jnp.int32), len(counts) - 1)
     start = (stops - counts)[group] + (index - (used - tiles)[group]) * size
     live = index < used[-1]
     return Tiles(group, jnp.where(live, start, 0), jnp.where(live, stops[group], 0))
@@ -56,13 +54,10 @@ def grouped_matmul_gpu(
 ) -> Float[Array, "m f"]:
     """rows_i @ weights_e in float32, e the group of row i; undefined past the last group.
 
-    Args:
-      rows: sorted by group, of the weights' dtype; float32 is rounded to TF32 unless jax_default_matmul_precision says
-        otherwise, as in every other product on a GPU.
-      counts: rows of each group.
-      interpret: run the kernels as plain JAX, on any platform.
+    rows, sorted by group, have the weights' dtype; float32 is rounded to TF32 unless jax_default_matmul_precision says
+    otherwise, as in every other product on a GPU. interpret: run the kernels as plain JAX, on any platform.
     """
-    return multiply(rows, weights, counts, jnp.float32, interpret=interpret)
+    return _multiply(rows, weights, counts, jnp.float32, False, interpret)
 
 
 def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -72,23 +67,15 @@ def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[A
 def _bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, counts = residuals
     cotangent = cotangent.astype(rows.dtype)
-    d_rows = multiply(cotangent, weights, counts, rows.dtype, transposed=True, interpret=interpret)
-    return d_rows, accumulate(rows, cotangent, counts, weights.dtype, interpret=interpret), None
+    d_rows = _multiply(cotangent, weights, counts, rows.dtype, True, interpret)
+    return d_rows, _accumulate(rows, cotangent, counts, weights.dtype, interpret), None
 
 
 grouped_matmul_gpu.defvjp(_fwd, _bwd)
 
 
-def multiply(
-    rows: Float[Array, "m d"],
-    weights: Float[Array, "e x y"],
-    counts: Int[Array, "e"],
-    dtype: Any,
-    *,
-    transposed: bool = False,
-    interpret: bool = False,
-) -> Float[Array, "m f"]:
-    """rows_i @ weights_e [e d f], or @ weights_e^T [e f d] if transposed, summed in float32."""
+def _multiply(rows: Array, weights: Array, counts: Array, dtype: Any, transposed: bool, interpret: bool) -> Array:
+    """rows_i [m d] @ weights_e [e d f], or @ weights_e^T [e f d] if transposed, summed in float32."""
     m, d = rows.shape
     f = weights.shape[1 if transposed else 2]
     (tile, columns), inner, warps, stages = _BLOCKS[rows.dtype.itemsize]
@@ -121,15 +108,8 @@ def multiply(
     )(rows, weights, *tiles)
 
 
-def accumulate(
-    rows: Float[Array, "m d"],
-    cotangent: Float[Array, "m f"],
-    counts: Int[Array, "e"],
-    dtype: Any,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "e d f"]:
-    """rows_e^T @ cotangent_e for every group, summed in float32."""
+def _accumulate(rows: Array, cotangent: Array, counts: Array, dtype: Any, interpret: bool) -> Array:
+    """rows_e^T @ cotangent_e [e d f] for every group, summed in float32; rows are [m d], cotangents [m f]."""
     d, f = rows.shape[1], cotangent.shape[1]
     (down, columns), inner, warps, stages = _BLOCKS[rows.dtype.itemsize]
     down, columns = _side(d, down), _side(f, columns)
