@@ -1,20 +1,13 @@
 """How every arm differs from the baseline in every outcome, and in words."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from jaxrl_llm.report.read import Run, Study
-from jaxrl_llm.report.statistics import (
-    PairedDifference,
-    batches_differ,
-    holm,
-    paired_difference,
-    seed_means,
-    verdict,
-)
+from jaxrl_llm.report.statistics import PairedDifference, batches_differ, holm, paired_difference, seed_means, verdict
 
 
 @dataclass(frozen=True)
@@ -50,12 +43,12 @@ OUTCOMES: Sequence[Outcome] = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against the baseline in one outcome; `p` has Holm's correction over the arms that this outcome judges."""
+    """One arm against the baseline in one outcome."""
 
     arm: str
     outcome: Outcome
     difference: PairedDifference
-    p: float
+    p: float  # with Holm's correction over the arms that have enough seeds for a verdict in this outcome
     batches: Sequence[tuple[str, PairedDifference]]  # (commit, difference of its pairs); empty for a single commit
     batches_p: float  # p-value of the hypothesis that the batches have one mean
 
@@ -67,9 +60,8 @@ class Comparison:
 def compare(study: Study, condition: str) -> list[Comparison]:
     """Every arm against the baseline, in every outcome that some run has, over the pairs whose two runs have ended.
 
-    A pair is two runs of one seed (and of one branch, where runs branch off a trajectory). Holm's correction covers the
-    arms of one outcome that have enough seeds for a verdict. Branches have no training reward of their own: all arms
-    share the first rollout of their state.
+    A pair is two runs of one seed (and of one branch, where runs branch off a trajectory). Branches have no training
+    reward of their own: all arms share the first rollout of their state.
     """
     ended = {
         arm: {(run.seed, run.branch): run for run in study.select(arm, condition) if run.ended} for arm in study.arms
@@ -78,39 +70,31 @@ def compare(study: Study, condition: str) -> list[Comparison]:
     skipped = [_REWARD, _TIME] if study.branching else [] if fell else [_TIME]
     compared = []
     for outcome in [one for one in OUTCOMES if one not in skipped]:
-        rows = [(arm, *_difference(outcome, ended[arm], ended[study.baseline])) for arm in study.arms[1:]]
-        rows = [row for row in rows if row[1].n]
-        corrected = holm([d.p if verdict(d, 1.0) == "undecided" else float("nan") for _, d, _, _ in rows])
-        compared += [
-            Comparison(arm, outcome, d, float(p), batches, batches_p)
-            for (arm, d, batches, batches_p), p in zip(rows, corrected, strict=True)
-        ]
+        rows = [_uncorrected(arm, outcome, ended[arm], ended[study.baseline]) for arm in study.arms[1:]]
+        rows = [c for c in rows if c.difference.n]
+        corrected = holm([c.p if verdict(c.difference, 1.0) == "undecided" else float("nan") for c in rows])
+        compared += [replace(c, p=float(p)) for c, p in zip(rows, corrected, strict=True)]
     return compared
 
 
 _Pair = tuple[str, str]  # seed, branch
 
 
-def _difference(
-    outcome: Outcome, ours: dict[_Pair, Run], theirs: dict[_Pair, Run]
-) -> tuple[PairedDifference, list[tuple[str, PairedDifference]], float]:
-    measured = {
-        pair: (outcome.measure(ours[pair]), outcome.measure(run)) for pair, run in theirs.items() if pair in ours
-    }
-    measured = {pair: values for pair, values in measured.items() if np.all(np.isfinite(values))}
-    members: dict[str, list[_Pair]] = {}  # the pairs of every commit
+def _uncorrected(arm: str, outcome: Outcome, ours: dict[_Pair, Run], theirs: dict[_Pair, Run]) -> Comparison:
+    both = [pair for pair in theirs if pair in ours]
+    measured = {pair: outcome.measure(ours[pair]) - outcome.measure(theirs[pair]) for pair in both}
+    measured = {pair: difference for pair, difference in measured.items() if np.isfinite(difference)}
+    commits: dict[str, list[_Pair]] = {}
     for pair in measured:
-        members.setdefault(ours[pair].batch, []).append(pair)
+        commits.setdefault(ours[pair].batch, []).append(pair)
 
-    def over(pairs: Iterable[_Pair]) -> PairedDifference:
-        left, right = np.array([measured[pair] for pair in pairs], np.float64).reshape(-1, 2).T
-        return paired_difference(left, right, [seed for seed, _ in pairs])
+    def over(pairs: Collection[_Pair]) -> PairedDifference:
+        return paired_difference([measured[pair] for pair in pairs], np.zeros(len(pairs)), [seed for seed, _ in pairs])
 
-    def by_seed(pairs: Sequence[_Pair]) -> np.ndarray:
-        return seed_means([np.subtract(*measured[pair]) for pair in pairs], [seed for seed, _ in pairs])
-
-    batches = [(name, over(pairs)) for name, pairs in members.items()] if len(members) > 1 else []
-    return over(measured), batches, batches_differ([by_seed(pairs) for pairs in members.values()])
+    means = [seed_means([measured[pair] for pair in pairs], [seed for seed, _ in pairs]) for pairs in commits.values()]
+    batches = [(name, over(pairs)) for name, pairs in commits.items()] if len(commits) > 1 else []
+    whole = over(measured)
+    return Comparison(arm, outcome, whole, whole.p, batches, batches_differ(means))
 
 
 def findings(study: Study, condition: str) -> list[str]:
@@ -122,10 +106,8 @@ def findings(study: Study, condition: str) -> list[str]:
     others = [c for c in first if c not in told]
     for words in dict.fromkeys(c.verdict for c in others):
         lines.append(f"{first[0].outcome.name}: {_grouped([c for c in others if c.verdict == words], study.baseline)}")
-    lines += [
-        f"{one} and {other} are identical: their runs logged the same numbers."
-        for one, other in _identical_arms(study, condition)
-    ]
+    alike = _identical_arms(study, condition)
+    lines += [f"{one} and {other} are identical: their runs logged the same numbers." for one, other in alike]
     if compared:
         return lines
     for outcome in OUTCOMES:
@@ -146,8 +128,8 @@ def sentence(c: Comparison, baseline: str) -> str:
     if words in ("higher", "lower"):
         words = f"{c.arm} is {words} (p {probability(c.p)})"
     elif words == "undecided":
-        found = f"one of {d.detectable:.{outcome.digits}f} would have been found with 80 % power"
-        words = f"no difference decided (p {probability(c.p)}); {found}"
+        largest = f"{d.detectable:.{outcome.digits}f}"
+        words = f"no difference decided (p {probability(c.p)}); one of {largest} would have been found with 80 % power"
     if c.batches_p < 0.05:
         parts = ", ".join(f"{outcome.signed(batch.mean)} at {commit}" for commit, batch in c.batches)
         words += f"; the commits disagree ({parts})"
@@ -166,28 +148,23 @@ def _grouped(comparisons: Sequence[Comparison], baseline: str) -> str:
     if word != "undecided":
         return f"{sizes} against {baseline}: {word}."
     largest = f"{max(c.difference.detectable for c in comparisons):.{outcome.digits}f}"
-    return (
-        f"no difference to {baseline} decided for {sizes}; one of {largest} would have been found in each with 80 % "
-        "power."
-    )
+    found = f"one of {largest} would have been found in each with 80 % power"
+    return f"no difference to {baseline} decided for {sizes}; {found}."
 
 
 def _identical_arms(study: Study, condition: str) -> list[tuple[str, str]]:
     """Pairs of arms whose runs logged identical rewards, seed by seed."""
-    keys = ("reward/mean", "eval/pass_at_1", "entropy")
-    logged = {
-        arm: [
-            (run.seed, run.branch, *(run.series(key)[1].tobytes() for key in keys))
-            for run in study.select(arm, condition)
-            if run.rows
-        ]
-        for arm in study.arms
-    }
+
+    def logged_by(run: Run) -> tuple[str | bytes, ...]:
+        keys = ("reward/mean", "eval/pass_at_1", "entropy")
+        return run.seed, run.branch, *(run.series(key)[1].tobytes() for key in keys)
+
+    logged = {arm: [logged_by(run) for run in study.select(arm, condition) if run.rows] for arm in study.arms}
     return [(one, other) for one, other in combinations(study.arms, 2) if logged[one] and logged[one] == logged[other]]
 
 
 def probability(p: float) -> str:
     """A p-value for tables and sentences; "" for NaN."""
-    if not np.isfinite(p):
-        return ""
-    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    if np.isfinite(p):
+        return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    return ""

@@ -15,6 +15,8 @@ from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 _DECADES = 1e6  # highest over lowest value of a logarithmic axis, at most
 _WHISKERS = 7  # along a curve
+# In a panel of two metrics dashes tell the metrics apart, not the arms: the second has dashes and hollow marks.
+_FIRST, _SECOND = {"linestyle": "-"}, {"linestyle": "--", "markerfacecolor": "white"}
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Curve:
     names: tuple[str, str] = ("", "")  # of the two metrics, for the legend
 
     @property
-    def keys(self) -> Sequence[str]:
-        return (self.key,) if self.beside is None else (self.key, self.beside)
+    def keys(self) -> dict[str, dict[str, str]]:
+        """The metrics, each with what its lines change in the look of an arm."""
+        return {self.key: {}} if self.beside is None else {self.key: _FIRST, self.beside: _SECOND}
 
     def absent(self, study: Study, condition: str) -> str:
         """Why the panel would be empty or a flat line ("not logged", "0 throughout"); "" if it shows something."""
@@ -45,10 +48,9 @@ class Curve:
 
 
 def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
-    """One panel a metric, one line an arm (mean over seeds), whiskers from the lowest to the highest seed.
+    """One line an arm (mean over seeds), whiskers from the lowest to the highest seed unless two metrics share a panel.
 
-    A panel of two metrics has a solid and a dashed line an arm and no whiskers. Panels that would show nothing are left
-    out (`Curve.absent`).
+    Panels that would show nothing are left out (`Curve.absent`).
     """
     panel = [curve for curve in panel if not curve.absent(study, condition)]
     figure, axes = panels([curve.title for curve in panel], columns=3, along="rollout")
@@ -57,11 +59,11 @@ def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
         for place, arm in enumerate(study.arms):
             runs, look = study.select(arm, condition), line(study.arms, arm)
             dodge = (place - (len(study.arms) - 1) / 2) / len(study.arms)
-            drawn = [_draw(ax, runs, curve, key, look, dodge) for key in curve.keys]
+            drawn = [_draw(ax, runs, curve, key, look | own, dodge) for key, own in curve.keys.items()]
             ends += [(end, arm, look["color"]) for end in drawn if end is not None][:1]
         _scale(ax, curve)
         if curve.beside is not None:
-            lines = [Line2D([], [], **_apart({"color": INK, "marker": "o"}, curve, key)) for key in curve.keys]
+            lines = [Line2D([], [], color=INK, marker="o", **own) for own in curve.keys.values()]
             ax.legend(lines, curve.names, fontsize=8, labelcolor=INK, frameon=False, handlelength=3)
         if len(study.arms) > 1:
             label_ends(ax, ends)
@@ -75,14 +77,12 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
         return None
     if curve.scale == "log":
         values = np.where(values > 0, values, np.nan)
-    look = _apart(look, curve, key)
-    middle = mean(values)
+    middle, few = mean(values), len(steps) <= 12
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
         spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
         places, seeds = steps[at] + 0.5 * spacing * dodge, np.ma.masked_invalid(values[:, at])
         ax.vlines(places, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.55, linewidth=1.1)
-    few = len(steps) <= 12
     drawn = middle if few else smooth(middle)
     if not few:
         ax.plot(steps, middle, color=look["color"], alpha=0.35, linewidth=0.8)
@@ -90,14 +90,6 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
     apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
     ax.plot(steps, drawn, markevery=None if few else apart, **look)
     return float(drawn[known][-1]) if known.any() else None
-
-
-def _apart(look: dict[str, Any], curve: Curve, key: str) -> dict[str, Any]:
-    """In a panel of two metrics dashes tell the metrics apart, not the arms: the second has dashes and hollow marks."""
-    if curve.beside is None:
-        return look
-    beside = {"linestyle": "--", "markerfacecolor": "white"} if key == curve.beside else {"linestyle": "-"}
-    return look | beside
 
 
 def _scale(ax: Axes, curve: Curve) -> None:
@@ -117,10 +109,8 @@ def _scale(ax: Axes, curve: Curve) -> None:
 def aligned(runs: Sequence[Run], key: str, axes: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """The steps that any run has, and values [run, step, ...], NaN where a run lacks the step.
 
-    Runs without the key are left out, and so are runs whose lists have another length than the first run's.
-
-    Args:
-        axes: the axes of a run's series: 1 for a number a step, 2 for a list, 3 for a list of lists.
+    A run's series has `axes` axes: 1 for a number a step, 2 for a list, 3 for a list of lists. Runs without the key are
+    left out, and so are runs whose lists have another length than the first run's.
     """
     series = [run.series(key) for run in runs]
     series = [(steps, values) for steps, values in series if values.ndim == axes and len(values)]

@@ -56,10 +56,7 @@ def _maps(maps: Mapping[str, tuple[Sequence[int], np.ndarray]], *, along: str, l
 
 
 def reliability_plot(study: Study, condition: str) -> Figure:
-    """Share of held-out pairs that are ordered right against the confidence, at the last evaluation of every run.
-
-    Pairs of all seeds of an arm are counted together, bin by bin; on the dashed line a model is calibrated.
-    """
+    """Share of held-out pairs that are ordered right, bin by bin of the confidence, over all seeds of an arm."""
     title, along = "held-out pairs ordered right, by confidence", "probability that the model gives to its order"
     figure, (ax,) = panels([title], columns=1, height=3.6, along=along)
     ax.plot([0.5, 1], [0.5, 1], color="#b0b0b0", linewidth=1, linestyle="--")
@@ -68,8 +65,7 @@ def reliability_plot(study: Study, condition: str) -> Figure:
         runs = [run for run in study.select(arm, condition) if run.series(_RELIABILITY[0])[0].size]
         if not runs:
             continue
-        last = [[run.series(key)[1][-1] for run in runs] for key in _RELIABILITY]
-        confidence, accuracy, pairs = np.array(last)
+        confidence, accuracy, pairs = np.array([[run.series(key)[1][-1] for run in runs] for key in _RELIABILITY])
         total = pairs.sum(0)
         held = total > 0
         x, y = (np.nansum(value * pairs, 0)[held] / total[held] for value in (confidence, accuracy))
@@ -89,8 +85,6 @@ def no_reliability(study: Study, condition: str) -> list[str]:
 
 def reward_against_kl(study: Study, condition: str) -> Figure:
     """The score of a reward model and the verifier's reward of every rollout, against sqrt(KL) to the start.
-
-    Bold: means over the seeds at each rollout, smoothed as learning curves are; thin: every seed.
 
     Source: Gao et al., "Scaling laws for reward model overoptimization" (2022), arXiv 2210.10760, whose x axis it is.
     """

@@ -7,17 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
+from jaxrl_llm.report import diagnostic_figures as diagnostic
 from jaxrl_llm.report.curves import Curve, curves
-from jaxrl_llm.report.diagnostic_figures import (
-    FLIPS,
-    LOAD,
-    flip_map,
-    load_map,
-    no_learnt_reward,
-    no_reliability,
-    reliability_plot,
-    reward_against_kl,
-)
 from jaxrl_llm.report.outcome_figures import forest_plot, no_pairs, nothing_fell, survival_plot
 from jaxrl_llm.report.read import CLIPPED, Study
 
@@ -100,8 +91,8 @@ _ROUTING = {  # titles of what `_other_routing` shows
 
 def _other_routing(study: Study, condition: str) -> list[Curve]:
     """Every number under routing/ that no other figure shows."""
-    rows = [row for run in study.runs if run.condition == condition for row in run.rows]
-    keys = {key for row in rows for key, value in row.items() if key.startswith("routing/") and np.ndim(value) == 0}
+    logged = [item for run in study.runs if run.condition == condition for row in run.rows for item in row.items()]
+    keys = {key for key, value in logged if key.startswith("routing/") and np.ndim(value) == 0}
     shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
     words = {key: _ROUTING.get(key, key.removeprefix("routing/").replace("_", " ")) for key in keys - shown}
     return [Curve(key, words[key], percent="flips" in key) for key in sorted(words)]
@@ -115,9 +106,7 @@ def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
 def _no_other(study: Study, condition: str) -> list[str]:
     panel = _other_routing(study, condition)
     absent = _absent(study, condition, panel)
-    if len(absent) < len(panel):
-        return []
-    return ["further routing numbers (" + ("; ".join(absent) or "not logged") + ")"]
+    return [f"further routing numbers ({'; '.join(absent) or 'not logged'})"] if len(absent) == len(panel) else []
 
 
 def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: str = "") -> Plot:
@@ -126,7 +115,7 @@ def _plot(stem: str, heading: str, caption: str, panel: Sequence[Curve], key: st
 
 
 def _map(stem: str, heading: str, caption: str, draw: Callable[[Study, str], Figure], key: str) -> Plot:
-    panel = [Curve(key, heading.lower(), percent=key == FLIPS)]
+    panel = [Curve(key, heading.lower(), percent=key == diagnostic.FLIPS)]
     return Plot(stem, heading, caption, draw, functools.partial(_absent, panel=panel))
 
 
@@ -160,8 +149,8 @@ PLOTS: Sequence[Plot] = (
         "Reliability",
         "Held-out pairs in bins of the probability that the model gives to its own order: on the dashed line it is "
         "calibrated, below it believes too much. Read at the last evaluation, seeds counted together.",
-        reliability_plot,
-        no_reliability,
+        diagnostic.reliability_plot,
+        diagnostic.no_reliability,
         key="pairs/accuracy",
     ),
     Plot(
@@ -169,8 +158,8 @@ PLOTS: Sequence[Plot] = (
         "A learnt reward against the verifier",
         "What the reward model says and what the verifier says, against the distance from the start. Both rise: the "
         "model is worth following; the left rises while the right falls: it is being exploited.",
-        reward_against_kl,
-        no_learnt_reward,
+        diagnostic.reward_against_kl,
+        diagnostic.no_learnt_reward,
         key="reward/reward_model",
     ),
     Plot(
@@ -187,8 +176,8 @@ PLOTS: Sequence[Plot] = (
         "Experts changed by layer and update",
         "Share of the activated experts that the current policy no longer picks, averaged over rollouts and seeds. "
         "Brighter to the right: routing drifts within a rollout; a bright row: one layer does most of it.",
-        flip_map,
-        FLIPS,
+        diagnostic.flip_map,
+        diagnostic.FLIPS,
     ),
     _map(
         "load",
@@ -196,8 +185,8 @@ PLOTS: Sequence[Plot] = (
         "Tokens of the busiest expert as a multiple of an even share, averaged over seeds: 1 is even, the number of "
         "experts over top-k means that every token goes there. A row that brightens: its tokens crowd onto few "
         "experts.",
-        load_map,
-        LOAD,
+        diagnostic.load_map,
+        diagnostic.LOAD,
     ),
     _plot(
         "decomposition",

@@ -48,9 +48,8 @@ def forest_plot(study: Study, condition: str) -> Figure:
     outcomes = list(dict.fromkeys(c.outcome.name for c in compared))
     rows = {name: [c for c in compared if c.outcome.name == name] for name in outcomes}
     tallest = max(sum(1 + len(c.batches) for c in rows[name]) for name in outcomes)
-    figure, axes = panels(
-        [f"{name}: difference to {study.baseline}" for name in outcomes], columns=2, height=0.9 + 0.22 * tallest
-    )
+    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
+    figure, axes = panels(titles, columns=2, height=0.9 + 0.22 * tallest)
     for ax, name in zip(axes, outcomes, strict=True):
         labels = []
         for c in rows[name]:
@@ -107,8 +106,7 @@ def differences_by_condition(study: Study) -> Figure:
             at = [x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found]
             differences = [c.difference for _, c in found]
             ax.plot(at, [d.mean for d in differences], **look)
-            low, high = [d.low for d in differences], [d.high for d in differences]
-            ax.vlines(at, low, high, color=look["color"], linewidth=1.6)
+            ax.vlines(at, [d.low for d in differences], [d.high for d in differences], look["color"], linewidth=1.6)
             ends += [(d.mean, arm, look["color"]) for d in differences[-1:]]
         ax.axhline(0, color=INK, linewidth=0.8)
         name_places(ax, study.conditions)

@@ -11,7 +11,6 @@ import jinja2
 from matplotlib.figure import Figure
 
 _CONTENTS = 30  # with more headings the contents list only those of the second level
-_PHONE_WIDTH = 720  # pixels of a figure on a narrow screen, which scrolls inside its frame
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -28,22 +27,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
         blocks[-1].append(i)
         used += 2 + widths[i]
 
-    def block(columns: Sequence[int]) -> str:
-        def line(cells: Sequence[str]) -> str:
-            padded = [cells[i].rjust(widths[i]) if i else cells[i].ljust(widths[i]) for i in columns]
-            return "  ".join(padded).rstrip()
+    def line(cells: Sequence[str], columns: Sequence[int]) -> str:
+        return "  ".join(cells[i].rjust(widths[i]) if i else cells[i].ljust(widths[i]) for i in columns).rstrip()
 
-        return "\n".join([line(header), line(["-" * w for w in widths]), *(line(row) for row in rows)])
-
-    return "\n\n".join(block(columns) for columns in blocks)
+    lines = [header, ["-" * w for w in widths], *rows]
+    return "\n\n".join("\n".join(line(cells, columns) for cells in lines) for columns in blocks)
 
 
 class Page:
-    """Blocks that `write` renders in both forms. Pictures are PNG files, inlined in the HTML.
-
-    Args:
-        folder: where report.md, report.html and figures/ are written.
-    """
+    """Blocks that `write` renders in both forms, in the folder. Pictures are PNG files, inlined in the HTML."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -74,24 +66,19 @@ class Page:
     def code(self, text: str) -> None:
         self._add("code", text=text)
 
-    def picture(self, figure: Figure, stem: str, alt: str, caption: str) -> Path:
+    def picture(self, figure: Figure, stem: str, alt: str, caption: str) -> None:
         path = self._folder / "figures" / f"{stem}.png"
         # No creation date and no software version: the same numbers give the same file.
         figure.savefig(path, metadata={"Software": None})
         inline = base64.b64encode(path.read_bytes()).decode()
         self._add("picture", alt=alt, caption=caption, file=path.name, inline=inline)
-        return path
 
     def write(self) -> tuple[Path, Path]:
         """Write report.md and report.html and return their paths."""
         headings = [block for block in self._blocks if block["kind"] == "heading"]
         deepest = 3 if len(headings) <= _CONTENTS else 2
-        values = {
-            "blocks": self._blocks,
-            "headings": [heading for heading in headings if 1 < heading["level"] <= deepest],
-            "title": next((heading["text"] for heading in headings if heading["level"] == 1), "report"),
-            "phone_width": _PHONE_WIDTH,
-        }
+        listed = [heading for heading in headings if 1 < heading["level"] <= deepest]
+        title = next((heading["text"] for heading in headings if heading["level"] == 1), "report")
         environment = jinja2.Environment(  # escapes HTML but not Markdown; an undefined name is an error
             loader=jinja2.PackageLoader("jaxrl_llm.report"),
             autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -101,7 +88,8 @@ class Page:
         environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
         paths = self._folder / "report.md", self._folder / "report.html"
         for path in paths:
-            text = environment.get_template(f"page{path.suffix}.j2").render(values)
+            template = environment.get_template(f"page{path.suffix}.j2")
+            text = template.render(blocks=self._blocks, headings=listed, title=title)
             text = re.sub(r"\n{3,}", "\n\n", text) if path.suffix == ".md" else text
             path.write_text(text.strip() + "\n", encoding="utf-8")
         return paths

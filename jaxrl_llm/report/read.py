@@ -15,14 +15,11 @@ CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: 
 
 
 def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
-    """Index of the rollout at which a run has collapsed; None if it never does.
+    """Index of the rollout at which a run has collapsed, from the mean reward of every rollout; None if it never does.
 
     A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
     below `share` of the highest mean of `patience` rewards in a row so far (at the start: of as many as there are). A
     mean sets the bar because in a long run of few prompts a single high reward is chance.
-
-    Args:
-        reward: mean reward of every rollout, in order [rollouts].
     """
     reward, below, best = np.asarray(reward, np.float64), 0, -np.inf
     for i, value in enumerate(reward):
@@ -37,16 +34,13 @@ def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, 
 
 @dataclass(frozen=True)
 class Run:
-    """One DIR: what was planned (arm, condition, seed, branch) and what it logged so far.
-
-    Runs of one seed and several branches start from states of one trajectory: they are not independent.
-    """
+    """One DIR: what was planned (arm, condition, seed, branch) and what it logged so far."""
 
     workdir: Path
     arm: str
     condition: str = ""
     seed: str = ""
-    branch: str = ""
+    branch: str = ""  # runs of one seed and several branches start from states of one trajectory: not independent
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -163,10 +157,6 @@ class Branch(Run):
     def finished(self) -> bool:
         return self.failure is None  # the rows of a state are written at once, with the last evaluation
 
-    @cached_property
-    def samples(self) -> list[dict[str, Any]]:
-        return []
-
 
 @dataclass(frozen=True)
 class Study:
@@ -180,8 +170,7 @@ class Study:
 
     @property
     def arms(self) -> list[str]:
-        names = list(dict.fromkeys(run.arm for run in self.runs))
-        return sorted(names, key=lambda arm: arm != self.baseline)
+        return sorted(dict.fromkeys(run.arm for run in self.runs), key=lambda arm: arm != self.baseline)
 
     @property
     def conditions(self) -> list[str]:
@@ -201,9 +190,8 @@ class Study:
 
 
 def load(folder: str | os.PathLike[str]) -> Study:
-    """The study in a folder.
+    """The study in a folder: a sweep if it has sweep.json, a run if it has metrics.jsonl.
 
-    A folder with sweep.json is a sweep, whose plan says which runs there should be; one with metrics.jsonl is a run.
     Otherwise every folder below it that holds metrics.jsonl is a run. Its path names the arm, except for a last part
     that is a number, which is the seed.
 
@@ -225,10 +213,9 @@ def load(folder: str | os.PathLike[str]) -> Study:
         return Study("", [Run(folder, name)], name)
     runs = []
     for path in sorted(folder.rglob("metrics.jsonl")):
-        parts = path.parent.relative_to(folder).parts
-        *rest, last = parts
+        *rest, last = path.parent.relative_to(folder).parts
         seeded = bool(rest) and last.isdigit()
-        runs.append(Run(path.parent, "/".join(rest if seeded else parts), "", last if seeded else ""))
+        runs.append(Run(path.parent, "/".join(rest if seeded else [*rest, last]), seed=last if seeded else ""))
     if not runs:
         raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
     return Study("", runs, runs[0].arm)
@@ -238,15 +225,13 @@ def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
     runs: list[Run] = []
     unfinished = {}
     for planned in plan["runs"]:
-        place, labels = folder / planned["folder"], (planned["arm"], planned["condition"], str(planned["seed"]))
-        rows, record = read_rows(place / "branches.jsonl"), read_json(place / "config.json") or {}
+        place, arm, labels = folder / planned["folder"], planned["arm"], (planned["condition"], str(planned["seed"]))
+        rows, trajectory = read_rows(place / "branches.jsonl"), Run(place, "trajectory", *labels)
         starts = {row["state"]: row for row in rows if not row["arm"]}
-        taken: dict[int, list[Any]] = {state: [] for state in starts}
-        for row in rows:
-            if row["arm"] == planned["arm"]:
-                taken[row["state"]].append(row)
-        runs += [Branch(place, *labels, str(s), [starts[s], *own], record) for s, own in taken.items() if own]
-        trajectory = Run(place, "trajectory", planned["condition"], str(planned["seed"]))
+        for state, start in starts.items():
+            own = [row for row in rows if (row["arm"], row["state"]) == (arm, state)]
+            if own:
+                runs.append(Branch(place, arm, *labels, str(state), [start, *own], trajectory.record))
         if not trajectory.finished:
             unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
     return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()))

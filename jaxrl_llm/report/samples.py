@@ -39,8 +39,7 @@ def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
     if len(steps) < 2:
         return [], (0, 0)
     first, last = ({row["prompt"]: row for row in held_out if row["step"] == step} for step in (steps[0], steps[-1]))
-    both = [prompt for prompt in first if prompt in last]
-    changed = [Change(prompt, *_answer(first[prompt]), *_answer(last[prompt])) for prompt in both]
+    changed = [Change(prompt, *_answer(row), *_answer(last[prompt])) for prompt, row in first.items() if prompt in last]
     return changed, (steps[0], steps[-1])
 
 

@@ -1,13 +1,13 @@
 """Paired differences with intervals, what they could have detected, correction for many arms, and survival.
 
 Two arms are compared pair by pair: the runs of one seed share their start, prompts and sampling keys, so the effect of
-the seed cancels in the difference within a pair. Several runs of one seed (branches of one trajectory) are averaged
-first, because they are not independent: every interval rests on the number of seeds.
+the seed cancels in the difference within a pair.
 
 SciPy takes a second to import and a report of single runs does not need it: the functions that use it import it.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,13 +43,13 @@ def paired_difference(
         d_i = treatment_i - baseline_i,   d_s = mean of d_i over the pairs of seed s,   n seeds
         mean(d_s) +- t_{(1 + LEVEL) / 2, n - 1} sd(d_s) / sqrt(n),   sd with n - 1
 
-    The seeds are clusters of equal weight: their means are independent, pairs within a seed are not. The bootstrap
-    resamples seeds too; with few seeds it is too narrow (at n = 5 a nominal 95 % covers about 84 %).
+    The seeds are clusters of equal weight: their means are independent, pairs within a seed (branches of one
+    trajectory) are not. The bootstrap resamples seeds too; with few seeds it is too narrow (at n = 5 a nominal 95 %
+    covers about 84 %). Its generator has a fixed seed.
 
     Args:
         treatment, baseline: one number a pair, in the same order; a pair with a NaN on either side is left out.
         seeds: the seed of each pair; None: every pair has a seed of its own.
-        resamples: bootstrap resamples, drawn from a fixed seed.
 
     Raises:
         ValueError: the arguments differ in length.
@@ -80,17 +80,9 @@ def paired_difference(
     resampled = stats.bootstrap(
         (d,), np.mean, n_resamples=resamples, confidence_level=LEVEL, method="percentile", rng=rng
     ).confidence_interval
-    return PairedDifference(
-        n=n,
-        pairs=pairs,
-        mean=mean,
-        low=float(low),
-        high=float(high),
-        bootstrap_low=float(resampled.low),
-        bootstrap_high=float(resampled.high),
-        p=float(2 * stats.t.sf(abs(mean) / error, n - 1)),
-        detectable=error * detectable(n),
-    )
+    limits = float(low), float(high), float(resampled.low), float(resampled.high)
+    p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+    return PairedDifference(n, pairs, mean, *limits, p, error * detectable(n))
 
 
 def seed_means(values: Numbers, seeds: Sequence[str | int]) -> np.ndarray:
@@ -105,8 +97,7 @@ def detectable(n: int, *, power: float = 0.8) -> float:
 
         P(T > t_{(1 + LEVEL) / 2, n - 1}) = power,   T noncentral t with n - 1 degrees and the answer as noncentrality
 
-    "Finds" means significant with the right sign. Times sd / sqrt(n) it has the units of the outcome: an undecided
-    comparison says no more than that the difference is probably smaller.
+    "Finds" means significant with the right sign. Times sd / sqrt(n) it has the units of the outcome.
 
     Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
     """
@@ -116,10 +107,8 @@ def detectable(n: int, *, power: float = 0.8) -> float:
     # T exceeds the bound where normal noise + noncentrality exceeds bound x sd: nearly certain at the upper end.
     upper = bound * np.sqrt(stats.chi2.ppf(power, n - 1) / (n - 1)) + 3
 
-    def lacking(noncentrality: float) -> float:
-        return float(stats.nct.sf(bound, n - 1, noncentrality)) - power
-
-    return float(optimize.brentq(lacking, 0.0, upper))  # pyright: ignore[reportArgumentType]
+    found = optimize.brentq(lambda shift: float(stats.nct.sf(bound, n - 1, shift)) - power, 0.0, upper)
+    return float(found)  # pyright: ignore[reportArgumentType]
 
 
 def holm(p: Numbers) -> np.ndarray:
@@ -138,8 +127,6 @@ def holm(p: Numbers) -> np.ndarray:
 
 def verdict(d: PairedDifference, p: float) -> str:
     """What may be said of the difference at the corrected p-value, in a word or two for the table."""
-    if d.n == 0:
-        return "no pair is complete"
     if d.identical:
         return "identical"
     if d.n < MINIMUM_SEEDS:
@@ -159,12 +146,10 @@ def batches_differ(batches: Sequence[Numbers]) -> float:
     """
     from scipy import stats
 
-    usable = [np.asarray(batch, np.float64) for batch in batches]
-    usable = [batch for batch in usable if len(batch) > 1]
+    usable = [np.asarray(batch, np.float64) for batch in batches if len(batch) > 1]
     p = [
         stats.ttest_ind(one, other, equal_var=False).pvalue  # pyright: ignore[reportAttributeAccessIssue]
-        for i, one in enumerate(usable)
-        for other in usable[:i]
+        for other, one in itertools.combinations(usable, 2)
         if np.ptp(one) + np.ptp(other) > 0
     ]
     return float(np.min(holm(p))) if p else _NAN
@@ -174,14 +159,8 @@ def survival(times: Numbers, collapsed: Sequence[bool]) -> tuple[np.ndarray, np.
     """Kaplan-Meier estimate of the share of runs that have not collapsed: S(t) = prod_{t_i <= t} (1 - d_i / n_i).
 
     d_i runs collapse at time t_i, n_i are still observed just before it. A run that ended without collapse counts as
-    observed up to and including its last rollout.
-
-    Args:
-        times: rollout of collapse, or of the last observation, of every run.
-        collapsed: whether the run collapsed at its time.
-
-    Returns:
-        The times of collapse, sorted and preceded by 0, and S from each of them on.
+    observed up to and including its last rollout, which is its time. Returned are the times of collapse, sorted and
+    preceded by 0, and S from each of them on.
 
     Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations" (1958), equation 2b.
     """

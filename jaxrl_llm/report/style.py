@@ -62,10 +62,9 @@ def name_places(ax: Axes, names: Sequence[str]) -> None:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write names to the right of the axes, at the height y where their lines end; names that overlap move apart.
+    """Write the names of lines that end at (y, name, colour) to the right of the axes; names that overlap move apart.
 
-    Args:
-        ends: (y, name, colour) of every line; a y that is not finite, or not on a logarithmic axis, has no label.
+    A y that is not finite, or not on a logarithmic axis, has no label.
     """
     low, high = ax.get_ylim()
     log = ax.get_yscale() == "log"

@@ -20,8 +20,8 @@ Table = tuple[list[str], list[list[str]]]
 def arm_table(study: Study, condition: str) -> Table:
     """One row an arm, means over its seeds; columns that no run has are left out.
 
-    The end of a run (held-out rewards, pass@k, the last rewards) is a mean over the runs that have ended, because the
-    newest evaluation of an unfinished run is no outcome. A run that diverged counts as in `OUTCOMES`.
+    The newest evaluation of an unfinished run is no outcome: the end of a run (held-out rewards, pass@k, the last
+    rewards) is a mean over the runs that have ended. A run that diverged counts as in `OUTCOMES`.
     """
     greedy, sampled, last_rewards, pairs = (outcome.measure for outcome in OUTCOMES[:4])
     columns: dict[str, Callable[[Sequence[Run]], str]] = {
@@ -44,7 +44,7 @@ def arm_table(study: Study, condition: str) -> Table:
         if planned:
             done = f"{sum(run.finished for run in planned)}/{len(planned)}"
             rows.append([arm, done, *(column(started) for column in columns.values())])
-    return _without_empty(["arm", "runs", *columns], rows, always=2)
+    return _without_empty(["arm", "runs", *columns], rows)
 
 
 def _collapsed(runs: Sequence[Run]) -> str:
@@ -63,16 +63,13 @@ def difference_table(study: Study, condition: str) -> Table:
             intervals = [outcome.interval(d.low, d.high), outcome.interval(d.bootstrap_low, d.bootstrap_high)]
             detectable = "" if d.identical else f"{d.detectable:.{outcome.digits}f}"
             seeds = str(d.n) if d.n == d.pairs else f"{d.n} ({d.pairs} pairs)"
-            size = [outcome.signed(d.mean), *intervals, probability(c.p), detectable, seeds, c.verdict]
-            rows.append([outcome.name, c.arm, *size])
+            cells = [outcome.name, c.arm, outcome.signed(d.mean), *intervals]
+            rows.append([*cells, probability(c.p), detectable, seeds, c.verdict])
     return ["outcome", "arm", *header], rows
 
 
 def batch_table(study: Study, condition: str) -> Table:
-    """The same differences by commit, one column for each commit of the arms' runs; empty if there is only one.
-
-    A cell has the difference, its interval and the number of seeds in parentheses.
-    """
+    """The same differences by commit: difference, interval and (seeds) in a column each; empty if there is only one."""
     compared = [c for c in compare(study, condition) if c.batches]
     names = list(dict.fromkeys(name for c in compared for name, _ in c.batches))
 
@@ -91,10 +88,9 @@ def routing_table(study: Study, condition: str) -> Table:
     """What the changed selection of experts explains of Var(log r), over all measurements of an arm; empty if none.
 
     The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because
-    ratios with a small denominator make a plain mean heavy-tailed; the median and the 10th and 90th percentile of the
-    single shares are reported beside it. The tails are shares of answer tokens.
+    ratios with a small denominator make a plain mean heavy-tailed. The tails are shares of answer tokens.
     """
-    header = ["measured", "routing share, by variance", "both orders", "median", "10 % to 90 %", "Var(log r)"]
+    header = ["arm", "measured", "routing share, by variance", "both orders", "median", "10 % to 90 %", "Var(log r)"]
     names = ("log_ratio_var", "share_of_variance", "share_of_variance_shapley", "part_above_0.2", "part_above_ln2")
     keys = [f"routing/{name}" for name in names]
     rows = []
@@ -107,27 +103,17 @@ def routing_table(study: Study, condition: str) -> Table:
             continue
         variance, share, both = measured[known, :3].T
         low, middle, high = np.quantile(share, [0.1, 0.5, 0.9])
-        both_orders = np.average(both, weights=variance)
-        rows.append(
-            [
-                arm,
-                str(len(share)),
-                f"{np.average(share, weights=variance):.1%}",
-                f"{both_orders:.1%}" if np.isfinite(both_orders) else "",
-                f"{middle:.1%}",
-                f"{low:.1%} to {high:.1%}",
-                f"{variance.mean():.2g}",
-                *(_number(tail, "{:.3%}") for tail in measured[:, 3:].T),
-            ]
-        )
-    return _without_empty(["arm", *header, "|routing part| > 0.2", "> ln 2"], rows)
+        weighted = [_number([np.average(one, weights=variance)], "{:.1%}") for one in (share, both)]
+        spread = [f"{middle:.1%}", f"{low:.1%} to {high:.1%}", f"{variance.mean():.2g}"]
+        tails = [_number(tail, "{:.3%}") for tail in measured[:, 3:].T]
+        rows.append([arm, str(len(share)), *weighted, *spread, *tails])
+    return _without_empty([*header, "|routing part| > 0.2", "> ln 2"], rows)
 
 
 def config_table(study: Study) -> Table:
     """The configuration fields in which arms or conditions differ: one row an arm and condition, one column a field."""
-    cells = [(arm, condition) for condition in study.conditions for arm in study.arms]
     flat = {}
-    for cell in cells:
+    for cell in [(arm, condition) for condition in study.conditions for arm in study.arms]:
         recorded = [run.record["config"] for run in study.select(*cell) if run.record.get("config")]
         if recorded:
             flat[cell] = {field: str(value) for field, value in loading.flat(resolved(recorded[0])).items()}
@@ -142,7 +128,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Fields that the recipe does not have are left out; of an unknown recipe only the fields that were set are kept.
     """
-    raw = dict(config.get("objective") or {})
+    raw = config.get("objective") or {}
     given = {key: value for key, value in raw.items() if value is not None}
     try:
         defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"))
@@ -172,7 +158,7 @@ def _number(values: Sequence[float] | np.ndarray, form: str) -> str:
     return form.format(np.mean(finite)) if finite else ""
 
 
-def _without_empty(header: list[str], rows: list[list[str]], always: int = 0) -> Table:
-    """The table without the columns that are empty in every row, except the first few that `always` stay."""
-    kept = [i for i in range(len(header)) if i < always or any(row[i] for row in rows)]
+def _without_empty(header: list[str], rows: list[list[str]]) -> Table:
+    """The table without the columns that are empty in every row."""
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -14,14 +14,7 @@ from jaxrl_llm.report.page import Page, text_table
 from jaxrl_llm.report.read import Study, load
 from jaxrl_llm.report.samples import changes, failures, pick, tally
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS
-from jaxrl_llm.report.tables import (
-    arm_table,
-    batch_table,
-    config_table,
-    difference_table,
-    resolved,
-    routing_table,
-)
+from jaxrl_llm.report.tables import arm_table, batch_table, config_table, difference_table, resolved, routing_table
 
 _SAMPLES = 4  # a run: held-out prompts that are shown, and failures
 _BATCHES = (
@@ -107,10 +100,8 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
         )
         page.table(header, rows)
         printed += ["", text_table(header, rows, width)]
-    for text, (header, rows) in (
-        (_BATCHES, batch_table(study, condition)),
-        (_ROUTING, routing_table(study, condition)),
-    ):
+    for text, table in ((_BATCHES, batch_table), (_ROUTING, routing_table)):
+        header, rows = table(study, condition)
         if rows:
             page.text(text)
             page.table(header, rows)

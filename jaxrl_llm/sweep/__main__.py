@@ -2,9 +2,8 @@
 
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
 
-A sweep file defines get_sweep(variant) -> Sweep. The same command on the same DIR goes on where it stopped. A run is
-the planned one if its config.json holds the planned config hash. It is finished if its DIR holds result.json and every
-planned step, or if it diverged. DIR/sweep.json records the plan for the report, DIR/commands.txt a command line a run.
+A run is the planned one if its config.json holds the planned config hash. It is finished if its DIR holds result.json
+and every planned step, or if it diverged. DIR/sweep.json records the plan for the report.
 """
 
 import argparse
@@ -16,41 +15,35 @@ from pathlib import Path
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
-from jaxrl_llm.records.run_log import read_json, read_rows, write_json
+from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.report.read import Run
 from jaxrl_llm.sweep import launch
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a run's DIR must contain to count as the planned run, finished."""
-
-    config_hash: str
-    steps: int
-
-
-@dataclass(frozen=True)
 class Program:
-    """What a run executes, `python -m module`, and the identity it will have for a config file and overrides."""
+    """What a run executes, `python -m module`, and (config hash, steps) of the run of a config file with overrides."""
 
     module: str
-    identify: Callable[[str, Sequence[str]], Identity]
+    identify: Callable[[str, Sequence[str]], tuple[str, int]]
 
 
 # Both functions import JAX, and do so inside: a bad command line is refused at once and not after seconds.
-def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
+def _identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
     from jaxrl_llm.run import settings
 
     config = loading.load(loading.find(config_file), fields_and_rest(overrides)[0])
     steps = settings.validate(config).steps
-    return Identity(settings.config_hash(config), steps)
+    return settings.config_hash(config), steps
 
 
-def _identify_branches(config_file: str, overrides: Sequence[str]) -> Identity:
+def _identify_branches(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
     from jaxrl_llm.sweep import forks
 
-    return Identity(*forks.identify(config_file, overrides))
+    fields, (branches,) = fields_and_rest(overrides)
+    planned = forks.plan(config_file, fields, branches.removeprefix("--branches="))
+    return planned.identity, planned.parent.settings.steps
 
 
 MAIN = Program("jaxrl_llm.main", _identify)
@@ -58,10 +51,7 @@ BRANCHING = Program("jaxrl_llm.sweep.branching", _identify_branches)  # for a sw
 
 
 def main(arguments: Sequence[str] | None = None, program: Program | None = None) -> int:
-    """The command line, over the program that the sweep needs unless one is given; returns the exit code.
-
-    It is 0 when all finished, 1 when a run failed, 2 when something was refused, 130 when interrupted.
-    """
+    """The command line, over the program that the sweep needs unless one is given; returns the exit code."""
     parser = Parser(prog="jaxrl-llm sweep", description="Run or resume a sweep.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
     parser.add_argument("--workdir", required=True, help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed")
@@ -101,16 +91,17 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
     runs = sweep.planned()
     identities = {run.folder: _identity(program, run) for run in runs}
+    lines = {run.folder: command(run, given.workdir, program.module) for run in runs}
     workdir.mkdir(parents=True, exist_ok=True)
     with open(workdir / ".sweep.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            used = f"workdir={workdir} is in use by another sweep or by runs it left"
-            raise OSError(f"{used}; wait or stop them") from error
-        todo = [run for run in runs if not _finished(workdir / run.folder, identities[run.folder])]
-        lines = {run.folder: command(run, given.workdir, program.module) for run in runs}
-        _write_plan(workdir, sweep, runs, identities)
+            raise OSError(
+                f"workdir={workdir} is in use by another sweep or by runs it left; wait or stop them"
+            ) from error
+        todo = [run for run in runs if not _finished(workdir / run.folder, *identities[run.folder])]
+        _write_plan(workdir, sweep, identities)
         (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines.values()))
         print(f"{sweep.question}\n{len(runs)} runs, {len(runs) - len(todo)} finished, {len(todo)} to do")
         if given.launcher == "none":
@@ -139,30 +130,29 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _identity(program: Program, run: PlannedRun) -> Identity:
+def _identity(program: Program, run: PlannedRun) -> tuple[str, int]:
     try:
         return program.identify(run.config, run.overrides)
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"the configuration of {run} is refused: {error}") from error
 
 
-def _finished(folder: Path, identity: Identity) -> bool:
-    record = read_json(folder / "config.json")
-    if record is not None and record["config_hash"] != identity.config_hash:
+def _finished(folder: Path, config_hash: str, steps: int) -> bool:
+    run = Run(folder, "")
+    if run.record and run.record["config_hash"] != config_hash:
         raise ValueError(
-            f"{folder} holds a run of another configuration (config_hash {record['config_hash']}, "
-            f"planned {identity.config_hash}); give another --workdir, or remove that folder"
+            f"{folder} holds a run of another configuration (config_hash {run.record['config_hash']}, "
+            f"planned {config_hash}); give another --workdir, or remove that folder"
         )
-    rows = read_rows(folder / "metrics.jsonl")
-    whole = (folder / "result.json").exists() and bool(rows) and rows[-1]["step"] >= identity.steps
-    return whole or Run(folder, "").diverged  # the same command would diverge again
+    whole = run.finished and bool(run.rows) and run.rows[-1]["step"] >= steps
+    return whole or run.diverged  # the same command would diverge again
 
 
-def _write_plan(workdir: Path, sweep: Sweep, runs: Sequence[PlannedRun], identities: Mapping[str, Identity]) -> None:
+def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str, int]]) -> None:
     rows = [
         {"folder": run.folder, "arm": arm, "condition": run.condition, "seed": run.seed, "config": run.config}
-        | {"fields": dict(run.fields), "config_hash": identities[run.folder].config_hash}
-        for run in runs
+        | {"fields": dict(run.fields), "config_hash": identities[run.folder][0]}
+        for run in sweep.planned()
         for arm in run.arms
     ]
     plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}

@@ -3,10 +3,8 @@
     python -m jaxrl_llm.sweep.branching --config FILE --workdir DIR --branches '{"first": 1, "every": 1, "rollouts": 1,
         "arms": {"GRPO": {"objective.name": "grpo"}, "GSPO": {"objective.name": "gspo"}}}' [--config.field=value ...]
 
-A sweep with `branching` writes such lines (sweep.py). The config with its fields is the run of the trajectory; an arm
-is the config with the arm's fields. From each chosen state every arm takes one or a few rollouts with the same prompts
-and sampling keys, and is evaluated on the held-out prompts. The first rollout is sampled once for all arms that sample
-it alike: they have the same parameters and keys. DIR holds what a run's DIR holds, of the trajectory, and
+A sweep with `branching` writes such lines (docs/sweeps.md). The config with its fields is the run of the trajectory; an
+arm is the config with the arm's fields. DIR holds what a run's DIR holds, of the trajectory, and
 
     branches.jsonl  of each state a row {"state": 4, "arm": "", "step": 0, "eval/greedy": ...} with its own evaluation,
                     and for every arm one row a rollout, the last of them with the evaluation of its end
@@ -37,11 +35,9 @@ from jaxrl_llm.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class _Shared(Rollouts):
-    """The first rollout of every arm: sampled once for all that sample alike, since they have the same parameters.
+    """The first rollout of every arm: sampled once for all that sample alike, since they have the same parameters."""
 
-    sampled: {how: (rollout, where the prompts stand after it)} of the state that the arms fork from.
-    """
-
+    # {how: (rollout, where the prompts stand after it)} of the state that the arms fork from
     sampled: dict[Any, tuple[collect.Rollout, Any]] = dataclasses.field(default_factory=dict)
 
     def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
@@ -158,11 +154,10 @@ def _forked(run: Run, parent: Run, place: dict[str, Any]) -> Any:
     is the trajectory's if the arm is rewarded alike; otherwise it begins anew.
     """
     stream = run.source.stream()
-    objectives: list[Any] = [run.settings.objective, parent.settings.objective]
-    ours, theirs = (
-        (one.settings.rewards, objective.advantage) for one, objective in zip((run, parent), objectives, strict=True)
-    )
-    stream.set_state(place if ours == theirs else stream.get_state() | {"prompts": place["prompts"]})
+    ours: Any = run.settings
+    theirs: Any = parent.settings
+    alike = (ours.rewards, ours.objective.advantage) == (theirs.rewards, theirs.objective.advantage)
+    stream.set_state(place if alike else stream.get_state() | {"prompts": place["prompts"]})
     return stream
 
 
@@ -183,8 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given = parser.parse_args(rest)
             planned = plan(given.config, fields, given.branches)
             start_up.start_jax()
-            steps = planned.parent.settings.steps
-            log = stack.enter_context(RunLog(given.workdir, steps, write=start_up.is_first()))
+            log = stack.enter_context(RunLog(given.workdir, planned.parent.settings.steps, write=start_up.is_first()))
             recorded = read_json(log.workdir / "config.json")
             if recorded is not None and recorded["config_hash"] != planned.identity:
                 raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
@@ -192,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)
         try:
-            source = loading.find(given.config)
-            record = provenance.describe(planned.parent.config, planned.identity, source)
+            record = provenance.describe(planned.parent.config, planned.identity, loading.find(given.config))
             log.write_config(record | {"arms": {arm: setup.config for arm, setup in planned.arms.items()}})
             log.result(trajectory.run(log))
         except KeyboardInterrupt:

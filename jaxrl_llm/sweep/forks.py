@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.config import loading
-from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.run.settings import Settings, config_hash, validate
 from jaxrl_llm.sweep.planned import Branching
 
@@ -47,11 +46,7 @@ class Plan:
 
 
 def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> Plan:
-    """The plan of a command line.
-
-    Args:
-      config_file, fields: the config of the trajectory.
-      branches: JSON with the numbers of a `Branching` and `arms`: the fields of each arm by its name.
+    """The plan of a command line: the trajectory's config with its fields, and what `--branches` says.
 
     Raises:
       ValueError: the JSON is not of that form, `validate` refuses a config, or an arm changes what all arms share.
@@ -70,34 +65,18 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
 
     parent = setup(fields)
     arms = {arm: setup(list(changed.items())) for arm, changed in fields_of_arms.items()}
-    _check_rollouts("the trajectory", parent.settings)
-    for arm, own in arms.items():
-        _check_rollouts(f"arm {arm!r}", own.settings)
-        theirs, ours = loading.flat(parent.config), loading.flat(own.config)
+    theirs = loading.flat(parent.config)
+    for whose, own in {"the trajectory": parent, **{f"arm {arm!r}": own for arm, own in arms.items()}}.items():
+        objective: Any = own.settings.objective
+        if objective.reads != "rollouts":
+            name = own.settings.objective_name
+            raise ValueError(f"{whose}: {name} learns from given data, and branches are of rollouts; use a sweep")
+        ours = loading.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS
             if shared and theirs.get(field) != ours.get(field):
                 raise ValueError(
-                    f"arm {arm!r} sets {field}={ours.get(field)} where the trajectory has {theirs.get(field)}; arms of "
-                    "one state differ in how they sample and learn, so make it a condition of the sweep"
+                    f"{whose} sets {field}={ours.get(field)} where the trajectory has {theirs.get(field)}; arms of one "
+                    "state differ in how they sample and learn, so make it a condition of the sweep"
                 )
     return Plan(branching, parent, arms)
-
-
-def _check_rollouts(whose: str, s: Settings) -> None:
-    objective: Any = s.objective
-    if objective.reads != "rollouts":
-        raise ValueError(
-            f"{whose}: {s.objective_name} learns from given data, and branches are of rollouts; use a sweep"
-        )
-
-
-def identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
-    """(hash, rollouts of the trajectory) of a planned trajectory, from the arguments behind its config.
-
-    Raises:
-      ValueError: see `plan`.
-    """
-    fields, (branches,) = fields_and_rest(overrides)
-    planned = plan(config_file, fields, branches.removeprefix("--branches="))
-    return planned.identity, planned.parent.settings.steps

@@ -43,36 +43,28 @@ class _Process:
     process: subprocess.Popen[Any]
     began: float = field(default_factory=time.monotonic)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether the run has logged an update; then the compilation cache has every program that its arm needs."""
-        return any(row["step"] > 0 for row in read_rows(self.folder / "metrics.jsonl"))
-
 
 def run_locally(
     runs: Sequence[PlannedRun], workdir: Path, *, slots: Sequence[set[int]], module: str, lock: int
 ) -> list[PlannedRun]:
     """Run all of them in this order, at most one in each of the `core_slots`; return those that failed.
 
-    The first run is alone until its first update, so that the others find warm caches. A run that fails leaves
-    failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the runs are interrupted, so
-    that they save their state, and killed if they do not end.
+    A run that fails leaves failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the
+    runs are interrupted, so that they save their state, and killed if they do not end; then KeyboardInterrupt goes on.
 
     Args:
-        module: the program, run as `python -m module`.
         lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
             lock, and a second sweep is refused until they are gone.
-
-    Raises:
-        KeyboardInterrupt: after the runs were stopped.
     """
     waiting, running, failed, minutes = list(runs), [], [], []
     say = functools.partial(print, flush=True)
-    previous = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     warm = False
     try:
         while waiting or running:
-            warm = warm or bool(minutes or failed) or any(process.compiled for process in running)
+            # The first run is alone until it logs an update: then the others find every program in warm caches.
+            logged = (row for one in running for row in read_rows(one.folder / "metrics.jsonl"))
+            warm = warm or bool(minutes or failed) or any(row["step"] > 0 for row in logged)
             free = [slot for slot in slots if all(process.slot != slot for process in running)]
             for slot in free[: None if warm else 1 - len(running)]:
                 if waiting:
@@ -143,14 +135,10 @@ def _stop(running: Sequence[_Process]) -> None:
         return
 
 
-def submit(lines: Sequence[str], workdir: Path, cluster: str | None, *, cores: int, minutes: float | int) -> list[Any]:
+def submit(lines: Sequence[str], workdir: Path, cluster: str | None, *, cores: int, minutes: float) -> list[Any]:
     """Submit one job a shell line as an array, through the optional dependency submitit; return the jobs.
 
-    Args:
-        workdir: the sweep's DIR; logs of the scheduler go to its folder `submitit`.
-        cluster: submitit's executor (slurm, local or debug); None lets submitit find out.
-        cores: cores of each job.
-        minutes: expected minutes of a run; a job may take three times as long.
+    A job may take three times the expected `minutes` of a run. Logs of the scheduler go to `submitit` in `workdir`.
 
     Raises:
         ModuleNotFoundError: submitit is not installed.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.declared import Block, declared
 
 _LABELS = ("arm", "condition", "seed", "config")
 
@@ -33,11 +33,7 @@ def chain(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def product(*parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every combination of one dict from each part, the last part fastest.
-
-    Raises:
-        ValueError: two parts set one field.
-    """
+    """Every combination of one dict from each part, the last part fastest; ValueError if two parts set one field."""
     return [_merged(combination) for combination in itertools.product(*parts)]
 
 
@@ -64,20 +60,16 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Branching:
+class Branching(Block, prefix="branching."):
     """Fork states of one trajectory into arms, instead of running every arm from its start.
 
     The trajectory is the baseline's run. From its states after `first`, first + every, ... rollouts each arm takes
     `rollouts` rollouts with their updates and is evaluated.
     """
 
-    first: int = 1
-    every: int = 1
-    rollouts: int = 1
-
-    def __post_init__(self) -> None:
-        for name, least in (("first", 0), ("every", 1), ("rollouts", 1)):
-            at_least(f"branching.{name}", getattr(self, name), least)
+    first: int = declared(1, least=0)
+    every: int = declared(1, least=1)
+    rollouts: int = declared(1, least=1)
 
     def states(self, steps: int) -> range:
         """The states from which branches of a trajectory of `steps` rollouts start; a branch may go beyond its end."""
@@ -86,10 +78,7 @@ class Branching:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields.
-
-    `branches` is JSON, for a trajectory that forks: the numbers of its `Branching` and the fields of every arm.
-    """
+    """One run of a sweep: its labels, its folder below the sweep's DIR, its configuration file and fields."""
 
     arm: str
     condition: str
@@ -97,7 +86,7 @@ class PlannedRun:
     folder: str
     config: str
     fields: tuple[tuple[str, Any], ...]
-    branches: str = ""
+    branches: str = ""  # of a trajectory that forks: JSON with the numbers of its `Branching` and every arm's fields
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -137,10 +126,9 @@ class Sweep:
     branching: Branching | None = None
 
     def __post_init__(self) -> None:
-        for run in self.runs:
-            for label in ("arm", "seed"):
-                if label not in run:
-                    raise ValueError(f"run {dict(run)} has no {label!r}; every run of a sweep needs one")
+        for run, label in itertools.product(self.runs, ("arm", "seed")):
+            if label not in run:
+                raise ValueError(f"run {dict(run)} has no {label!r}; every run of a sweep needs one")
         arms = list(dict.fromkeys(run["arm"] for run in self.runs))
         if self.baseline not in arms:
             raise ValueError(f"baseline={self.baseline!r} is none of the arms {arms}; name one of them")
@@ -151,10 +139,9 @@ class Sweep:
         self.planned()
 
     def planned(self) -> list[PlannedRun]:
-        """The runs in the order in which they start: all arms of the first seed, then of the second, and so on.
+        """The runs in the order in which they start: seed by seed, so that an interrupted sweep holds whole pairs.
 
-        So an interrupted sweep holds whole pairs. With `branching` there is one run a condition and seed, the
-        baseline's, which holds the other arms.
+        With `branching` there is one run a condition and seed, the baseline's, which holds the other arms.
         """
         planned = [self._planned(run) for run in self.runs]
         order = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in planned))}
@@ -163,12 +150,11 @@ class Sweep:
         return sorted(planned, key=lambda run: order[run.seed])
 
     def _planned(self, run: Mapping[str, Any]) -> PlannedRun:
-        condition = str(run.get("condition", ""))
+        arm, condition, seed = str(run["arm"]), str(run.get("condition", "")), run["seed"]
         fields = {field: value for field, value in run.items() if field not in _LABELS}
-        fields |= {"seed": run["seed"], "checkpoint.keep": self.keep_checkpoints}
-        folder = _folder(condition, run["arm"], run["seed"])
+        fields |= {"seed": seed, "checkpoint.keep": self.keep_checkpoints}
         config = str(run.get("config", self.config))
-        return PlannedRun(str(run["arm"]), condition, run["seed"], folder, config, tuple(fields.items()))
+        return PlannedRun(arm, condition, seed, _folder(condition, arm, seed), config, tuple(fields.items()))
 
     def _trajectories(self, planned: Sequence[PlannedRun], branching: Branching) -> list[PlannedRun]:
         forks = []

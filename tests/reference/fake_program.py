@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from jaxrl_llm.records.run_log import RunLog, read_rows
-from jaxrl_llm.sweep.__main__ import Identity, Program, main
+from jaxrl_llm.sweep.__main__ import Program, main
 
 
 def parse(overrides):
@@ -22,7 +22,7 @@ def parse(overrides):
         raise ValueError("broken=1 is refused; remove it")
     kept = {key: value for key, value in fields.items() if key not in ("steps", "checkpoint.keep")}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
-    return fields, Identity(digest, int(fields["steps"]))
+    return fields, (digest, int(fields["steps"]))
 
 
 PROGRAM = Program("fake_program", lambda config, overrides: parse(overrides)[1])
@@ -30,15 +30,15 @@ PROGRAM = Program("fake_program", lambda config, overrides: parse(overrides)[1])
 
 def run(arguments):
     workdir = Path(next(one for one in arguments if one.startswith("--workdir=")).removeprefix("--workdir="))
-    fields, identity = parse([one for one in arguments if one.startswith("--config.")])
-    with RunLog(workdir, identity.steps) as log:
+    fields, (digest, steps) = parse([one for one in arguments if one.startswith("--config.")])
+    with RunLog(workdir, steps) as log:
         done = max((row["step"] for row in read_rows(workdir / "metrics.jsonl")), default=-1)
         log.cut(done)
-        log.write_config({"config_hash": identity.config_hash, "config": fields})
+        log.write_config({"config_hash": digest, "config": fields})
         with open(workdir / "starts.txt", "a") as starts:
             affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
             starts.write(json.dumps({"from": done, "cores": affinity, "threads": os.environ["OMP_NUM_THREADS"]}) + "\n")
-        for step in range(done + 1, identity.steps + 1):
+        for step in range(done + 1, steps + 1):
             if step == int(fields["crash.at"]):
                 raise RuntimeError(f"told to crash at step {step}")
             if step == int(fields["diverge.at"]):

@@ -13,7 +13,8 @@ from jaxrl_llm.report.outcome_figures import differences_by_condition
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.write import write_report
 from jaxrl_llm.sweep import Branching, Sweep, branching, each, product
-from jaxrl_llm.sweep.forks import identify, plan
+from jaxrl_llm.sweep.__main__ import BRANCHING
+from jaxrl_llm.sweep.forks import plan
 from jaxrl_llm.sweep.planned import command
 from tests.reference import tiny_run
 
@@ -148,9 +149,9 @@ def test_a_sweep_that_branches_plans_one_process_a_trajectory():
     assert [run.folder for run in trajectories] == ["lr_1/0", "lr_1/1"]
     assert trajectories[0].arms == ["A", "A+R2"]
     assert "'--branches={" in command(trajectories[0], "out", "jaxrl_llm.sweep.branching").replace('"', "")
-    digest, steps = identify(CONFIG, trajectories[0].overrides)
+    digest, steps = BRANCHING.identify(CONFIG, trajectories[0].overrides)
     assert (len(digest), steps) == (16, 3)
-    assert identify(CONFIG, trajectories[1].overrides)[0] != digest
+    assert BRANCHING.identify(CONFIG, trajectories[1].overrides)[0] != digest
     with pytest.raises(ValueError, match=r"condition 'lr 1', seed 0 has no arm 'A' to branch from"):
         Sweep("?", [{"arm": "A", "seed": 0}, {"arm": "B", "condition": "lr 1", "seed": 0}], "A", branching=Branching())
 
