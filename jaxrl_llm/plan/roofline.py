@@ -22,10 +22,6 @@ class Roofline:
     mfu: float
 
     @property
-    def seconds(self) -> float:
-        return max(self.compute, self.memory, self.network)
-
-    @property
     def bound(self) -> str:
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 

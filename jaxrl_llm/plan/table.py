@@ -1,7 +1,4 @@
-"""The figures of a compiled run: what each of its programs needs of a device, as a table for a terminal and as JSON.
-
-Memory, FLOPs, bytes, collectives, the time at the chip's peaks and what bounds it.
-"""
+"""The figures of a compiled run: what each of its programs needs of a device, as a table for a terminal and as JSON."""
 
 import dataclasses
 import json
@@ -21,8 +18,6 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The programs of a run, compiled for the devices of a topology."""
-
     topology: str
     chip: Chip
     mesh: tuple[int, ...]
@@ -59,14 +54,13 @@ def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
     """One JSON object for each part of a program; bytes, FLOPs and seconds are those of one device."""
     rows = []
     for program in compiled.programs:
-        sizes = {name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")}
         for part in program.parts:
             cost, line = part.cost, roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)
             rows.append(
                 {
                     "part": part.name,
                     "program": program.name,
-                    **sizes,
+                    **{name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")},
                     "memory_share": program.memory / compiled.chip.memory,
                     "compile_s": round(program.seconds, 1),
                     "tokens": part.tokens,
