@@ -29,7 +29,6 @@ def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
 
 
 def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
-    """`decode` with all answers started at once."""
     count = len(decoder.limits)
     prompts, routing = decoder.prefill(jnp.zeros((), jnp.int32), len(decoder.lengths))
     prefix = Prefix(prompts.cache.keys, prompts.cache.values, decoder.lengths)
@@ -50,14 +49,13 @@ def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
 
 
 class _State(flax.struct.PyTreeNode):
-    """The carry of the loop that refills. queue: the first answer that has not started; prompts: those that the next
-    answers start from; routing: of all prompts prefilled so far, [l p tp k]."""
+    """The carry of the loop that refills."""
 
     answers: Answers
     slots: Slots
-    queue: Integer[Array, ""]
-    prompts: Prompts
-    routing: Routing | None
+    queue: Integer[Array, ""]  # the first answer that has not started
+    prompts: Prompts  # from which the next answers start
+    routing: Routing | None  # of all prompts prefilled so far, [l p tp k]
 
 
 @dataclasses.dataclass(frozen=True)

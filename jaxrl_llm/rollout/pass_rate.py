@@ -1,4 +1,4 @@
-"""How well a policy answers held-out prompts, with fixed keys: mean reward, exact match, pass@1 and pass@k."""
+"""How well a policy answers held-out prompts: mean reward, exact match, pass@1 and pass@k."""
 
 import dataclasses
 import math
@@ -24,9 +24,8 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> floa
 class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
-    An answer is right when its reward is at least `task.solved`; the mean reward is reported too. Sampling uses
-    temperature 1, whatever the training rollout uses, and computes in the model's own dtype. Parameters that do not lie
-    as on the model's mesh are moved first.
+    An answer is right when its reward is at least `task.solved`. Sampling uses temperature 1, whatever the training
+    rollout uses, and computes in the model's own dtype.
     """
 
     model: Model

@@ -20,12 +20,8 @@ _Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh tha
 
 
 def places(model: Model, params: Params) -> dict[str, Any]:
-    """The sharding of each parameter on the model's mesh; parameters that are not the model's (a value head) are whole
-    on every device.
-
-    Args:
-      params: arrays or abstract shapes, stacked (`Model.init`) or by layer (`Model.unstack`).
-    """
+    """The sharding of each parameter on the model's mesh: stacked (`Model.init`), by layer (`Model.unstack`), or abstract.
+    Parameters that are not the model's (a value head) are whole on every device."""
     mesh: Any = model.mesh
 
     def of(axes: Any, tree: Any) -> Any:

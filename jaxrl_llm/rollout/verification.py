@@ -14,11 +14,9 @@ from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """texts: the answers; rewards: float32, the task's own; errors: what went wrong with the verifier, else ""."""
-
-    texts: list[str]
-    rewards: Float[np.ndarray, "b"]
-    errors: list[str]
+    texts: list[str]  # of the answers
+    rewards: Float[np.ndarray, "b"]  # float32, the task's own
+    errors: list[str]  # what went wrong with the verifier, else ""
 
     @property
     def timeouts(self) -> int:
@@ -58,8 +56,7 @@ def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: 
     The verifier does not see an answer that was cut off by its bound (unless `task.verify_truncated`), nor one with
     U+FFFD in its text, which stands for an unknown id or for bytes that are not UTF-8: both get 0.
     """
-    arrays = (trajectory.tokens, trajectory.loss_mask, trajectory.truncated)
-    tokens, mask, truncated = processes.fetch(arrays)
+    tokens, mask, truncated = processes.fetch((trajectory.tokens, trajectory.loss_mask, trajectory.truncated))
     own = processes.share(len(tokens))
     texts = [task.tokenizer.decode(tokens[i][mask[i]].tolist()) for i in own]
     fields = list(zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True))
