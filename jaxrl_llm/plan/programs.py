@@ -27,15 +27,12 @@ PROGRAMS = ("move", "rollout", "score", "update")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a step's work, with its cost on one device. tokens: of all devices; passes: its cost in forward passes.
-
-    A backward costs two forwards, so an update is 3 passes; a move computes nothing and is 0; everything else is 1.
-    """
+    """A part of a step's work."""
 
     name: str
-    cost: Cost
-    tokens: int
-    passes: int
+    cost: Cost  # on one device
+    tokens: int  # of all devices
+    passes: int  # in forwards: an update is 3, since a backward costs two; a move, which computes nothing, is 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -105,9 +105,8 @@ def table(compiled: Compiled) -> str:
             f"{p.name:9} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
             f"{p.code / _GIB:6.2f} {p.memory / compiled.chip.memory:10.0%} {p.seconds:10.0f}"
         )
-    heads = ("TFLOP", "x model", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "MFU")
+    lines += ["", "at peak    TFLOP x model GB moved GB sent compute ms memory ms network ms  MFU"]
     widths = (8, 8, 9, 8, 11, 10, 11, 5)
-    lines += ["", "at peak " + "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))]
     rows = as_rows(compiled)
     for r in rows:
         times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]

@@ -47,11 +47,7 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The object in the file; None if there is no file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """The object in the file; None if there is no file. Raises ValueError if it holds something else."""
     path = Path(path)
     if not path.exists():
         return None

@@ -59,8 +59,6 @@ class Screen:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of a step, "step" among them, as they go to metrics.jsonl."""
-        if not self._write:
-            return
         self._row = dict(row)
         self._clock.step(row["step"])
         if self._live is None:

@@ -120,7 +120,7 @@ class Decoder(flax.struct.PyTreeNode):
         return answers, self.pin(slots.replace(answer=answer, tokens=tokens))
 
     def draw(self, answers: Answers, answer: Array, index: Array, hidden: Array) -> tuple[Answers, Array, Array]:
-        """Draw and record token `index` of each answer; returns also what each slot holds then (b = free), and tokens."""
+        """Draw and record token `index` of each answer; returns what each slot holds then (b = free) and the tokens."""
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
         greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None

@@ -47,8 +47,8 @@ class Engine:
     def prepare(self, params: Params) -> Params:
         """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
 
-        `generate` takes them as often as needed and has nothing left to cut, cast or gather. If both meshes lay the
-        parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and casts.
+        If both meshes lay the parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and
+        casts them, each time.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
@@ -60,7 +60,7 @@ class Engine:
                 x.delete()
 
     def lower_prepare(self, params: Params) -> jax.stages.Lowered | None:
-        """The program of `prepare` for abstract parameters; None if nothing moves."""
+        """None if nothing moves."""
         return None if in_place(self.model, params) else _prepare.lower(self, _mesh_of(params), params)
 
     def generate(
@@ -100,8 +100,7 @@ class Engine:
         return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """The program of `generate` for `count` prompts of at most `width` tokens, from the abstract parameters that
-        `prepare` would be given."""
+        """For `count` prompts of at most `width` tokens, from the abstract parameters that `prepare` would be given."""
         if not in_place(self.model, params):
             shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
             params = jax.tree.map(
@@ -181,7 +180,6 @@ def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
 def _generate(
     engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
-    """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
     keys = answer_keys(key, uids, engine.group_size)
     decoder = engine.decoder(params, prompts[:, :width], lengths, keys, limits)
     trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
@@ -207,8 +205,7 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
     final = jnp.take_along_axis(answers.tokens, count - 1, axis=1)[:, 0]
     in_prompt, fed = (m[None, :, :, None] for m in (index < 0, mask & (index < count - 1)))
 
-    def beside(prompt: Any, answer: Any, empty: int) -> Array:
-        """[l b t x] of the prompt's record [l p tp x] and the answer's [b n l x]."""
+    def beside(prompt: Any, answer: Any, empty: int) -> Array:  # [l b t x] of [l p tp x] and [b n l x]
         prompt = jnp.pad(of_group(prompt, axis=1), ((0, 0), (0, 0), (0, width + bound - prompt.shape[2]), (0, 0)))
         answer = jnp.take_along_axis(answer, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
         return jnp.where(in_prompt, prompt, jnp.where(fed, answer, jnp.asarray(empty, prompt.dtype)))

@@ -48,7 +48,7 @@ class Evaluator:
             "eval/pass_at_k": pass_at_k(right, self.samples, self.samples),
             "eval/k": self.samples,
         }
-        rows = [
+        return rates, [
             {
                 "prompt": prompt,
                 "greedy": texts[i][-1],
@@ -58,7 +58,6 @@ class Evaluator:
             }
             for i, prompt in enumerate(self.prompts["prompt"])
         ]
-        return rates, rows
 
     def pass_rate(self, params: Any) -> float:
         """Sampled pass@1."""
@@ -77,10 +76,9 @@ class Evaluator:
             dtype=self.model.config.dtype,
             record_routing=False,
         )
-        uids = batch["uid"].astype(np.uint32)
-        prepared = engine.prepare(params)
+        uids, prepared = batch["uid"].astype(np.uint32), engine.prepare(params)
         out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
         engine.release(prepared, params)
-        verified = verify(out, self.task, batch, group)
-        texts = verified.texts
-        return verified.rewards.reshape(-1, group), [texts[i : i + group] for i in range(0, len(texts), group)]
+        judged = verify(out, self.task, batch, group)
+        texts = [judged.texts[i : i + group] for i in range(0, len(judged.texts), group)]
+        return judged.rewards.reshape(-1, group), texts

@@ -12,15 +12,12 @@ from jaxrl_llm.ground.declared import Block, declared
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Block, prefix="rollout."):
-    """Temperature, then top-k, then top-p, renormalised after each.
-
-    greedy_last: the last answer of each group is greedy, whatever the others are, so that one rollout measures both.
-    """
+    """Temperature, then top-k, then top-p, renormalised after each."""
 
     temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
     top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)
     top_p: float = declared(1.0, "1 keeps every token; likewise", above=0, most=1)
-    greedy_last: bool = False
+    greedy_last: bool = False  # the last answer of each group is greedy, so that one rollout measures both
 
     @property
     def greedy(self) -> bool:

@@ -1,7 +1,7 @@
 """One answer at a time, streamed token by token as it is sampled, for a terminal.
 
 The prompt is prefilled at one of a few widths (powers of two), then one compiled step feeds the last token and draws
-the next one over a donated cache. The answer is the one that `Engine` gives to a group of one.
+the next one over a donated cache.
 """
 
 import dataclasses
