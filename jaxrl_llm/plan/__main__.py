@@ -14,7 +14,6 @@ from jaxrl_llm.run.settings import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = Parser(
         prog="jaxrl-llm plan", description="Memory and time of a config on TPUs or GPUs, without having them."
     )
@@ -26,10 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     logging.set_verbosity(logging.WARNING)
     try:
-        fields, rest = fields_and_rest(arguments)
+        fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else arguments)
         given = parser.parse_args(rest)
-        config = loading.load(loading.find(given.config), fields)
-        made = plan(validate(config), given.topology, given.only)
+        made = plan(validate(loading.load(loading.find(given.config), fields)), given.topology, given.only)
     except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
     print(table(made))

@@ -1,7 +1,7 @@
 """The accelerators that a plan knows: their peaks, and devices to compile for without having one."""
 
-import contextlib
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,12 @@ from jaxrl_llm.ground import ranges
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peaks of one device: dense bfloat16 FLOP/s, bytes of memory, bytes/s of its memory and of all its links, one way.
+    """Peaks of one device."""
 
-    network is what all links of a device carry out of it: a collective over fewer links takes longer than a plan says.
-    """
-
-    flops: float
-    memory: float
-    bandwidth: float
-    network: float
+    flops: float  # per second, dense bfloat16
+    memory: float  # bytes
+    bandwidth: float  # bytes/s of the memory
+    network: float  # bytes/s that leave by all links: a collective over fewer links takes longer than a plan says
     source: str
 
 
@@ -82,10 +79,8 @@ def _tpus(topology: str) -> Sequence[Any]:
     # One process may compile beside others, and there is neither a metadata server nor a worker to ask.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    try:
-        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ImportError("compiling for a TPU needs libtpu: pip install jaxrl_llm[tpu]") from error
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError("compiling for a TPU needs libtpu: pip install jaxrl_llm[tpu]")
     try:
         return topologies.get_topology_desc(topology, "tpu").devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
@@ -96,8 +91,6 @@ def _gpus(count: str) -> Sequence[Any]:
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     if not count.isdigit():
         raise ValueError(f"topology='h100:{count}' must name a number of GPUs, for example h100:8")
-    with contextlib.suppress(ImportError):
-        import jax_cuda13_plugin  # noqa: F401  # pyright: ignore[reportMissingImports]
-
-        return topologies.get_topology_desc("", "cuda", target_config=_H100_TARGET, topology=f"1x1x{count}").devices
-    raise ImportError("compiling for an H100 needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        raise ImportError("compiling for an H100 needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")
+    return topologies.get_topology_desc("", "cuda", target_config=_H100_TARGET, topology=f"1x1x{count}").devices

@@ -56,10 +56,7 @@ def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Co
     """(everything outside loops of a run-time bound, one turn of the outermost such loops), for one device.
 
     Micro-batches and decode steps are such loops. A loop inside one of them (the refilling of slots) is not counted.
-
-    Args:
-      devices: how many run the program.
-      filled: the share of a grouped matmul's rows that hold a (token, expert) pair; its kernel skips the others.
+    `filled` is the share of a grouped matmul's rows that hold a (token, expert) pair; its kernel skips the others.
     """
     return _Reader(module, devices, filled).total(module.entry)
 
@@ -72,7 +69,6 @@ class _Reader:
         self.known: dict[str, tuple[Cost, Cost]] = {}
 
     def total(self, computation: Computation) -> tuple[Cost, Cost]:
-        """The costs of running a computation once."""
         if computation.name not in self.known:
             self.known[computation.name] = _summed(self._one(computation, i) for i in computation.instructions)
         return self.known[computation.name]
@@ -95,11 +91,13 @@ class _Reader:
             return Cost()
         read = [shape for name in i.operands for shape in inside.by_name[name].shapes]
         moved = _in_memory(read) + _in_memory(i.shapes)
-        if _kind(i) in _COLLECTIVES:
-            return self._collective(inside, i, _kind(i)) + Cost(bytes=moved)
+        kind = i.opcode.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            return self._collective(inside, i, kind) + Cost(bytes=moved)
         if i.opcode == "fusion":
             body = self.module.computations[i.called[0]]
-            edge = zip(_parameters(body), i.operands, strict=True)
+            parameters = sorted((p for p in body.instructions if p.opcode == "parameter"), key=lambda p: int(p.literal))
+            edge = zip(parameters, i.operands, strict=True)
             moved = sum(_read(body, parameter, inside.by_name[name]) for parameter, name in edge)
             return self._fused(i, body) + Cost(bytes=moved + _written(body, i))
         if i.opcode in ("dynamic-slice", "gather", "slice", "slice-start"):
@@ -120,10 +118,11 @@ class _Reader:
             cost += Cost(flops_of(body, i) or 0.0)
             if i.opcode == "fusion":
                 cost += self._fused(i, self.module.computations[i.called[0]])
-            if _kind(i) in _COLLECTIVES:
+            kind = i.opcode.removesuffix("-start")
+            if kind in _COLLECTIVES:
                 # XLA:TPU fuses an all-reduce with the slice that a device keeps of it.
                 scattered = "all-reduce-scatter" in body.name + fusion.name
-                cost += self._collective(body, i, "reduce-scatter" if scattered else _kind(i))
+                cost += self._collective(body, i, "reduce-scatter" if scattered else kind)
         return cost
 
     def _collective(self, inside: Computation, i: Instruction, kind: str) -> Cost:
@@ -139,7 +138,7 @@ class _Reader:
         return Cost(collectives={kind: (1.0, float(sent))})
 
     def _group(self, i: Instruction) -> int:
-        """How many devices take part together."""
+        """How many devices exchange with one another."""
         if named := re.search(r"replica_groups=\w*\[([^\]]*)\]\s*\{([^}]*)\}", i.attributes):  # mesh['a'=4,'b'=2] {'a'}
             sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
             return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
@@ -155,16 +154,8 @@ def _summed(costs: Iterable[tuple[Cost, Cost]]) -> tuple[Cost, Cost]:
     return once, turn
 
 
-def _kind(i: Instruction) -> str:
-    return i.opcode.removesuffix("-start")
-
-
 def _in_memory(shapes: Iterable[Shape]) -> float:
     return float(sum(s.bytes for s in shapes if not s.fast))
-
-
-def _parameters(body: Computation) -> list[Instruction]:
-    return sorted((i for i in body.instructions if i.opcode == "parameter"), key=lambda i: int(i.literal))
 
 
 def _read(body: Computation, parameter: Instruction, given: Instruction) -> float:
@@ -190,8 +181,8 @@ def _written(body: Computation, i: Instruction) -> float:
     for part, shape in zip(roots, i.shapes, strict=False):
         while part.opcode in ("bitcast", "reshape", "convert", "copy"):
             part = body.by_name[part.operands[0]]
-        if part.opcode == "dynamic-update-slice":
-            written += 0.0 if shape.fast else float(body.by_name[part.operands[1]].shapes[0].bytes)
+        if part.opcode == "dynamic-update-slice" and not shape.fast:
+            written += body.by_name[part.operands[1]].shapes[0].bytes
         else:
             written += _in_memory([shape])
     return written

@@ -12,7 +12,7 @@ _TRITON = re.compile(r'name = "grouped_(multiply|accumulate)"')  # of models/exp
 
 
 def flops_of(inside: Computation, i: Instruction) -> float | None:
-    """FLOPs of one instruction; None for a kernel that may compute much and does not say how much."""
+    """None for a kernel that may compute much and does not say how much."""
     if i.opcode == "custom-call":
         return _kernel(inside, i)
     if i.opcode not in ("dot", "convolution", "ragged-dot"):
@@ -62,10 +62,9 @@ def _kernel(inside: Computation, i: Instruction) -> float | None:
     q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul multiplies each row
     by the matrix of its group.
     """
-    target = i.attribute("custom_call_target").strip('"')
-    stated = re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes)
-    if stated:
+    if stated := re.search(r'cost_estimate":\{"flops":"?(\d+)', i.attributes):
         return float(stated[1])
+    target = i.attribute("custom_call_target").strip('"')
     arrays = [inside.by_name[name].shapes[0] for name in i.operands if inside.by_name[name].shapes]
     shapes = [array.dims for array in arrays]
     if grouped(i):

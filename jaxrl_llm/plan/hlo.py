@@ -21,11 +21,9 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|(?:true|false|branch)_computatio
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One array; fast: it is in on-chip memory (space 1), so that moving it takes no bandwidth of the main memory."""
-
     dtype: str
     dims: tuple[int, ...]
-    fast: bool = False
+    fast: bool = False  # in on-chip memory (space 1), so that moving it takes no bandwidth of the main memory
 
     @property
     def bytes(self) -> int:
@@ -36,19 +34,17 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """shapes: one of the result, or one of each part of a tuple. attributes: what follows the operands, as printed."""
-
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape, ...]  # of the result, or of each part of a tuple
     operands: tuple[str, ...]
-    attributes: str
+    attributes: str  # what follows the operands, as printed
     literal: str  # between the brackets: a constant's value, a parameter's number
 
     def attribute(self, key: str) -> str:
         """The value of `key=...`, without its braces; empty if it is not there."""
         match = re.search(rf"\b{key}=(?:\{{([^}}]*)\}}|([^,\s]+))", self.attributes)
-        return "" if match is None else match[1] if match[1] is not None else match[2]
+        return next((value for value in match.groups() if value is not None), "") if match else ""
 
     @property
     def called(self) -> list[str]:
@@ -109,8 +105,7 @@ def trip_count(module: Module, inside: Computation, loop: Instruction) -> int | 
     The compiler notes the number, or the condition is `i < n` (or `n > i`) with a constant n and start. A loop in the
     named scope `usually_once` counts as one turn.
     """
-    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
-    if known:
+    if known := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes):
         return int(known[1])
     if 'usually_once/while"' in loop.attributes:  # the rounds of expert_parallel.py
         return 1

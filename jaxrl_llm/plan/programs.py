@@ -20,22 +20,19 @@ from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState, state_shardings
+from jaxrl_llm.training.state import TrainBatch, state_shardings
 
 PROGRAMS = ("move", "rollout", "score", "update")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a step's work, with its cost on one device. tokens: of all devices; passes: its cost in forward passes.
-
-    A backward costs two forwards, so an update is 3 passes; a move computes nothing and is 0; everything else is 1.
-    """
+    """A part of a step's work."""
 
     name: str
-    cost: Cost
-    tokens: int
-    passes: int
+    cost: Cost  # on one device
+    tokens: int  # of all devices
+    passes: int  # in forwards: an update is 3, since a backward costs two; a move, which computes nothing, is 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,24 +63,22 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     run = build(s, devices)
     source = run.source
     mesh: Any = run.model.mesh
-    state = _abstract_state(run)
+    shapes = jax.eval_shape(run.state, run.model.shapes())
+    state = _placed(shapes, state_shardings(run.model, shapes))
     width, rows = s.task.prompt_length, s.rows
     length = width + s.answer_length
     groups = Groups(s.rollout.group_size, s.answer_length, np.full(rows, width))
     # Of one minibatch, with answers at their bound.
     layout = lay_out(np.arange(rows // s.updates.minibatches), np.full(rows, length), length, s.updates, groups)
     micro, trained = layout.index.shape[0], layout.index.size
-
-    def wanted(name: str) -> bool:
-        return not only or name in only
+    only = only or PROGRAMS
 
     def program(name: str, lower: Callable[[], jax.stages.Lowered], parts: Callable[[Cost, Cost], Any]) -> Program:
         start = time.monotonic()
-        compiled = lower().compile()
+        compiled: Any = lower().compile()
         seconds = time.monotonic() - start
-        memory: Any = compiled.memory_analysis()
-        text: Any = compiled.as_text()
-        costs = measure(parse(text), mesh.size, filled=1 / SLACK if mesh.shape["expert"] > 1 else 1.0)
+        memory = compiled.memory_analysis()
+        filled = 1 / SLACK if mesh.shape["expert"] > 1 else 1.0
         return Program(
             name=name,
             arguments=memory.argument_size_in_bytes,
@@ -91,7 +86,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             temporaries=memory.temp_size_in_bytes,
             code=memory.generated_code_size_in_bytes,
             seconds=seconds,
-            parts=tuple(parts(*costs)),
+            parts=tuple(parts(*measure(parse(compiled.as_text()), mesh.size, filled))),
         )
 
     def update(batch: TrainBatch) -> Program:
@@ -102,15 +97,15 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         )
 
     if not isinstance(source, Rollouts):
-        if wanted("update"):
+        if "update" in only:
             yield update(_abstract_given(run, rows, length, mesh))
         return
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
-    move = source.engine.lower_prepare(state.trained.policy) if wanted("move") else None
+    move = source.engine.lower_prepare(state.trained.policy) if "move" in only else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
-    if wanted("rollout"):
+    if "rollout" in only:
         yield program(
             "rollout",
             lambda: source.engine.lower(state.trained.policy, s.rollout.prompts, width),
@@ -118,22 +113,16 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         )
     trajectory = source.engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
     trajectory = _by_rows(trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32)), mesh)
-    if wanted("score") and not source.scorer.first_forward:
+    if "score" in only and not source.scorer.first_forward:
         yield program(
             "score",
             lambda: source.scorer.lower(state, trajectory, layout),
             lambda once, turn: [Part("score", once + turn * micro, trained, 1)],
         )
-    if wanted("update"):
+    if "update" in only:
         reference = state.policy if "ref_logprobs" in source.scorer.learner.objective.needs else None
         scored = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
         yield update(_by_rows(scored, mesh))
-
-
-def _abstract_state(run: Run) -> TrainState:
-    """Shapes and shardings of the training state."""
-    shapes = jax.eval_shape(run.state, run.model.shapes())
-    return _placed(shapes, state_shardings(run.model, shapes))
 
 
 def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:
@@ -146,7 +135,7 @@ def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:
 
 
 def _by_rows(shapes: Any, mesh: Any) -> Any:
-    """Arrays of a rollout, sharded by rows: the rollout leaves them so, and what comes from the host is laid so."""
+    """Sharded by rows: the rollout leaves its arrays so, and what comes from the host is laid so."""
     return _placed(shapes, jax.tree.map(lambda x: sharding.rollout_sharding(x, mesh), shapes))
 
 

@@ -1,7 +1,4 @@
-"""The figures of a compiled run: what each of its programs needs of a device, as a table for a terminal and as JSON.
-
-Memory, FLOPs, bytes, collectives, the time at the chip's peaks and what bounds it.
-"""
+"""The figures of a compiled run: what each of its programs needs of a device, as a table for a terminal and as JSON."""
 
 import dataclasses
 import json
@@ -21,8 +18,6 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The programs of a run, compiled for the devices of a topology."""
-
     topology: str
     chip: Chip
     mesh: tuple[int, ...]
@@ -59,14 +54,13 @@ def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
     """One JSON object for each part of a program; bytes, FLOPs and seconds are those of one device."""
     rows = []
     for program in compiled.programs:
-        sizes = {name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")}
         for part in program.parts:
             cost, line = part.cost, roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)
             rows.append(
                 {
                     "part": part.name,
                     "program": program.name,
-                    **sizes,
+                    **{name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")},
                     "memory_share": program.memory / compiled.chip.memory,
                     "compile_s": round(program.seconds, 1),
                     "tokens": part.tokens,
@@ -111,9 +105,8 @@ def table(compiled: Compiled) -> str:
             f"{p.name:9} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
             f"{p.code / _GIB:6.2f} {p.memory / compiled.chip.memory:10.0%} {p.seconds:10.0f}"
         )
-    heads = ("TFLOP", "x model", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "MFU")
+    lines += ["", "at peak    TFLOP x model GB moved GB sent compute ms memory ms network ms  MFU"]
     widths = (8, 8, 9, 8, 11, 10, 11, 5)
-    lines += ["", "at peak " + "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))]
     rows = as_rows(compiled)
     for r in rows:
         times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]

@@ -5,7 +5,6 @@ config hash). Orbax notices missing, extra and misshapen leaves but neither flip
 digests.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -83,12 +82,7 @@ def steps_of(workdir: str | Path) -> list[int]:
 
 
 class Checkpoints:
-    """The checkpoints of one DIR.
-
-    Args:
-      workdir: the run's DIR; checkpoints are in workdir/checkpoints.
-      keep: how many of the newest are kept.
-    """
+    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones."""
 
     def __init__(self, workdir: str | Path, keep: int = 1):
         self.folder = Path(workdir).absolute() / "checkpoints"
@@ -110,10 +104,10 @@ class Checkpoints:
         payload: dict[str, Any] = {"digests": digests(state), "extra": dict(extra)}
         payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
-        self._writing(functools.partial(self._manager.save, step, args=items))
+        self._writing(lambda: self._manager.save(step, args=items))
 
     def restore(
-        self, like: Any, step: int | None = None, note: Callable[[str], None] | None = None
+        self, like: Any, step: int | None = None, note: Callable[[str], None] = lambda line: None
     ) -> tuple[int, Any, dict[str, Any]]:
         """(step, state, extra) of the newest intact checkpoint, or of `step` and no other.
 
@@ -125,24 +119,23 @@ class Checkpoints:
           FileNotFoundError: there is no checkpoint, or none of `step`.
           ValueError: no candidate is intact and fits this model and optimizer.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps = sorted(self._manager.all_steps())
         if not steps:
             raise FileNotFoundError(f"no checkpoint in {self.folder}; train first with --workdir {self.folder.parent}")
         if step is not None and step not in steps:
             raise FileNotFoundError(
-                f"no checkpoint of step {step} in {self.folder}; there are {', '.join(map(str, sorted(steps)))}"
+                f"no checkpoint of step {step} in {self.folder}; there are {', '.join(map(str, steps))}"
             )
         wrong = []
-        for one in steps if step is None else [step]:
+        for one in reversed(steps) if step is None else [step]:
             try:
                 state, extra = self._restore(one, like)
             except Exception as error:
                 what = "is damaged or does not fit this model and optimizer"
                 wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
                 continue
-            if note is not None:
-                for reason in wrong:
-                    note(f"{reason}; going on from step {one}")
+            for reason in wrong:
+                note(f"{reason}; going on from step {one}")
             return one, state, extra
         remedy = "use the config that wrote it, or another --workdir"
         raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
@@ -160,17 +153,12 @@ class Checkpoints:
         state, payload = restored["state"], restored["payload"]
         if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
             raise ValueError("its payload differs from its digest")
-        different = [name for name, own in digests(state).items() if payload["digests"].get(name) != own]
-        if different:
+        if different := [name for name, own in digests(state).items() if payload["digests"].get(name) != own]:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
         return state, payload["extra"]
 
     def restore_part(self, like: Any, step: int) -> Any:
-        """Some leaves of the checkpoint of `step`.
-
-        Args:
-          like: the wanted leaves, as nested dicts of arrays or jax.ShapeDtypeStruct with shardings; the keys are those
-            of the saved state, the outermost its fields.
+        """Some leaves of the checkpoint of `step`: those of `like`, nested dicts by the fields and keys of the state.
 
         Raises:
           ValueError: a leaf is missing, of another shape or dtype, or not what was saved.
@@ -187,8 +175,7 @@ class Checkpoints:
         except Exception as error:  # Orbax raises exceptions of any type
             raise ValueError(f"checkpoint {self.folder / str(step)} cannot be read ({_line(error)})") from error
         own = {_plain_path(name): digest for name, digest in digests(restored["state"]).items()}
-        different = [name for name, digest in own.items() if saved.get(name) != digest]
-        if different:
+        if different := [name for name, digest in own.items() if saved.get(name) != digest]:
             raise ValueError(
                 f"checkpoint {self.folder / str(step)} is damaged or of another model: {', '.join(different[:3])} "
                 "differ from their digests"

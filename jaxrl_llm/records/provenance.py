@@ -29,10 +29,7 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
 
 
 def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
 
 
 def _commit() -> str | None:

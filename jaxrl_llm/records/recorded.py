@@ -12,11 +12,7 @@ from jaxrl_llm.records.run_log import read_json
 
 
 def read_record(workdir: str | Path) -> dict[str, Any] | None:
-    """config.json, if there is one.
-
-    Raises:
-        ValueError: it is not what a run writes.
-    """
+    """config.json, if there is one. Raises ValueError if it is not what a run writes."""
     record = read_json(Path(workdir) / "config.json")
     if record is not None and not (
         isinstance(record.get("config"), dict)
@@ -52,11 +48,7 @@ def recorded_config(workdir: str | Path) -> ConfigDict:
 
 
 def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
-    """(step, digest) of the newest checkpoint of a DIR: of its parameters and of the config that it belongs to.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """(step, digest) of the newest checkpoint of a DIR: of its parameters and of the config that it belongs to."""
     steps = steps_of(workdir)
     if not steps:
         raise FileNotFoundError(f"{workdir} holds no checkpoint of a run")

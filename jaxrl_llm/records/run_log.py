@@ -1,15 +1,12 @@
 """The files that a run writes into its DIR; the display on the terminal is in screen.py.
 
-    config.json     the configuration, its hash, commit, versions, device and core count
-    metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
-                    a number that is not finite
-    samples.jsonl   one JSON object an answer: {"step": 3, "prompt": ..., "answer": ..., "reward": ...}
-    events.out.*    scalars, values by layer, samples and configuration for TensorBoard (writers.py)
-    wandb/          the same for Weights & Biases, if it is on
-    result.json     written once, when the run is complete: its presence is what "finished" means
-
-A run that died between two checkpoints has written rows that the resumed run will write again. `RunLog.cut` removes
-them from every log, so that no step appears twice.
+config.json     the configuration, its hash, commit, versions, device and core count
+metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
+                a number that is not finite
+samples.jsonl   one JSON object an answer: {"step": 3, "prompt": ..., "answer": ..., "reward": ...}
+events.out.*    scalars, values by layer, samples and configuration for TensorBoard (writers.py)
+wandb/          the same for Weights & Biases, if it is on
+result.json     written once, when the run is complete: its presence is what "finished" means
 """
 
 import fcntl
@@ -50,11 +47,7 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The object in the file; None if there is no file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """The object in the file; None if there is no file. Raises ValueError if it holds something else."""
     path = Path(path)
     if not path.exists():
         return None
@@ -69,32 +62,27 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a .jsonl file, without a half-written last line; none if there is no file."""
-    path = Path(path)
-    return [json.loads(line) for line in _whole_lines(path.read_bytes())] if path.exists() else []
+    return [json.loads(line) for line in _whole_lines(path)] if Path(path).exists() else []
 
 
 def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as log:
         _append(log, [plain(row) for row in rows])
 
 
 def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     """Remove all rows but the wanted ones, and a half-written last line, from a .jsonl file if it exists."""
-    path = Path(path)
-    if path.exists():
-        lines = _whole_lines(path.read_bytes())
-        _replace(path, b"".join(line for line in lines if wanted(json.loads(line))))
+    if Path(path).exists():
+        _replace(Path(path), b"".join(line for line in _whole_lines(path) if wanted(json.loads(line))))
 
 
 class RunLog:
-    """The logs of one run, open for writing; use it as a context manager.
+    """The logs of one run in its DIR, open for writing; use it as a context manager.
+
+    With write=False, as on every host but the first, all methods do nothing.
 
     Args:
-        workdir: the run's DIR, made when missing.
-        total_steps: steps of the whole run, for the progress line.
-        stream: where progress is shown (see `Screen`); standard output by default.
-        write: False on every host but the first; all methods then do nothing.
+        stream: where progress is shown; standard output by default.
         wandb: the project of Weights & Biases that gets the run too; "" for none.
 
     Raises:
@@ -144,7 +132,7 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Flush and close everything; safe after an interrupt and safe to call twice."""
+        """Safe after an interrupt and safe to call twice."""
         self.screen.close()
         if self._write and not self._lock.closed:
             for log in (self._metrics, self._samples, *self._writers, self._lock):
@@ -187,7 +175,8 @@ class RunLog:
     def cut(self, step: int) -> None:
         """Remove every row later than `step` from every log, and half-written last lines.
 
-        Call it on resume with the step of the restored checkpoint, or with -1 when there is none.
+        Call it on resume with the step of the restored checkpoint, or with -1 when there is none: a run that died
+        between two checkpoints has written rows that the resumed run writes again.
         """
         if not self._write:
             return
@@ -212,5 +201,6 @@ def _replace(path: Path, content: bytes) -> None:
     os.replace(part, path)
 
 
-def _whole_lines(content: bytes) -> list[bytes]:
-    return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]
+def _whole_lines(path: str | os.PathLike[str]) -> list[bytes]:
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n") and line.strip()]

@@ -32,58 +32,51 @@ _SHORT = 0.2  # seconds of compilation that a step may have and still count for 
 
 
 class Screen:
-    """Progress of one run.
-
-    Args:
-        total_steps: of the whole run.
-        stream: standard output by default; a terminal gets the live display.
-        write: False on every host but the first: nothing is shown.
-    """
+    """Progress of one run on `stream`, by default standard output; nothing is shown with write=False."""
 
     def __init__(self, total_steps: int, *, stream: io.TextIOBase | None = None, write: bool = True):
         self.total_steps = total_steps
         self._stream: Any = sys.stdout if stream is None else stream
         self._write = write
-        terminal = write and self._stream.isatty()
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=False) if terminal else None
-        self._live: Live | None = None
         self._row: dict[str, Any] = {"step": 0}
         self._clock = _Clock(total_steps)
         self._compiling = ""
+        self._live: Live | None = None
+        if write and self._stream.isatty():
+            console = Console(file=self._stream, highlight=False, soft_wrap=False)
+            self._live = Live(get_renderable=self._display, console=console, refresh_per_second=4)
         if "jax" in sys.modules:  # otherwise nothing compiles here
             _listen()
         _OPEN.add(self)
 
     def note(self, text: str) -> None:
         """Show lines above the display."""
-        if self._console is not None:
-            self._console.print(Text(text), soft_wrap=True)
+        if self._live is not None:
+            self._live.console.print(Text(text), soft_wrap=True)
         elif self._write:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of a step, "step" among them, as they go to metrics.jsonl."""
-        if not self._write:
-            return
         self._row = dict(row)
         self._clock.step(row["step"])
-        if self._console is None:
+        if self._live is None:
             parts = [f"step {row['step']}/{self.total_steps}", *_numbers(row), self._clock.text()]
-            self.note("  ".join(part for part in parts if part))
+            self.note("  ".join(filter(None, parts)))
             return
-        live = self._started(self._console)
+        self._live.start()
         if any(name.startswith("eval/") for name in row):
             passed = "  ".join([f"step {row['step']}", *_numbers(row)])
-            self._console.print(Text(passed, no_wrap=True, overflow="ellipsis"))
-        live.refresh()
+            self._live.console.print(Text(passed, no_wrap=True, overflow="ellipsis"))
+        self._live.refresh()
 
     def compiled(self, event: str, seconds: float, name: str) -> None:
         """JAX reports that a program was lowered and is compiled next, or that it has been compiled."""
         if event.endswith("jaxpr_to_mlir_module_duration"):
             self._compiling = PHASES.get(name, self._compiling)
-            if self._compiling and self._console is not None:
-                self._started(self._console)
+            if self._compiling and self._live is not None:
+                self._live.start()
         elif event.endswith("backend_compile_duration"):
             self._compiling = "" if name in PHASES else self._compiling
             self._clock.compiled += seconds
@@ -98,13 +91,6 @@ class Screen:
         _OPEN.discard(self)
         if self._live is not None:
             self._live.stop()
-            self._live = None
-
-    def _started(self, console: Console) -> Live:
-        if self._live is None:
-            self._live = Live(get_renderable=self._display, console=console, refresh_per_second=4)
-            self._live.start()
-        return self._live
 
     def _display(self) -> Group:
         step = self._row["step"]

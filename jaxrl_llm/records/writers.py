@@ -71,8 +71,8 @@ class TensorBoard:
         self._writer.flush()
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
-        held_out = [row for row in rows if row.get("split") == "test"]
-        for name, some in (("samples/train", [row for row in rows if row not in held_out]), ("samples/test", held_out)):
+        for name, held_out in (("samples/train", False), ("samples/test", True)):
+            some = [row for row in rows if (row.get("split") == "test") == held_out]
             if some:  # TensorBoard renders Markdown; text that is indented stays as it is
                 text = "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in some)
                 self._writer.add_text(name, text, step)
@@ -99,11 +99,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases under the name of the DIR; the same DIR continues the same run.
-
-    Args:
-        project: its name there.
-        workdir: the DIR, which keeps the run's id in `wandb_id` and the offline files in `wandb/`.
+    """A run of Weights & Biases under the name of the DIR, which keeps its id in `wandb_id` and so continues it.
 
     Raises:
         ModuleNotFoundError: the package is not installed.

@@ -39,14 +39,11 @@ class Answers(flax.struct.PyTreeNode):
 
 
 class Slots(flax.struct.PyTreeNode):
-    """What each slot holds: its answer (b = free), the token that it sampled last, that token's index in the answer and
-    its position in the sequence; the cache's rows are slots."""
-
-    answer: Integer[Array, "slots"]
-    tokens: Integer[Array, "slots"]
-    index: Integer[Array, "slots"]
-    position: Integer[Array, "slots"]
-    cache: KVCache
+    answer: Integer[Array, "slots"]  # b = free
+    tokens: Integer[Array, "slots"]  # sampled last
+    index: Integer[Array, "slots"]  # of that token in the answer
+    position: Integer[Array, "slots"]  # of that token in the sequence
+    cache: KVCache  # a row for each slot
 
 
 class Decoder(flax.struct.PyTreeNode):
@@ -69,11 +66,9 @@ class Decoder(flax.struct.PyTreeNode):
         return len(self.limits) // len(self.lengths)
 
     def active(self, slots: Slots) -> Bool[Array, "slots"]:
-        """Which slots hold an answer that has not ended."""
         return slots.answer < len(self.limits)
 
     def no_answers(self) -> Answers:
-        """Empty arrays for all answers."""
         b, n, config = len(self.limits), self.max_new_tokens, self.model.config
         experts = logits = None
         if self.record_routing and config.num_moe_layers:
@@ -98,12 +93,6 @@ class Decoder(flax.struct.PyTreeNode):
 
     def step(self, answers: Answers, slots: Slots, prefix: Prefix | None = None) -> tuple[Answers, Slots]:
         """Feed every slot's last token and draw the next one; `prefix` holds the prompts that groups share."""
-        answers, slots, hidden = self._feed(answers, slots, prefix)
-        answers, answer, tokens = self.draw(answers, slots.answer, slots.index, hidden)
-        return answers, self.pin(slots.replace(answer=answer, tokens=tokens))
-
-    def _feed(self, answers: Answers, slots: Slots, prefix: Prefix | None) -> tuple[Answers, Slots, Array]:
-        """Run the model on each slot's last token; what follows it is at the next index."""
         position, logits = slots.position, answers.logits is not None
         if prefix is None:
             # A free slot idles at column 0, which costs no attention and is overwritten by its next answer.
@@ -125,16 +114,13 @@ class Decoder(flax.struct.PyTreeNode):
                 logits=record(answers.logits, out.routing.logits) if logits else None,
             )
         assert out.cache is not None
-        cache = out.cache.replace(prefix=None)
-        slots = slots.replace(cache=cache, index=slots.index + 1, position=slots.position + 1)
-        return answers, slots, out.hidden[:, 0]
+        cache, index = out.cache.replace(prefix=None), slots.index + 1
+        slots = slots.replace(cache=cache, index=index, position=slots.position + 1)
+        answers, answer, tokens = self.draw(answers, slots.answer, index, out.hidden[:, 0])
+        return answers, self.pin(slots.replace(answer=answer, tokens=tokens))
 
     def draw(self, answers: Answers, answer: Array, index: Array, hidden: Array) -> tuple[Answers, Array, Array]:
-        """Draw token `index` of each answer and record it.
-
-        Returns:
-          The answers, the answer that each slot holds now (b = free: it ended), and the tokens.
-        """
+        """Draw and record token `index` of each answer; returns what each slot holds then (b = free) and the tokens."""
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
         greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None

@@ -1,7 +1,4 @@
-"""The rollout engine: samples groups of answers to prompts and returns them as a `Trajectory`.
-
-`decoder.py` has one step of decoding, `loops.py` the two loops over it.
-"""
+"""The rollout engine: samples groups of answers to prompts and returns them as a `Trajectory`."""
 
 import dataclasses
 import functools
@@ -50,8 +47,8 @@ class Engine:
     def prepare(self, params: Params) -> Params:
         """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
 
-        `generate` takes them as often as needed and has nothing left to cut, cast or gather. If both meshes lay the
-        parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and casts.
+        If both meshes lay the parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and
+        casts them, each time.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
@@ -63,7 +60,7 @@ class Engine:
                 x.delete()
 
     def lower_prepare(self, params: Params) -> jax.stages.Lowered | None:
-        """The program of `prepare` for abstract parameters; None if nothing moves."""
+        """None if nothing moves."""
         return None if in_place(self.model, params) else _prepare.lower(self, _mesh_of(params), params)
 
     def generate(
@@ -79,11 +76,10 @@ class Engine:
 
         Args:
           params: from `prepare`, or from `Model.init` on the model's mesh; the latter are cast to the rollout dtype.
-          prompts: [p tp], left-aligned, padding right.
-          lengths: [p], tokens in each prompt, 1..tp.
-          uids: [p], what tells prompts apart: an answer depends on (key, uid, sample index), never on its place.
-          key: of this rollout.
-          limits: [b], the most tokens of each answer, 1..max_new_tokens; None: max_new_tokens for all.
+          prompts: left-aligned, padding right.
+          lengths: tokens in each prompt, 1..tp.
+          uids: what tells prompts apart: an answer depends on (key, uid, sample index), never on its place.
+          limits: the most tokens of each answer, 1..max_new_tokens; None: max_new_tokens for all.
 
         Returns:
           b = p * group_size rows in (prompt, sample) order, t = tp + max_new_tokens, whatever width was computed.
@@ -104,8 +100,7 @@ class Engine:
         return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """The program of `generate` for `count` prompts of at most `width` tokens, from the abstract parameters that
-        `prepare` would be given."""
+        """For `count` prompts of at most `width` tokens, from the abstract parameters that `prepare` would be given."""
         if not in_place(self.model, params):
             shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
             params = jax.tree.map(
@@ -121,7 +116,6 @@ class Engine:
         return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
 
     def decoder(self, params: Params, prompts: Array, lengths: Array, keys: Keys[Array, "b"], limits: Array) -> Decoder:
-        """The constants of one rollout; arguments as for `generate`, keys of `answer_keys`."""
         model, params = _by_layer(self, params)
         return Decoder(
             model=model,
@@ -176,7 +170,7 @@ def _prepare(engine: Engine, mesh: jax.sharding.Mesh, params: Params) -> Params:
 
 
 def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
-    """The model that samples, and its parameters layer by layer in the rollout's dtype, as `prepare` leaves them."""
+    """The model that samples, and its parameters in the rollout's dtype, as `prepare` leaves them."""
     model, rounded = as_sampler(engine.model, params, engine.dtype, engine.router)
     prepared = isinstance(params[model.config.kinds[0]], tuple)
     return model, params if prepared else model.unstack(rounded, model.config.compute_dtype)
@@ -186,7 +180,6 @@ def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
 def _generate(
     engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
 ) -> Trajectory:
-    """`Engine.generate` on the first `width` columns of the prompts, which hold all of them."""
     keys = answer_keys(key, uids, engine.group_size)
     decoder = engine.decoder(params, prompts[:, :width], lengths, keys, limits)
     trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
@@ -202,11 +195,8 @@ def _spread(mesh: jax.sharding.Mesh, trajectory: Trajectory) -> Trajectory:
 
 def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:
     """Put prompt and answer side by side, without a gap, in rows that hold the widest of `prompts`."""
-
-    def of_group(x: Array, axis: int = 0) -> Array:
-        return jnp.repeat(x, decoder.group, axis=axis)
-
-    prompts, start = of_group(prompts), of_group(decoder.lengths)
+    of_group = functools.partial(jnp.repeat, repeats=decoder.group)
+    prompts, start = of_group(prompts, axis=0), of_group(decoder.lengths, axis=0)
     bound, width = answers.tokens.shape[1], prompts.shape[1]
     count = answers.count[:, None]
     index = jnp.arange(width + bound)[None] - start[:, None]
@@ -215,12 +205,8 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
     final = jnp.take_along_axis(answers.tokens, count - 1, axis=1)[:, 0]
     in_prompt, fed = (m[None, :, :, None] for m in (index < 0, mask & (index < count - 1)))
 
-    def take(x: Array) -> Array:
-        return jnp.take_along_axis(x, at, axis=1)
-
-    def beside(prompt: Any, answer: Any, empty: int) -> Array:
-        """[l b t x] of the prompt's record [l p tp x] and the answer's [b n l x]."""
-        prompt = jnp.pad(of_group(prompt, 1), ((0, 0), (0, 0), (0, width + bound - prompt.shape[2]), (0, 0)))
+    def beside(prompt: Any, answer: Any, empty: int) -> Array:  # [l b t x] of [l p tp x] and [b n l x]
+        prompt = jnp.pad(of_group(prompt, axis=1), ((0, 0), (0, 0), (0, width + bound - prompt.shape[2]), (0, 0)))
         answer = jnp.take_along_axis(answer, at[:, :, None, None], axis=1).transpose(2, 0, 1, 3)
         return jnp.where(in_prompt, prompt, jnp.where(fed, answer, jnp.asarray(empty, prompt.dtype)))
 
@@ -230,10 +216,10 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
         record = Routing(beside(routing.experts, answers.experts, no_record(routing.experts)), logits)
     padded = jnp.pad(prompts, ((0, 0), (0, bound)))
     return Trajectory(
-        tokens=jnp.where(mask, take(answers.tokens), jnp.where(index < 0, padded, 0)),
+        tokens=jnp.where(mask, jnp.take_along_axis(answers.tokens, at, axis=1), jnp.where(index < 0, padded, 0)),
         segment_ids=(index < count).astype(jnp.int32),
         loss_mask=mask,
-        sampler_logprobs=jnp.where(mask, take(answers.logprobs), 0.0),
+        sampler_logprobs=jnp.where(mask, jnp.take_along_axis(answers.logprobs, at, axis=1), 0.0),
         truncated=~is_end(final, decoder.end_ids),
         routing=record,
     )

@@ -29,7 +29,6 @@ def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
 
 
 def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
-    """`decode` with all answers started at once."""
     count = len(decoder.limits)
     prompts, routing = decoder.prefill(jnp.zeros((), jnp.int32), len(decoder.lengths))
     prefix = Prefix(prompts.cache.keys, prompts.cache.values, decoder.lengths)
@@ -39,25 +38,20 @@ def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
     # The last token of an answer is never fed, so n - 1 columns hold the others.
     cache = kv_cache.empty(decoder.model.config, count, decoder.max_new_tokens - 1)
     slots = decoder.pin(Slots(answer, tokens, index, decoder.lengths[prompt], cache))
-
-    def unfinished(carry: tuple[Answers, Slots]) -> Array:
-        return jnp.any(decoder.active(carry[1]))
-
-    def step(carry: tuple[Answers, Slots]) -> tuple[Answers, Slots]:
-        return decoder.step(*carry, prefix)
-
-    return jax.lax.while_loop(unfinished, step, (answers, slots))[0], routing
+    answers, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(decoder.active(carry[1])), lambda carry: decoder.step(*carry, prefix), (answers, slots)
+    )
+    return answers, routing
 
 
 class _State(flax.struct.PyTreeNode):
-    """The carry of the loop that refills. queue: the first answer that has not started; prompts: those that the next
-    answers start from; routing: of all prompts prefilled so far, [l p tp k]."""
+    """The carry of the loop that refills."""
 
     answers: Answers
     slots: Slots
-    queue: Integer[Array, ""]
-    prompts: Prompts
-    routing: Routing | None
+    queue: Integer[Array, ""]  # the first answer that has not started
+    prompts: Prompts  # from which the next answers start
+    routing: Routing | None  # of all prompts prefilled so far, [l p tp k]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +63,7 @@ class _Refilled:
 
     @property
     def batch(self) -> int:
-        """How many slots are refilled at once: slots that wait for others are idle, but a refill has a cost."""
+        """How many slots are refilled at once: slots that wait are idle, but a refill has a cost."""
         return self.count if self.count == len(self.decoder.limits) else max(1, self.count // 8)
 
     @property

@@ -1,4 +1,4 @@
-"""How well a policy answers held-out prompts, with fixed keys: mean reward, exact match, pass@1 and pass@k."""
+"""How well a policy answers held-out prompts: mean reward, exact match, pass@1 and pass@k."""
 
 import dataclasses
 import math
@@ -24,9 +24,8 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, samples: int, k: int) -> floa
 class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
-    An answer is right when its reward is at least `task.solved`; the mean reward is reported too. Sampling uses
-    temperature 1, whatever the training rollout uses, and computes in the model's own dtype. Parameters that do not lie
-    as on the model's mesh are moved first.
+    An answer is right when its reward is at least `task.solved`. Sampling uses temperature 1, whatever the training
+    rollout uses, and computes in the model's own dtype.
     """
 
     model: Model
@@ -49,7 +48,7 @@ class Evaluator:
             "eval/pass_at_k": pass_at_k(right, self.samples, self.samples),
             "eval/k": self.samples,
         }
-        rows = [
+        return rates, [
             {
                 "prompt": prompt,
                 "greedy": texts[i][-1],
@@ -59,7 +58,6 @@ class Evaluator:
             }
             for i, prompt in enumerate(self.prompts["prompt"])
         ]
-        return rates, rows
 
     def pass_rate(self, params: Any) -> float:
         """Sampled pass@1."""
@@ -78,10 +76,9 @@ class Evaluator:
             dtype=self.model.config.dtype,
             record_routing=False,
         )
-        uids = batch["uid"].astype(np.uint32)
-        prepared = engine.prepare(params)
+        uids, prepared = batch["uid"].astype(np.uint32), engine.prepare(params)
         out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
         engine.release(prepared, params)
-        verified = verify(out, self.task, batch, group)
-        texts = verified.texts
-        return verified.rewards.reshape(-1, group), [texts[i : i + group] for i in range(0, len(texts), group)]
+        judged = verify(out, self.task, batch, group)
+        texts = [judged.texts[i : i + group] for i in range(0, len(judged.texts), group)]
+        return judged.rewards.reshape(-1, group), texts

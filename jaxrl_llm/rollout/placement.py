@@ -20,12 +20,8 @@ _Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh tha
 
 
 def places(model: Model, params: Params) -> dict[str, Any]:
-    """The sharding of each parameter on the model's mesh; parameters that are not the model's (a value head) are whole
-    on every device.
-
-    Args:
-      params: arrays or abstract shapes, stacked (`Model.init`) or by layer (`Model.unstack`).
-    """
+    """The sharding of each parameter on the model's mesh, stacked (`Model.init`) or by layer (`Model.unstack`);
+    parameters that are not the model's (a value head) are whole on every device."""
     mesh: Any = model.mesh
 
     def of(axes: Any, tree: Any) -> Any:
@@ -34,11 +30,9 @@ def places(model: Model, params: Params) -> dict[str, Any]:
         of_layer = jax.tree.map(lambda a: a[1:], axes, is_leaf=lambda a: isinstance(a, tuple))
         return tuple(sharding.shardings(of_layer, layer, mesh) for layer in tree)
 
-    axes, whole = model.axes(), sharding.replicated(mesh)
-    return {
-        name: of(axes[name], tree) if name in axes else jax.tree.map(lambda _: whole, tree)
-        for name, tree in params.items()
-    }
+    axes = model.axes()
+    whole = jax.tree.map(lambda _: sharding.replicated(mesh), dict(params))
+    return {name: of(axes[name], tree) if name in axes else whole[name] for name, tree in params.items()}
 
 
 def in_place(model: Model, params: Params) -> bool:

@@ -12,15 +12,12 @@ from jaxrl_llm.ground.declared import Block, declared
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Block, prefix="rollout."):
-    """Temperature, then top-k, then top-p, renormalised after each.
-
-    greedy_last: the last answer of each group is greedy, whatever the others are, so that one rollout measures both.
-    """
+    """Temperature, then top-k, then top-p, renormalised after each."""
 
     temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
     top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)
     top_p: float = declared(1.0, "1 keeps every token; likewise", above=0, most=1)
-    greedy_last: bool = False
+    greedy_last: bool = False  # the last answer of each group is greedy, so that one rollout measures both
 
     @property
     def greedy(self) -> bool:
@@ -41,19 +38,15 @@ def draw(
     sampling: Sampling,
     greedy: Bool[Array, "n"] | None = None,
 ) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
-    """One token a row and its log-prob; the randomness is fold_in(key of the answer, index of the token in it).
+    """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy).
 
     The draw is an exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), which picks i with probability p_i / sum p:
     it needs no normaliser, and a rounding of the logits changes the winner only at a near-tie.
 
     Args:
-      logits: float32.
-      keys: [n], of `answer_keys`.
+      keys: of `answer_keys`; the randomness is fold_in(key of the answer, index of the token in it).
       index: position of the token in its answer, from 0.
       greedy: rows that take the most probable token instead.
-
-    Returns:
-      tokens int32 and log-probs float32, of the distribution after temperature and cuts (0 when greedy).
     """
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
@@ -70,8 +63,7 @@ def draw(
     shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(shifted)
     keys = jax.vmap(jax.random.fold_in)(keys, index)
-    tiny = jnp.finfo(jnp.float32).tiny
-    uniform = jax.vmap(lambda k: jax.random.uniform(k, logits.shape[1:], minval=tiny))(keys)
+    uniform = jax.vmap(lambda k: jax.random.uniform(k, logits.shape[1:], minval=jnp.finfo(jnp.float32).tiny))(keys)
     choice = jnp.argmax(weights / -jnp.log(uniform), axis=-1)[:, None]
     logprobs = jnp.take_along_axis(shifted, choice, axis=-1)[:, 0] - jnp.log(jnp.sum(weights, axis=-1))
     tokens = (choice if order is None else jnp.take_along_axis(order, choice, axis=-1))[:, 0].astype(jnp.int32)

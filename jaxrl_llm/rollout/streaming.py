@@ -1,7 +1,7 @@
 """One answer at a time, streamed token by token as it is sampled, for a terminal.
 
 The prompt is prefilled at one of a few widths (powers of two), then one compiled step feeds the last token and draws
-the next one over a donated cache. The answer is the one that `Engine` gives to a group of one.
+the next one over a donated cache.
 """
 
 import dataclasses
@@ -42,11 +42,8 @@ class Streamer:
         return self.model.unstack(params, self.model.config.compute_dtype)
 
     def tokens(self, prepared: Params, prompt: Sequence[int], key: Key, uid: int = 0) -> Iterator[int]:
-        """The tokens of the answer to `prompt` (ids), the one that ends it included.
-
-        Args:
-          prepared: from `prepare`.
-          key, uid: the answer is that of `Engine.generate` with this key and this uid of the prompt.
+        """The tokens of the answer to `prompt` (ids), the one that ends it included: as `Engine.generate` samples it
+        with this key and this uid.
 
         Raises:
           ValueError: the prompt is empty.
@@ -54,8 +51,7 @@ class Streamer:
         if not prompt:
             raise ValueError("the prompt has no token, and the answer needs something to continue; give some text")
         width = max(_NARROWEST, 1 << (len(prompt) - 1).bit_length())
-        row = np.zeros((1, width), np.int32)
-        row[0, : len(prompt)] = prompt
+        row = np.pad(np.asarray(prompt, np.int32), (0, width - len(prompt)))[None]
         model, most = self.model, self.max_new_tokens
         engine = Engine(model, self.sampling, 1, most, self.end_ids, dtype=model.config.dtype, record_routing=False)
         keys, limits = answer_keys(key, jnp.array([uid], jnp.uint32), 1), jnp.full(1, most, jnp.int32)
@@ -71,7 +67,6 @@ class Streamer:
 
 @jax.jit
 def _first(decoder: Decoder) -> tuple[Answers, Slots]:
-    """Prefill the prompt and draw the first token."""
     zero, width = jnp.zeros(1, jnp.int32), decoder.prompts.shape[1]
     prompts, _ = decoder.prefill(zero[0], 1)
     answers, answer, tokens = decoder.draw(decoder.no_answers(), zero, zero, prompts.hidden)

@@ -14,11 +14,9 @@ from jaxrl_llm.tasks.verifiers import TIMEOUT, Verdict, submit
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """texts: the answers; rewards: float32, the task's own; errors: what went wrong with the verifier, else ""."""
-
-    texts: list[str]
-    rewards: Float[np.ndarray, "b"]
-    errors: list[str]
+    texts: list[str]  # of the answers
+    rewards: Float[np.ndarray, "b"]  # float32, the task's own
+    errors: list[str]  # what went wrong with the verifier, else ""
 
     @property
     def timeouts(self) -> int:
@@ -40,11 +38,7 @@ class Answered:
     verdicts: "concurrent.futures.Future[list[Verdict]]"
 
     def finish(self) -> Verified:
-        """Wait for the verifiers of all processes.
-
-        Raises:
-          ValueError: the task's verifier cannot run in a worker process.
-        """
+        """Wait for the verifiers of all processes; ValueError: the task's cannot run in a worker process."""
         own: list[tuple[str, float, str]] = [(text, 0.0, "") for text in self.texts]
         for i, verdict in zip(self.asked, self.verdicts.result(), strict=True):
             own[i] = (self.texts[i], verdict.reward, verdict.error)
@@ -55,21 +49,18 @@ class Answered:
 def begin(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Answered:
     """Decode the answers and hand them to the verifier; an isolated one runs while the devices do other work.
 
-    The verifier does not see an answer that was cut off by its bound (unless `task.verify_truncated`), nor one with
-    U+FFFD in its text, which stands for an unknown id or for bytes that are not UTF-8: both get 0.
+    It does not see an answer that was cut off by its bound (unless `task.verify_truncated`), nor one with U+FFFD in its
+    text, which stands for an unknown id or for bytes that are not UTF-8: both get 0.
     """
-    arrays = (trajectory.tokens, trajectory.loss_mask, trajectory.truncated)
-    tokens, mask, truncated = processes.fetch(arrays)
+    tokens, mask, truncated = processes.fetch((trajectory.tokens, trajectory.loss_mask, trajectory.truncated))
     own = processes.share(len(tokens))
     texts = [task.tokenizer.decode(tokens[i][mask[i]].tolist()) for i in own]
-    fields = list(zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True))
-    asked, questions = [], []
+    asked = {}
     for place, (i, text) in enumerate(zip(own, texts, strict=True)):
         if UNKNOWN not in text and (task.verify_truncated or not truncated[i]):
-            prompt, gold, row = fields[i // group_size]
-            asked.append(place)
-            questions.append((prompt, text, gold, row))
-    return Answered(mask.sum(1), truncated, texts, asked, submit(task, questions))
+            group = i // group_size
+            asked[place] = (prompts["prompt"][group], text, prompts["answer"][group], prompts["row"][group])
+    return Answered(mask.sum(1), truncated, texts, list(asked), submit(task, list(asked.values())))
 
 
 def verify(trajectory: Trajectory, task: Task, prompts: PromptBatch, group_size: int) -> Verified:
