@@ -27,7 +27,6 @@ _TINY = dict(
     moe_intermediate_size=32,
     rope_theta=10_000.0,
 )
-_WIDTH = 80
 
 
 def declared_fields() -> dict[str, Declaration]:
@@ -64,4 +63,4 @@ def field_help() -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False)
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 6, break_on_hyphens=False)

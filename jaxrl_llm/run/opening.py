@@ -33,10 +33,7 @@ def parameter_counts(model: Model) -> tuple[int, int]:
 def opening(
     settings: Settings, model: Model, sampler: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]
 ) -> str:
-    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters.
-
-    sampler: the model on the mesh of rollouts.
-    """
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
@@ -84,10 +81,10 @@ def _mesh(model: Model) -> str:
 
 def _rewards(settings: Settings) -> list[str]:
     """The parts of the sum that rewards are, none where it is the verifier alone."""
-    weights, path = settings.rewards.weights, settings.rewards.reward_model
+    weights = settings.rewards.weights
     if weights == {"verifier": 1.0}:
         return []
-    names = {"reward_model": f"reward_model ({path})"}
+    names = {"reward_model": f"reward_model ({settings.rewards.reward_model})"}
     return [f"{weight:g} {names.get(name, name)}" for name, weight in weights.items()]
 
 
@@ -108,24 +105,13 @@ def closing(workdir: str | os.PathLike[str]) -> str:
 
 def finished(workdir: str | os.PathLike[str], planned: int) -> str:
     """What a DIR with all its `planned` steps reached, "" for one that is not finished."""
-    result = read_json(Path(workdir) / "result.json")
-    if result is None:
-        return ""
-    rows = read_rows(Path(workdir) / "metrics.jsonl")
+    result, rows = read_json(Path(workdir) / "result.json"), read_rows(Path(workdir) / "metrics.jsonl")
     steps = max((row["step"] for row in rows), default=0)
-    if steps < planned:
+    if result is None or steps < planned:
         return ""
     names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
     reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
     return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
-
-
-def say_finished(workdir: str | os.PathLike[str], planned: int) -> bool:
-    """Whether the DIR is finished; if so, print what it reached and what comes next."""
-    reached = finished(workdir, planned)
-    if reached:
-        print(f"{reached}\n{closing(workdir)}")
-    return bool(reached)
 
 
 def _count(n: int) -> str:
