@@ -108,15 +108,12 @@ class Histogram(flax.struct.PyTreeNode):
         weights = where.ravel().astype(jnp.float32)
         return cls(jnp.zeros(len(_EDGES) - 1, jnp.float32).at[bins].add(weights))
 
-    def quantile(self, q: float) -> float:
+    def values(self) -> dict[str, Any]:
         counts = np.asarray(self.counts, np.float64)
         if counts.sum() == 0:
-            return float("nan")
-        i = min(int(np.searchsorted(np.cumsum(counts), q * counts.sum())), len(counts) - 1)
-        return float(np.exp((_EDGES[i] + _EDGES[i + 1]) / 2))
-
-    def values(self) -> dict[str, Any]:
-        return {"": self.quantile(0.99)}
+            return {"": np.nan}
+        i = min(int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum())), len(counts) - 1)
+        return {"": np.exp((_EDGES[i] + _EDGES[i + 1]) / 2)}
 
 
 Metric = Mean | Maximum | Moments | ExplainedVariance | Histogram

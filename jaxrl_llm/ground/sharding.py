@@ -67,8 +67,8 @@ def make_mesh(
             f"{given} takes {needed} of {visible} devices, and all {jax.process_count()} processes must take part with "
             f"all of theirs; set a size of {field} to -1"
         )
-    devices = devices[: math.prod(sizes)]
-    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    grid = np.asarray(devices[: math.prod(sizes)]).reshape(sizes)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:

@@ -111,12 +111,11 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
     """Bytes that one device of the mesh may hold; CPU devices share the machine's memory."""
-    device = mesh.devices.flat[0]
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    device = (here or mesh.devices.flat)[0]
     if device.platform == "cpu":
-        here = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(here, 1)
-    local = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), device)
-    return (local.memory_stats() or {}).get("bytes_limit")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(len(here), 1)
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:

@@ -44,7 +44,7 @@ def gsm8k() -> str:
 def checkpoint(model: Mapping[str, Any]) -> str:
     """A folder in the Hugging Face layout: random parameters of the architecture that a config's `model` block sets.
 
-    Its byte-level BPE tokenizer with a chat template is trained on the questions of `gsm8k`; the vocabulary is its size.
+    Its byte-level BPE tokenizer with a chat template is trained on the questions of `gsm8k` and sets the vocabulary.
     """
     fields = {name: value for name, value in model.items() if value is not None and name not in _NOT_STORED}
     return str(_made("checkpoint", fields, lambda folder: _write_checkpoint(folder, fields)))
