@@ -55,8 +55,9 @@ class Run:
 
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
-        s, own = self.settings, self.sampler == self.model
+        s = self.settings
         evaluated_on = {"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length}
+        other = {} if self.sampler == self.model else {"mesh": str(self.sampler.mesh)}
         params = warm_start(
             self.model,
             s.task,
@@ -64,7 +65,7 @@ class Run:
             data_dir=s.data_dir,
             pretrained=s.pretrained,
             evaluate=self.evaluator.pass_rate,
-            evaluated_on=evaluated_on if own else {**evaluated_on, "mesh": str(self.sampler.mesh)},
+            evaluated_on=evaluated_on | other,
             log=log,
         )
         return self.blank().replace(base=params) if s.lora.rank else self.state(params)
@@ -92,10 +93,8 @@ class Run:
     def memory(self) -> Memory:
         """What training needs of each device."""
         found = self.reward_model()
-        state = jax.eval_shape(self.blank)
-        return needed(
-            self.settings, self.learner, self.sampler, state, 0 if found is None else sharding.local_bytes(found.shapes)
-        )
+        judge = 0 if found is None else sharding.local_bytes(found.shapes)
+        return needed(self.settings, self.learner, self.sampler, jax.eval_shape(self.blank), judge)
 
     def reward_model(self) -> RewardModel | None:
         """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it."""

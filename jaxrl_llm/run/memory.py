@@ -83,10 +83,7 @@ _REMEDIES = {
 
 
 def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0) -> Memory:
-    """What a run of these settings needs.
-
-    sampler: the model on the mesh of rollouts. state: its shapes do. reward_model: bytes on each device.
-    """
+    """What a run of these settings needs; sampler: the model on the mesh of rollouts, reward_model: its bytes."""
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
     saved, where = state.saved(), state_shardings(learner.model, state, axes).saved()

@@ -12,7 +12,7 @@ import jax
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
 from jaxrl_llm.records.run_log import read_json, read_rows
-from jaxrl_llm.run.memory import Memory
+from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.settings import Settings
 
 _INDENT = f"\n{'':<11}"
@@ -30,10 +30,9 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     return total, round(total - idle)
 
 
-def opening(
-    settings: Settings, model: Model, sampler: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]
-) -> str:
+def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
     """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
+    settings, model, sampler = run.settings, run.model, run.sampler
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
@@ -48,8 +47,8 @@ def opening(
         "model": size,
         "trained": _adapters(settings, model),
         "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
-        "memory": _INDENT.join(memory.lines()),
-        "data": _INDENT.join(textwrap.wrap(data, 69)),
+        "memory": _INDENT.join(run.memory().lines()),
+        "data": _INDENT.join(textwrap.wrap(run.data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
         "rewards": _INDENT.join(folded(_rewards(settings), " + ")),

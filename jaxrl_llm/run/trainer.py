@@ -32,7 +32,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
-    log.note(opening(settings, run.model, run.sampler, run.memory(), run.data, log.workdir))
+    log.note(opening(run, log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state = run.start(log.note)
     run = run.started(state, log.workdir / "reference")
