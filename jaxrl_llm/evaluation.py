@@ -80,16 +80,14 @@ def _answers(policy: LoadedPolicy, target: TaskSettings, given: argparse.Namespa
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:
         print(_readable(row, task.solved))
-    result: dict[str, Any] = {"prompts": len(rows)}
-    result |= {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    return result | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
+    rewards = {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
+    return {"prompts": len(rows)} | rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
 
 
 def _pairs(policy: LoadedPolicy, given: argparse.Namespace) -> dict[str, Any]:
     """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
-    run = policy.run
-    assert run is not None
-    metrics, rows = run.source.started(None, given.workdir / "reference").evaluate(policy.state)
+    assert policy.run is not None
+    metrics, rows = policy.run.source.started(None, given.workdir / "reference").evaluate(policy.state)
     for row in rows[: given.show]:
         print("{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row))
     return metrics

@@ -51,17 +51,12 @@ def export(policy: LoadedPolicy, folder: Path) -> None:
         FileExistsError: the folder holds a checkpoint already.
         ValueError: no published family computes this model, or its tokenizer has no tokenizer.json.
     """
-    settings = None if policy.run is None else policy.run.settings
-    pretrained = "" if settings is None else settings.pretrained
+    pretrained = "" if policy.run is None else policy.run.settings.pretrained
     published = read_published(pretrained) if pretrained else Published({}, {})
-    if not _has_tokenizer(published, pretrained, policy.tokenizer):
-        published = _with_tokenizer(published, policy.tokenizer)
+    own = policy.tokenizer  # which the run may have taken from elsewhere
+    if "tokenizer.json" not in published.files or tasks.load_tokenizer(pretrained).fingerprint != own.fingerprint:
+        published = _with_tokenizer(published, own)
     save_pretrained(policy.params, policy.model.config, folder, published=published)
-
-
-def _has_tokenizer(published: Published, path: str, tokenizer: tasks.Tokenizer) -> bool:
-    """Whether the checkpoint's tokenizer files belong to the tokenizer that the policy was trained with."""
-    return "tokenizer.json" in published.files and tasks.load_tokenizer(path).fingerprint == tokenizer.fingerprint
 
 
 def _with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:

@@ -17,8 +17,6 @@ from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
 from jaxrl_llm.tasks import Prompting, TextTokenizer
 
-_LENGTH = 512  # tokens of an answer of a published checkpoint, unless --max-tokens says otherwise
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
@@ -58,7 +56,7 @@ class Talker:
         settings = None if policy.run is None else policy.run.settings
         self.tokenizer = policy.tokenizer
         self.prompting = Prompting() if settings is None else settings.task.prompting
-        length = max_tokens if max_tokens is not None else _LENGTH if settings is None else settings.answer_length
+        length = max_tokens if max_tokens is not None else 512 if settings is None else settings.answer_length
         within("--seed", seed, 0, 2**32 - 1)
         self._key, self._answers = jax.random.key(seed), 0
         self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids)

@@ -11,7 +11,7 @@ from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.fields import field_help
-from jaxrl_llm.run.opening import say_finished
+from jaxrl_llm.run.opening import closing, finished
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.run.trainer import train
 
@@ -42,7 +42,8 @@ def _run(arguments: list[str]) -> int:
             start_up.start_jax()
             start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
             run_dir.check(given.workdir, config, restart=given.restart)
-            if not given.restart and say_finished(given.workdir, settings.steps):
+            if not given.restart and (reached := finished(given.workdir, settings.steps)):
+                print(f"{reached}\n{closing(given.workdir)}")
                 return 0
             run, first = build(settings), start_up.is_first()
             run.memory().check()

@@ -28,9 +28,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are one line with exit code 2, and a near miss is named."""
 
     def __init__(self, *, epilog: str = "", **keywords: Any):
-        kind = argparse.RawDescriptionHelpFormatter
-        epilog = f"{epilog}\n\n{EXIT_CODES}".lstrip()
-        super().__init__(epilog=epilog, allow_abbrev=False, formatter_class=kind, **keywords)
+        keywords |= {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(epilog=f"{epilog}\n\n{EXIT_CODES}".lstrip(), **keywords)
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(complain(ValueError(f"{message}; see --help"), REFUSED))
@@ -46,11 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def fields_and_rest(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """([("block.field", "value"), ...], the other arguments) of a command line.
-
-    Raises:
-        ValueError: a field has no value.
-    """
+    """([("block.field", "value"), ...], the other arguments) of a command line; raises ValueError without a value."""
     fields, rest, waiting = [], [], list(arguments)
     while waiting:
         argument = waiting.pop(0)

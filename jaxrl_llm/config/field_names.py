@@ -22,12 +22,8 @@ _ELSEWHERE = {
 def unknown_field(path: str, known: Iterable[str]) -> str:
     """ "config has no field 'optimizer.lr'; did you mean 'optimizer.learning_rate'?"
 
-    Looks for the word in other blocks, for words of which it is the initials, for names of other libraries, and last
-    for a near miss, first among the fields of its block.
-
-    Args:
-        path: `field` or `block.field`, as it was typed.
-        known: all fields, in the same form.
+    Looks for the word in other blocks, for names of other libraries, for words of which it is the initials, and last
+    for a near miss, first among the fields of its block. Both arguments have the form `field` or `block.field`.
     """
     known = list(known)
     block, _, word = path.rpartition(".")
@@ -45,7 +41,7 @@ def _meant(word: str, fields: list[str]) -> str:
     names = {field: field.rpartition(".")[2] for field in fields}
     same = [field for field, name in names.items() if name == word]
     initials = [field for field, name in names.items() if "".join(part[0] for part in name.split("_")) == word]
-    elsewhere = [field for field in [_ELSEWHERE.get(word)] if field in names]
-    near = difflib.get_close_matches(word, list(names.values()), n=1)
+    elsewhere = [field for field in names if field == _ELSEWHERE.get(word)]
+    near = difflib.get_close_matches(word, names.values(), n=1)
     meant = same or elsewhere or initials or [field for field, name in names.items() if name in near]
     return f"did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else ""

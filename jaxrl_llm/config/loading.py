@@ -36,25 +36,17 @@ class Source:
     recipe: str = ""  # objective.name, if it is not the file's
 
 
-def own_configs() -> list[str]:
-    """Names of the package's own configs."""
-    return sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
-
-
 def find(name: str) -> Source:
-    """The source that NAME[:variant] stands for: a file, one of the package's own configs, or base with a recipe.
-
-    Raises:
-        FileNotFoundError: there is no such file, config or recipe.
-    """
+    """The source that NAME[:variant] stands for; raises FileNotFoundError if there is none."""
     given, _, variant = name.partition(":")
     path = Path(given)
     if path.suffix == ".py" and path.is_file():
         return Source(str(path.absolute()), variant)
-    own, base = own_configs(), (CONFIGS / "base.py").absolute()
+    own = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
     bare = path.stem if path.suffix in ("", ".py") and path.parent in (Path(), Path("configs")) else ""
     if bare in own:
         return Source(str((CONFIGS / f"{bare}.py").absolute()), variant)
+    base = (CONFIGS / "base.py").absolute()
     recipes = load_module(base).objectives.names()  # base.py knows the objectives, this room does not
     if bare in recipes:
         return Source(str(base), variant, recipe=bare)
@@ -98,11 +90,7 @@ def _task_name(config: ConfigDict) -> Any:
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run a file of configs, sweeps or tasks as a module of its own.
-
-    Raises:
-        ValueError: it does not run; the message has the line.
-    """
+    """Run a file of configs, sweeps or tasks as a module of its own; raises ValueError, with the line, if it fails."""
     _offer_configs()
     path = path.resolve()
     if str(path.parent) not in sys.path:
@@ -110,8 +98,7 @@ def load_module(path: Path) -> ModuleType:
     name = f"file:{path}"  # one name per file, so that the same file may register its tasks and objectives again
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     with one_line(path):  # from the text: bytecode that Python keeps is stale where a file is edited twice in a second
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     return module

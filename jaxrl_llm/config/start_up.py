@@ -1,8 +1,4 @@
-"""What a process does before its first computation: compilation cache, memory that is kept, other processes.
-
-`start_jax` lets glibc's malloc keep the memory that a step frees: the next step need not fault it in anew. `join`
-brings the processes of a run together, and `leave` ends one that failed.
-"""
+"""What a process does before its first computation: compilation cache, memory that is kept, other processes."""
 
 import argparse
 import ctypes
@@ -20,10 +16,9 @@ from jaxrl_llm.ground.machine import cache_folder
 
 
 def start_jax() -> None:
-    """Turn the compilation cache on, and keep freed memory.
+    """Keep freed memory, and turn the compilation cache on, in the user's cache folder.
 
-    The cache is in the user's cache folder. JAX's own environment variables decide where they are set:
-    JAX_COMPILATION_CACHE_DIR and those of `_CACHE`, in capitals.
+    JAX's own environment variables go first: JAX_COMPILATION_CACHE_DIR, and those of `_CACHE` in capitals.
     """
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
@@ -126,12 +121,10 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
     try:
         jax.distributed.initialize(
-            *place,
-            initialization_timeout=start_timeout_s,
-            heartbeat_timeout_seconds=heartbeat_timeout_s,
+            *place, initialization_timeout=start_timeout_s, heartbeat_timeout_seconds=heartbeat_timeout_s
         )
     except ValueError as error:
-        if not named and not launched:
+        if not (named or launched):
             return  # a TPU host of its own
         raise ValueError(f"the processes cannot join ({error}); see docs/several_processes.md") from error
     uncaught = sys.excepthook

@@ -14,11 +14,7 @@ _GONE = {("replay", "mode", "PR2"): "ae394b4"}
 
 
 def as_today(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The config that the file `where` records, with the fields of today.
-
-    Raises:
-        ValueError: it makes a choice that has left.
-    """
+    """The config that the file `where` records, with the fields of today; raises ValueError for a choice that left."""
     out = _copy(config)
     for (block, field, choice), commit in _GONE.items():
         if out.get(block, {}).get(field) == choice:

@@ -13,23 +13,7 @@ at run time they cost nothing.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
-
-__all__ = [
-    "Array",
-    "Bool",
-    "Float",
-    "Int",
-    "Integer",
-    "Key",
-    "Mask",
-    "Params",
-    "PerAnswer",
-    "PerToken",
-    "SegmentIds",
-    "Shaped",
-    "Tokens",
-]
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped  # noqa: F401 (others take them from here)
 
 Params = Mapping[str, Any]  # a plain pytree of arrays
 Key = PRNGKeyArray

@@ -28,8 +28,7 @@ def declared(
     schedule: str = declared("constant", among=("constant", "linear", "cosine"))
     replay: str = declared("off", among={"off": "", "R2": "of the scoring pass", "R3": "of the rollout"})
 
-    Args:
-      limits: least, above, most and below, as `in_range` takes them.
+    limits: least, above, most and below, as `in_range` takes them.
     """
     choices = among if isinstance(among, Mapping) else dict.fromkeys(among, "")
     metadata = {"meaning": meaning, "among": choices, "limits": limits}
@@ -70,13 +69,9 @@ class Declaration(NamedTuple):
         return " | ".join(f"{choice} ({what})" if what else choice for choice, what in self.among.items())
 
     def read(self, name: str, text: str) -> Any:
-        """The value that a text on the command line stands for.
+        """The value that a text on the command line stands for; raises ValueError if it is of another type.
 
-        A kind that no config declares (`object`, of a task's option that is not in the config) may be any literal or
-        word.
-
-        Raises:
-          ValueError: the text is not of the field's type.
+        Of the kind `object`, a task's option that is not in the config, it may be any literal or word.
         """
         if self.kind is str:
             return text
@@ -91,8 +86,7 @@ class Declaration(NamedTuple):
     def typed(self, name: str, value: Any, shown: str = "") -> Any:
         """The value as the field's type: an int may stand for a float and a list for a tuple.
 
-        Raises:
-          ValueError: it is of another type; the message shows it as `shown`.
+        Raises ValueError for any other type; the message shows the value as `shown`.
         """
         if value is None and self.optional:
             return None
@@ -107,15 +101,13 @@ class Declaration(NamedTuple):
         return value
 
     def checked(self, name: str, value: Any) -> Any:
-        """As `typed`, and within the declared range or choices.
-
-        Raises:
-          ValueError: the value is of another type, out of range or none of the choices.
-        """
+        """As `typed`; raises ValueError, too, for a value out of range or none of the choices."""
         value = self.typed(name, value)
-        if self.limits and value is not None:
+        if value is None:
+            return None
+        if self.limits:
             in_range(name, value, self.meaning, **self.limits)
-        if self.among and value is not None:
+        if self.among:
             one_of(name, value, self.among)
         return value
 
@@ -149,8 +141,7 @@ def _field(cls: type, name: str) -> dataclasses.Field[Any]:
 def declaration(cls: type, name: str) -> Declaration:
     """The declaration of one field of a dataclass; a plain `clip_low: float = 0.2` is one without a meaning.
 
-    Raises:
-      ValueError: the field's type is none that a config can hold.
+    Raises ValueError for a type that no config can hold.
     """
     field, hint = _field(cls, name), typing.get_type_hints(cls)[name]
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

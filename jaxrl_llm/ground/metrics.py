@@ -1,12 +1,11 @@
 """Metrics that merge exactly over micro-batches, minibatches and devices.
 
-A metric is one of a few small pytrees: `Mean` (total, count), `Maximum`, `Moments` and `EffectiveSize` (count, sum x,
-sum x^2), `ExplainedVariance` (two `Moments`) and `Histogram` (counts in fixed bins, from which a quantile is read). All
-are sums except the maximum, so that any split of a batch gives the same number. Nothing is divided before `finalize`,
-which runs on the host. The fields are untyped because trees of metrics also carry host arrays, abstract shapes and
-shardings.
+A metric is a small pytree of sums (of one maximum in `Maximum`), so that any split of a batch gives the same number.
+Nothing is divided before `finalize`, which runs on the host. The fields are untyped because trees of metrics also carry
+host arrays, abstract shapes and shardings.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,16 +108,12 @@ class Histogram(flax.struct.PyTreeNode):
         weights = where.ravel().astype(jnp.float32)
         return cls(jnp.zeros(len(_EDGES) - 1, jnp.float32).at[bins].add(weights))
 
-    def quantile(self, q: float) -> float:
+    def values(self) -> dict[str, Any]:
         counts = np.asarray(self.counts, np.float64)
         if counts.sum() == 0:
-            return float("nan")
-        i = int(np.searchsorted(np.cumsum(counts), q * counts.sum()))
-        i = min(i, len(counts) - 1)
-        return float(np.exp((_EDGES[i] + _EDGES[i + 1]) / 2))
-
-    def values(self) -> dict[str, Any]:
-        return {"": self.quantile(0.99)}
+            return {"": np.nan}
+        i = min(int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum())), len(counts) - 1)
+        return {"": np.exp((_EDGES[i] + _EDGES[i + 1]) / 2)}
 
 
 Metric = Mean | Maximum | Moments | ExplainedVariance | Histogram
@@ -131,27 +126,24 @@ def _combine(metric: Metric, reduce_sum: Any, reduce_max: Any) -> Metric:
 
 def combine(a: Metrics, b: Metrics) -> dict[str, Metric]:
     """Merge two sets of the same metrics inside a jitted loop."""
-    stacked = {name: jax.tree.map(lambda x, y: jnp.stack([x, y]), m, b[name]) for name, m in a.items()}
-    return {name: _combine(m, lambda x: jnp.sum(x, 0), lambda x: jnp.max(x, 0)) for name, m in stacked.items()}
+    return _merged((a, b), jnp)
 
 
 def identity(shapes: Metrics) -> dict[str, Metric]:
     """The neutral element of `combine` for metrics of these shapes (arrays or jax.ShapeDtypeStruct)."""
-
-    def filled(fill: float) -> Any:
-        return lambda x: jnp.full(x.shape, fill, x.dtype)
-
-    return {name: _combine(m, filled(0.0), filled(-jnp.inf)) for name, m in shapes.items()}
+    lowest = functools.partial(jnp.full_like, fill_value=-jnp.inf)
+    return {name: _combine(m, jnp.zeros_like, lowest) for name, m in shapes.items()}
 
 
 def merge(many: Sequence[Metrics]) -> dict[str, Metric]:
     """Merge metrics of several minibatches; a key may be missing in some of them."""
+    return _merged(many, np)
+
+
+def _merged(many: Sequence[Metrics], numpy: Any) -> dict[str, Metric]:
     names = dict.fromkeys(name for metrics in many for name in metrics)
-    stacked = {
-        name: jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *[m[name] for m in many if name in m])
-        for name in names
-    }
-    return {name: _combine(m, lambda x: np.sum(x, 0), lambda x: np.max(x, 0)) for name, m in stacked.items()}
+    stacked = {name: jax.tree.map(lambda *xs: numpy.stack(xs), *[m[name] for m in many if name in m]) for name in names}
+    return {name: _combine(m, lambda x: numpy.sum(x, 0), lambda x: numpy.max(x, 0)) for name, m in stacked.items()}
 
 
 def finalize(metrics: Metrics) -> dict[str, float | list[float]]:

@@ -27,8 +27,7 @@ def gather(own: Sequence[Any]) -> list[Any]:
     content = np.frombuffer(json.dumps(list(own)).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(content.size))
     width = 1 << int(max(sizes) - 1).bit_length()  # powers of two: few sizes, each of which compiles once
-    padded = np.pad(content, (0, width - content.size))
-    rows = multihost_utils.process_allgather(padded)
+    rows = multihost_utils.process_allgather(np.pad(content, (0, width - content.size)))
     return [item for row, size in zip(rows, sizes, strict=True) for item in json.loads(row[:size].tobytes())]
 
 
@@ -55,11 +54,6 @@ def largest(value: int) -> int:
 def everywhere(true: bool) -> bool:
     """Whether it is true in every process."""
     return not largest(not true)
-
-
-def first_says(value: int) -> int:
-    """What process 0 gives, in every process."""
-    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 def wait_for_all(place: str) -> None:

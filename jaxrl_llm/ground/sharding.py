@@ -22,22 +22,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 
-_RULES: dict[str, str | tuple[str, ...] | None] = {
+_RULES: dict[str | None, tuple[str, ...]] = {
+    None: (),
     "rows": ("data", "fsdp", "expert", "context"),  # of a rollout, and the tokens of a micro-batch side by side
     "micro_rows": ("data", "fsdp", "expert"),
-    "time": "context",
+    "time": ("context",),
     "tokens": ("data", "fsdp", "expert", "context", "tensor"),
     "embed": ("fsdp", "expert", "context"),
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "expert": "expert",
-    "layers": None,
-    "head_dim": None,
-    "router": None,
-    "norm": None,
-    "rank": None,
+    "expert": ("expert",),
+    **dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), ("tensor",)),
+    **dict.fromkeys(("layers", "head_dim", "router", "norm", "rank"), ()),
 }
 
 MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t ...] of one and of the other
@@ -51,8 +45,7 @@ def make_mesh(
 
     Raises:
       ValueError: more devices are needed than are visible, -1 gives no whole number, or with several processes the mesh
-      would leave
-        devices of some of them without work.
+        would leave devices of some of them without work.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [*shape, *[1] * (len(shape) == len(AXES) - 1)]
@@ -74,16 +67,15 @@ def make_mesh(
             f"{given} takes {needed} of {visible} devices, and all {jax.process_count()} processes must take part with "
             f"all of theirs; set a size of {field} to -1"
         )
-    devices = devices[: math.prod(sizes)]
-    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    grid = np.asarray(devices[: math.prod(sizes)]).reshape(sizes)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:
     """The devices of `mesh` in the same order, in another shape: arrays of both meshes meet in one program.
 
     Raises:
-      ValueError: the sizes (of which one may be -1) are not as `make_mesh` wants them, or their product is not the
-      number of devices.
+      ValueError: as `make_mesh`, or the product of the sizes is not the number of devices.
     """
     other = make_mesh(shape, list(mesh.devices.flat), field)
     if other.size != mesh.size:
@@ -95,8 +87,7 @@ def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:
 
 
 def platform(mesh: Mesh | None) -> str:
-    """cpu, gpu or tpu: that of the mesh (which may be of devices to compile for only), without a mesh this
-    machine's."""
+    """cpu, gpu or tpu: the mesh's, whose devices may be only compiled for; without a mesh this machine's."""
     name = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
 
@@ -107,15 +98,12 @@ def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> Partit
     A mesh axis cuts the first dimension that names it. A dimension that its mesh axes do not divide is cut by the first
     of them that do, or stays whole.
     """
-    entries: list[str | tuple[str, ...] | None] = []
-    taken: set[str] = set()
+    entries: list[tuple[str, ...]] = []
     for axis, size in zip(axes, shape, strict=True):
-        target = None if axis is None else _RULES[axis]
-        names = tuple(n for n in ((target,) if isinstance(target, str) else target or ()) if n not in taken)
-        while names and size % math.prod(mesh.shape[n] for n in names):
+        names = tuple(name for name in _RULES[axis] if not any(name in earlier for earlier in entries))
+        while size % math.prod(mesh.shape[name] for name in names):
             names = names[:-1]
-        taken.update(names)
-        entries.append(names if len(names) > 1 else names[0] if names else None)
+        entries.append(names)
     return PartitionSpec(*entries)
 
 
@@ -130,9 +118,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Rows of a batch over all axes but tensor; `axis` is the position of the row dimension."""
-    return NamedSharding(mesh, PartitionSpec(*([None] * axis), _RULES["rows"]))
+def rows(mesh: Mesh) -> NamedSharding:
+    """Rows of a batch over all axes but tensor."""
+    return NamedSharding(mesh, PartitionSpec(_RULES["rows"]))
 
 
 def micro_batch(mesh: Mesh) -> NamedSharding:
@@ -147,9 +135,7 @@ def row_shards(mesh: Mesh | None) -> int:
 
 def shards(axis: str | None, mesh: Mesh | None) -> int:
     """Into how many parts the mesh splits a dimension with this logical axis, if they divide it."""
-    target = None if axis is None else _RULES[axis]
-    names = (target,) if isinstance(target, str) else target or ()
-    return 1 if mesh is None else math.prod(mesh.shape[name] for name in names)
+    return 1 if mesh is None else math.prod(mesh.shape[name] for name in _RULES[axis])
 
 
 def flat(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
@@ -200,8 +186,7 @@ def put_rows(tree: Any, mesh: Mesh | None) -> Any:
 
 def local_bytes(tree: Any) -> int:
     """Bytes that one device holds of the arrays (or abstract shapes) of a tree."""
-    parts = (math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    return sum(parts)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

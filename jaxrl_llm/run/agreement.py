@@ -1,6 +1,5 @@
 """What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -12,9 +11,9 @@ from jaxrl_llm.run.blocks import Settings
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    batch = (_of_data, _of_batch, _of_shared_prompts, _of_rewards)
-    for fault in itertools.chain.from_iterable(faults(s) for faults in (*batch, _of_mesh, _of_critic, _of_routing)):
-        raise ValueError(fault)
+    for faults in (_of_data, _of_batch, _of_shared_prompts, _of_rewards, _of_mesh, _of_critic, _of_routing):
+        for fault in faults(s):
+            raise ValueError(fault)
     if s.lora.rank:
         adapter_axes(s.lora, Model(s.model))  # raises if the model has no such matrix
 

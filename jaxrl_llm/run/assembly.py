@@ -32,17 +32,13 @@ from jaxrl_llm.training.warm_start import warm_start
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything a run is made of, from its settings alone.
-
-    model: on the mesh of training. sampler: the same model on the mesh of rollouts, which may be another.
-    source: of the data that the objective reads.
-    """
+    """Everything a run is made of, from its settings alone."""
 
     settings: Settings
-    model: Model
-    sampler: Model
+    model: Model  # on the mesh of training
+    sampler: Model  # the same on the mesh of rollouts, which may be another
     learner: Learner
-    source: Source
+    source: Source  # of the data that the objective reads
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
@@ -60,13 +56,8 @@ class Run:
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
         s = self.settings
-        evaluated_on: dict[str, Any] = {
-            "prompts": s.evaluation.prompts,
-            "samples": s.evaluation.samples,
-            "tokens": s.answer_length,
-        }
-        if self.sampler != self.model:
-            evaluated_on["mesh"] = str(self.sampler.mesh)
+        evaluated_on = {"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length}
+        other = {} if self.sampler == self.model else {"mesh": str(self.sampler.mesh)}
         params = warm_start(
             self.model,
             s.task,
@@ -74,7 +65,7 @@ class Run:
             data_dir=s.data_dir,
             pretrained=s.pretrained,
             evaluate=self.evaluator.pass_rate,
-            evaluated_on=evaluated_on,
+            evaluated_on=evaluated_on | other,
             log=log,
         )
         return self.blank().replace(base=params) if s.lora.rank else self.state(params)
@@ -102,15 +93,11 @@ class Run:
     def memory(self) -> Memory:
         """What training needs of each device."""
         found = self.reward_model()
-        state = jax.eval_shape(self.blank)
-        return needed(self.settings, self.learner, self.sampler, state, 0 if found is None else found.bytes)
+        judge = 0 if found is None else sharding.local_bytes(found.shapes)
+        return needed(self.settings, self.learner, self.sampler, jax.eval_shape(self.blank), judge)
 
     def reward_model(self) -> RewardModel | None:
-        """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it.
-
-        Raises:
-          FileNotFoundError, ValueError: see `RewardModel.find`.
-        """
+        """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it."""
         s = self.settings
         if "reward_model" not in s.rewards.weights:
             return None
@@ -125,8 +112,7 @@ class Run:
         return {"reward_model": {"path": str(found.path), "step": found.step, "digest": found.digest}}
 
     def started(self, start: TrainState, folder: Path) -> "Run":
-        """The run whose source has what it keeps of the start, stored in `folder`, and the reward model if there is
-        one."""
+        """The run whose source has what it keeps of the start, stored in `folder`, and any reward model."""
         source, found = self.source.started(start, folder), self.reward_model()
         if found is not None and isinstance(source, Rollouts):
             source = dataclasses.replace(source, reward_model=found.load())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import textwrap
 import typing
 
@@ -27,7 +28,6 @@ _TINY = dict(
     moe_intermediate_size=32,
     rope_theta=10_000.0,
 )
-_WIDTH = 80
 
 
 def declared_fields() -> dict[str, Declaration]:
@@ -53,15 +53,14 @@ def meanings() -> dict[str, str]:
 def field_help() -> str:
     """Every field with its default, its choices and its meaning, at most 80 columns wide."""
     lines = ["fields, their defaults and what they mean; a config changes some of them:", ""]
-    about, last = meanings(), ""
-    for field, own in declared_fields().items():
-        block = field.rpartition(".")[0]
-        if block != last:
+    about = meanings()
+    for block, fields in itertools.groupby(declared_fields().items(), lambda item: item[0].rpartition(".")[0]):
+        if block:
             lines += ["", *_wrapped(f"{block}: {about[block]}")]
-        lines += _wrapped(f"  --config.{field}={own.default}  {own.comment}")
-        last = block
+        for field, own in fields:
+            lines += _wrapped(f"  --config.{field}={own.default}  {own.comment}")
     return "\n".join(lines)
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False)
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 6, break_on_hyphens=False)

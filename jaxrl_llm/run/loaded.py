@@ -2,25 +2,25 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm import models, tasks
-from jaxrl_llm.models import Model
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:
-    """A model with its parameters and its tokenizer; run, step and training state are None for a published checkpoint.
+    """A model with its parameters (of a reward model without the head) and its tokenizer.
 
-    Of a reward model params are the transformer without the head.
+    run, step and training state are None for a published checkpoint.
     """
 
-    model: Model
+    model: models.Model
     params: Any
     tokenizer: tasks.Tokenizer
     run: Run | None = None
@@ -31,13 +31,10 @@ class LoadedPolicy:
 def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> LoadedPolicy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
 
-    Args:
-        rewards: a reward model is taken too.
-
     Raises:
-        FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and no policy.
+        FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and not `rewards`.
     """
-    run, step, state = run_dir.restored(workdir, step, note=_warn)
+    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr))
     if run.settings.objective.learns_rewards and not rewards:
         raise ValueError(
             f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
@@ -51,9 +48,7 @@ def from_checkpoint(
 ) -> LoadedPolicy:
     """The policy of a folder in the Hugging Face layout, or of a GGUF file.
 
-    Args:
-        tokenizer: the tokenizer's folder, if it is not in the checkpoint.
-        dtype: float32 or bfloat16, of parameters and computation; default: as stored.
+    tokenizer: its folder, if it is not in the checkpoint. dtype: of parameters and computation; None: as stored.
 
     Raises:
         FileNotFoundError, ValueError: see `models.load_pretrained` and `tasks.load_tokenizer`; or the path is a DIR.
@@ -95,7 +90,3 @@ def from_arguments(
     if given.workdir is not None:
         return from_workdir(given.workdir, given.step, rewards=rewards)
     return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -31,29 +31,24 @@ _CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device. stays: through the whole run; rollout, update: temporaries, one after the other; no rollout
-    where the objective learns from given data.
-
-    available: of one device, None where it is not known.
-    """
+    """Bytes on each device: what stays through the run, and the temporaries of both phases, one after the other."""
 
     stays: Mapping[str, int]
-    rollout: Mapping[str, int]
+    rollout: Mapping[str, int]  # empty where the objective learns from given data
     update: Mapping[str, int]
-    available: int | None
+    available: int | None  # of one device, None where it is not known
 
     @property
-    def phase(self) -> str:
-        """The phase with the larger temporaries."""
-        return max(("rollout", "update"), key=lambda name: sum(getattr(self, name).values()))
+    def temporaries(self) -> Mapping[str, int]:
+        """Those of the phase that has more."""
+        return max((self.rollout, self.update), key=lambda phase: sum(phase.values()))
 
     @property
     def total(self) -> int:
-        return sum(self.stays.values()) + sum(getattr(self, self.phase).values())
+        return sum(self.stays.values()) + sum(self.temporaries.values())
 
-    def lines(self, width: int = 69) -> list[str]:
-        """What is needed, what stays, and the temporaries of both phases, of which the cache and the largest by name;
-        lines of at most `width` characters."""
+    def lines(self) -> list[str]:
+        """All of it, of the temporaries the cache and the largest by name; lines of at most 69 characters."""
         has = "" if self.available is None else f" of {_size(self.available)}"
         parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
         for name, phase in (("rollout", self.rollout), ("update", self.update)):
@@ -61,14 +56,14 @@ class Memory:
                 shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
                 sizes = ", ".join(f"{part} {_size(phase[part])}" for part in shown)
                 parts.append(f"{name} {_size(sum(phase.values()))} ({sizes})")
-        return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", width)
+        return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", 69)
 
     def check(self) -> None:
         """Raises ValueError when a device has less memory than the run needs."""
         if self.available is None or self.total <= self.available:
             return
         stay = sum(self.stays.values()) > self.available
-        remedy = _REMEDIES["parameters" if stay else _largest(getattr(self, self.phase))]
+        remedy = _REMEDIES["parameters" if stay else _largest(self.temporaries)]
         raise ValueError(
             f"the run needs {_size(self.total)} on each device, which has {_size(self.available)} "
             f"({' '.join(self.lines())}); {remedy}"
@@ -88,13 +83,7 @@ _REMEDIES = {
 
 
 def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0) -> Memory:
-    """What a run of these settings needs.
-
-    Args:
-      sampler: the model on the mesh of rollouts.
-      state: shapes (or arrays) of the training state.
-      reward_model: bytes of its parameters on each device.
-    """
+    """What a run of these settings needs; sampler: the model on the mesh of rollouts, reward_model: its bytes."""
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
     saved, where = state.saved(), state_shardings(learner.model, state, axes).saved()
@@ -109,40 +98,32 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
     if state.critic is not None:
         stays["critic"] = _local(saved.critic, where.critic) + _local(saved.critic_opt_state, where.critic_opt_state)
     # Of pairs the log-probs of the reference are kept; with adapters, the base itself is the reference.
-    kept = s.objective.reads != "pairs" and not s.lora.rank
-    if "ref_logprobs" in s.objective.needs and kept:
+    if "ref_logprobs" in s.objective.needs and s.objective.reads != "pairs" and not s.lora.rank:
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
-    shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
-    sampled = sharding.local_bytes(sampler.shapes())
-    return Memory(
-        stays=stays,
-        rollout=_of_rollout(s, sampled, merged, sampler.mesh) if s.objective.reads == "rollouts" else {},
-        update=_of_update(s, trained, shards, context, tensor, sharding.platform(mesh)),
-        available=of_device(mesh),
-    )
+    rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
+    return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh))
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
     """Bytes that one device of the mesh may hold; CPU devices share the machine's memory."""
-    device = mesh.devices.flat[0]
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    device = (here or mesh.devices.flat)[0]
     if device.platform == "cpu":
-        here = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(here, 1)
-    local = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), device)
-    return (local.memory_stats() or {}).get("bytes_limit")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(len(here), 1)
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _of_rollout(s: Settings, parameters: int, merged: int, mesh: Any) -> dict[str, int]:
+def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
     """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
     included; one step's logits.
 
-    mesh: of rollouts. On one of its own the weights are what the parameters of training are moved into, before the
-    program starts; otherwise the program makes them.
+    On a mesh of its own the weights are what the parameters of training are moved into, before the program starts;
+    otherwise the program makes them.
     """
     config, width = s.model, s.task.prompt_length
-    shards, tensor = sharding.row_shards(mesh), mesh.shape["tensor"]
+    shards, tensor = (sharding.shards(axis, sampler.mesh) for axis in ("rows", "heads"))
     dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
     size = jnp.dtype(dtype).itemsize
     slots = min(s.rollout.slots, s.rows) or s.rows
@@ -154,7 +135,7 @@ def _of_rollout(s: Settings, parameters: int, merged: int, mesh: Any) -> dict[st
         columns = -(-slots // shards) * (width + s.answer_length - 1) + -(-chunk // shards) * width
     return {
         "merged": merged,
-        "weights": parameters * size // jnp.dtype(config.param_dtype).itemsize,
+        "weights": sharding.local_bytes(sampler.shapes()) * size // jnp.dtype(config.param_dtype).itemsize,
         "cache": columns * column,
         # The logits, their weights and the noise that one of them is drawn with.
         "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
@@ -162,11 +143,11 @@ def _of_rollout(s: Settings, parameters: int, merged: int, mesh: Any) -> dict[st
     }
 
 
-def _of_update(s: Settings, parameters: int, shards: int, context: int, tensor: int, platform: str) -> dict[str, int]:
-    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits.
-
-    shards: devices with tokens of their own, of which `context` share a row.
-    """
+def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
+    """Gradients (and their sum over micro-batches), what the backward pass keeps, a chunk's logits."""
+    # Devices with tokens of their own, those of them that share a row, and those that share a head.
+    shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
+    platform = sharding.platform(mesh)
     config, answers = s.model, s.rollout.group_size if s.updates.layout == "shared" else 1
     length = s.task.prompt_length + answers * s.answer_length
     minibatch = s.rows // s.updates.minibatches

@@ -12,7 +12,7 @@ import jax
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
 from jaxrl_llm.records.run_log import read_json, read_rows
-from jaxrl_llm.run.memory import Memory
+from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.settings import Settings
 
 _INDENT = f"\n{'':<11}"
@@ -30,13 +30,9 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     return total, round(total - idle)
 
 
-def opening(
-    settings: Settings, model: Model, sampler: Model, memory: Memory, data: str, workdir: str | os.PathLike[str]
-) -> str:
-    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters.
-
-    sampler: the model on the mesh of rollouts.
-    """
+def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
+    settings, model, sampler = run.settings, run.model, run.sampler
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
     size = f"{config.num_hidden_layers} layers, {_count(total)} parameters"
@@ -51,8 +47,8 @@ def opening(
         "model": size,
         "trained": _adapters(settings, model),
         "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
-        "memory": _INDENT.join(memory.lines()),
-        "data": _INDENT.join(textwrap.wrap(data, 69)),
+        "memory": _INDENT.join(run.memory().lines()),
+        "data": _INDENT.join(textwrap.wrap(run.data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
         "rewards": _INDENT.join(folded(_rewards(settings), " + ")),
@@ -84,10 +80,10 @@ def _mesh(model: Model) -> str:
 
 def _rewards(settings: Settings) -> list[str]:
     """The parts of the sum that rewards are, none where it is the verifier alone."""
-    weights, path = settings.rewards.weights, settings.rewards.reward_model
+    weights = settings.rewards.weights
     if weights == {"verifier": 1.0}:
         return []
-    names = {"reward_model": f"reward_model ({path})"}
+    names = {"reward_model": f"reward_model ({settings.rewards.reward_model})"}
     return [f"{weight:g} {names.get(name, name)}" for name, weight in weights.items()]
 
 
@@ -108,24 +104,13 @@ def closing(workdir: str | os.PathLike[str]) -> str:
 
 def finished(workdir: str | os.PathLike[str], planned: int) -> str:
     """What a DIR with all its `planned` steps reached, "" for one that is not finished."""
-    result = read_json(Path(workdir) / "result.json")
-    if result is None:
-        return ""
-    rows = read_rows(Path(workdir) / "metrics.jsonl")
+    result, rows = read_json(Path(workdir) / "result.json"), read_rows(Path(workdir) / "metrics.jsonl")
     steps = max((row["step"] for row in rows), default=0)
-    if steps < planned:
+    if result is None or steps < planned:
         return ""
     names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
     reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
     return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
-
-
-def say_finished(workdir: str | os.PathLike[str], planned: int) -> bool:
-    """Whether the DIR is finished; if so, print what it reached and what comes next."""
-    reached = finished(workdir, planned)
-    if reached:
-        print(f"{reached}\n{closing(workdir)}")
-    return bool(reached)
 
 
 def _count(n: int) -> str:

@@ -25,27 +25,21 @@ from jaxrl_llm.training.policy import with_value_head
 class RewardModel:
     """A transformer with a scalar head, frozen: the newest checkpoint of a DIR that was trained on pairs.
 
-    r(x, y) = head(hidden state after the last token of y), EOS or the token at which y was cut off. Of differences of
-    r alone the Bradley-Terry loss says something: r has a scale (in nats of preference) and no zero.
-
-    digest: of the checkpoint of `step`. params: None until `load`.
+    r(x, y) = head(hidden state after the last token of y), EOS or the token at which y was cut off. The Bradley-Terry
+    loss speaks of differences of r alone: r has a scale (in nats of preference) and no zero.
 
     Source: InstructGPT, arXiv 2203.02155 section 3.5.
     """
 
     path: str | Path
     step: int
-    digest: str
+    digest: str  # of the checkpoint of `step`
     model: Model
-    params: Any = None
+    params: Any = None  # until `load`
 
     @classmethod
     def find(cls, path: str | Path, tokenizer: Tokenizer, mesh: Any = None) -> "RewardModel":
-        """The reward model of a DIR, checked and not yet loaded.
-
-        Args:
-          tokenizer: of the policy, whose tokens the model will read.
-          mesh: of the policy.
+        """The reward model of a DIR, checked and not yet loaded; tokenizer and mesh are the policy's.
 
         Raises:
           FileNotFoundError: there is no run or no checkpoint.
@@ -79,27 +73,16 @@ class RewardModel:
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), head)
         return self.model.shapes() | placed
 
-    @property
-    def bytes(self) -> int:
-        """Of its parameters on one device."""
-        return sharding.local_bytes(self.shapes)
-
     def load(self) -> "RewardModel":
-        """With its parameters on the mesh.
-
-        Raises:
-          ValueError: the checkpoint is damaged or not of the recorded model.
-        """
+        """With its parameters on the mesh; raises ValueError if the checkpoint is damaged or of another model."""
         restored = Checkpoints(self.path).restore_part({"params": self.shapes}, self.step)
         return dataclasses.replace(self, params=restored["params"])
 
     def score(self, tokens: Tokens, segment_ids: SegmentIds, updates: UpdateConfig) -> PerAnswer:
-        """r of every answer of a rollout, [b] float32.
+        """r of every answer of a rollout, float32: one answer a row, prompt first, padding on the right.
 
-        Args:
-          tokens, segment_ids: [b t] of a rollout: one answer a row, prompt first, padding (segment 0) on the right.
-          updates: how the rows are cut into micro-batches: of `micro_batch_rows` rows, or as many as a minibatch has;
-            with layout=packed several answers share a row, otherwise (padded, shared) each has one.
+        updates: cut the rows into micro-batches of `micro_batch_rows` rows, or of as many as a minibatch has; with
+        layout=packed several answers share a row, otherwise (padded, shared) each has one.
         """
         lengths = np.asarray(processes.fetch(segment_ids) != 0).sum(1)
         micro = updates.micro_batch_rows or len(lengths) // updates.minibatches

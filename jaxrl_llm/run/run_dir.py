@@ -20,7 +20,7 @@ from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.recorded import read_record, recorded_config
 from jaxrl_llm.records.run_log import plain, read_rows
 from jaxrl_llm.run.assembly import Run, base_digest, build, check_base
-from jaxrl_llm.run.settings import Settings, config_hash, identity_fields, validate
+from jaxrl_llm.run.settings import config_hash, identity_fields, validate
 
 _SHOWN = 8  # fields that differ
 
@@ -36,8 +36,7 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
             f"{workdir} holds a run of another config ({_differences(recorded, config)}); "
             "give another --workdir, or erase that run with --restart"
         )
-    lost = _lost(workdir, recorded)
-    if lost:
+    if lost := _lost(workdir, recorded):
         raise ValueError(
             f"{workdir} has logged steps but no checkpoint any more, and starting again would erase {lost}; bring its "
             "folder checkpoints back, give another --workdir, or erase the run with --restart"
@@ -45,8 +44,7 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
 
 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:
-    """Remove the files of an earlier run before a start at step 0; call it while the DIR's log is open, which locks
-    it."""
+    """Remove an earlier run's files before a start at step 0; the DIR's log must be open, which locks the DIR."""
     workdir = Path(workdir)
     if jax.process_index() == 0:
         if restart:
@@ -57,24 +55,16 @@ def begin(workdir: str | Path, *, restart: bool = False) -> None:
     processes.wait_for_all("run_dir.begin")
 
 
-def recorded_settings(workdir: str | Path) -> Settings:
-    """The settings of the run that a DIR holds. Raises as `recorded_config` and `validate` do."""
-    return validate(recorded_config(workdir))
-
-
 def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
     """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
 
-    `state.policy.plain(run.model)` is what samples. A run of adapters loads its base as a resume does: from the
-    checkpoint that it started from, or from its warm start.
-
-    Args:
-        note: called with a line for every damaged checkpoint that was passed over.
+    A run of adapters loads its base as a resume does: from the checkpoint that it started from, or from its warm start.
+    `note` is called with a line for every damaged checkpoint that was passed over.
 
     Raises:
-        FileNotFoundError, ValueError: see `recorded_settings` and `Checkpoints.restore`.
+        FileNotFoundError, ValueError: see `recorded_config`, `validate` and `Checkpoints.restore`.
     """
-    run = build(recorded_settings(workdir))
+    run = build(validate(recorded_config(workdir)))
     like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
     step, saved, extra = checkpoints.restore(like.saved(), step, note)
@@ -96,8 +86,8 @@ def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
         return ""
     rows = read_rows(workdir / "metrics.jsonl")
     finished = (workdir / "result.json").exists()
-    had = rows[-1]["step"] > 2 * recorded["config"]["checkpoint"]["every"] if rows else False
-    if not (finished or had or not (workdir / "checkpoints").is_dir()):
+    had = bool(rows) and rows[-1]["step"] > 2 * recorded["config"]["checkpoint"]["every"]
+    if (workdir / "checkpoints").is_dir() and not (finished or had):
         return ""
     samples = len(read_rows(workdir / "samples.jsonl"))
     what = [f"{len(rows)} rows of metrics.jsonl", f"{samples} of samples.jsonl", "the TensorBoard events"]

@@ -37,8 +37,7 @@ def validate(config: ConfigDict) -> Settings:
     """The settings of a config.
 
     Raises:
-      ValueError: a key is unknown or missing, a value is of the wrong type or out of range, or two blocks disagree; the
-        message names the field, the value and what to do.
+      ValueError: a key is unknown or missing, a value is of the wrong type or out of range, or two blocks disagree.
     """
     raw = config.to_dict()
     _same_keys("", raw, {"seed", "steps", "objective", *BLOCKS})
@@ -47,7 +46,6 @@ def validate(config: ConfigDict) -> Settings:
     blocks = {name: _block(name, raw) for name in BLOCKS if name != "model"}
     task_config = blocks.pop("task")
     task, model = _task_and_model(raw, task_config, blocks["rollout"])
-    objective = _objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length)
     settings = Settings(
         seed=raw["seed"],
         steps=raw["steps"],
@@ -55,7 +53,7 @@ def validate(config: ConfigDict) -> Settings:
         data_dir=task_config.data_dir or None,
         model=model,
         pretrained=raw["model"]["pretrained"],
-        objective=objective,
+        objective=_objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length),
         objective_name=raw["objective"]["name"],
         **blocks,
     )
@@ -64,11 +62,7 @@ def validate(config: ConfigDict) -> Settings:
 
 
 def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSettings:
-    """The task of a config for a policy with this tokenizer, whatever model the config trains.
-
-    Raises:
-      ValueError: as `validate`, of the blocks task and rollout.
-    """
+    """The task of a config for a policy with this tokenizer, whatever model the config trains; raises as `validate`."""
     raw = config.to_dict()
     task_config, rollout = _block("task", raw), _block("rollout", raw)
     task = _task(task_config, tokenizer, rollout)
@@ -76,23 +70,17 @@ def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSetting
 
 
 def model_settings(config: ConfigDict) -> tuple[ModelConfig, tasks.Tokenizer]:
-    """The model of a config and the tokenizer of its prompts, whatever is trained.
-
-    Raises:
-      ValueError: as `validate`, of the blocks task, rollout and model.
-    """
+    """The model of a config and the tokenizer of its prompts, whatever is trained; raises as `validate`."""
     raw = config.to_dict()
     task, model = _task_and_model(raw, _block("task", raw), _block("rollout", raw))
     return model, task.tokenizer
 
 
 def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run: its config without what may change on resume (length, logging, evaluation, checkpoints,
-    timeouts).
+    """What identifies a run: its config without what may change on resume.
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when it decides where a warm
-    start stops. Fields of the objective that are None stay out, because which fields exist depends on the recipes
-    registered.
+    start stops. Fields of the objective that are None stay out: which there are depends on the recipes registered.
     """
     free = {"checkpoint", "log", "processes"}
     free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
@@ -154,17 +142,13 @@ def _task(config: TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: Rollou
     """
     prompting = tasks.Prompting(config.template, config.chat, config.system, config.chat_options)
     task = tasks.make(config.name, tokenizer=tokenizer, prompting=prompting, **config.options)
-    drops = task.source is not None or task.drop_long
-    if rollout.max_prompt_length > task.prompt_length and not drops:
+    if rollout.max_prompt_length > task.prompt_length and task.source is None and not task.drop_long:
         raise ValueError(
             f"rollout.max_prompt_length={rollout.max_prompt_length} exceeds the task's {task.prompt_length}; "
             "set it to 0"
         )
-    return dataclasses.replace(
-        task,
-        prompt_length=rollout.max_prompt_length or task.prompt_length,
-        verify_truncated=config.verify_truncated,
-    )
+    length = rollout.max_prompt_length or task.prompt_length
+    return dataclasses.replace(task, prompt_length=length, verify_truncated=config.verify_truncated)
 
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> objectives.AnyObjective:

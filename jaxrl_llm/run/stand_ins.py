@@ -1,8 +1,8 @@
 """Stand-ins for what a run would download or has trained before: a tiny random checkpoint with its tokenizer, a GSM8K
 made of sums, the DIR of a random reward model.
 
-They are written into the user's cache folder at the first request, under a lock, and reused by later ones; equal
-requests give equal files. The `:smoke` variants of the configs that need such things run on them.
+They are written into the user's cache folder at the first request and reused by later ones; equal requests give equal
+files. The `:smoke` variants of the configs that need such things run on them.
 """
 
 import hashlib
@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxrl_llm import tasks
 from jaxrl_llm.ground.machine import cache_folder
+from jaxrl_llm.models import Model, ModelConfig, Published, complete_fields, save_pretrained
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.run_log import write_json
 
 _VERSION = 1  # goes up when what is written changes
-_POSITIONS = 4096
 _TEMPLATES = (
     "{name} has {a} apples and buys {b} more. How many apples does {name} have now?",
     "A box holds {a} red and {b} green pens. How many pens are in the box?",
@@ -36,14 +42,9 @@ def gsm8k() -> str:
 
 
 def checkpoint(model: Mapping[str, Any]) -> str:
-    """A folder in the Hugging Face layout: random parameters of this architecture and a byte-level BPE tokenizer with a
-    chat template, trained on the questions of `gsm8k`, whose size is the vocabulary.
+    """A folder in the Hugging Face layout: random parameters of the architecture that a config's `model` block sets.
 
-    Args:
-        model: the `model` block of a config; a field that is None has the default of `ModelConfig`.
-
-    Raises:
-        ImportError: tokenizers is not installed.
+    Its byte-level BPE tokenizer with a chat template is trained on the questions of `gsm8k` and sets the vocabulary.
     """
     fields = {name: value for name, value in model.items() if value is not None and name not in _NOT_STORED}
     return str(_made("checkpoint", fields, lambda folder: _write_checkpoint(folder, fields)))
@@ -87,27 +88,16 @@ def _write_questions(folder: Path) -> None:
 
 
 def _write_checkpoint(folder: Path, fields: Mapping[str, Any]) -> None:
-    from jaxrl_llm.models import Model, ModelConfig, Published, save_pretrained
-    from jaxrl_llm.tasks import write_tokenizer
-
     questions = [json.loads(line) for line in (Path(gsm8k()) / "train.jsonl").read_text().splitlines()]
-    tokenizer = write_tokenizer(folder, [f"{row['question']} {row['answer']}" for row in questions], 384)
+    tokenizer = tasks.write_tokenizer(folder, [f"{row['question']} {row['answer']}" for row in questions], 384)
     config = ModelConfig(vocab_size=tokenizer.vocab_size, **fields)
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     ids = json.loads(files["generation_config.json"])
-    published = Published({**ids, "max_position_embeddings": _POSITIONS}, files)
+    published = Published({**ids, "max_position_embeddings": 4096}, files)
     save_pretrained(_drawn(Model(config)), config, folder, published=published)
 
 
 def _write_reward_model(folder: Path, config: Mapping[str, Any]) -> None:
-    import jax.numpy as jnp
-    import numpy as np
-
-    from jaxrl_llm import tasks
-    from jaxrl_llm.models import Model, ModelConfig, complete_fields
-    from jaxrl_llm.records.checkpointing import Checkpoints
-    from jaxrl_llm.records.run_log import write_json
-
     tokenizer = tasks.make(config["task"]["name"], **config["task"]["options"]).tokenizer
     model = Model(ModelConfig(**complete_fields(config["model"], tokenizer.vocab_size)))
     size = model.config.hidden_size
@@ -120,12 +110,8 @@ def _write_reward_model(folder: Path, config: Mapping[str, Any]) -> None:
     write_json(folder / "config.json", {"config": recorded, "config_hash": "stand-in"})
 
 
-def _drawn(model: Any) -> Any:
+def _drawn(model: Model) -> Any:
     """Parameters at the scale of `Model.init`, drawn by numpy, which compiles nothing."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     rng = np.random.default_rng(0)
 
     def draw(path: Any, leaf: Any) -> jax.Array:

@@ -1,6 +1,7 @@
 """The training loop, read from top to bottom: draw a batch, update N times, log, evaluate, checkpoint."""
 
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.machine import Stopped, interruptible
-from jaxrl_llm.ground.metrics import Metric
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run.assembly import Run, base_digest, check_base
@@ -17,9 +17,7 @@ from jaxrl_llm.run.opening import closing, opening
 from jaxrl_llm.training.experience import diagnose
 from jaxrl_llm.training.optimizer import make_schedule
 from jaxrl_llm.training.pending import Pending
-from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import Learner
 
 
 def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
-    log.note(opening(settings, run.model, run.sampler, run.memory(), run.data, log.workdir))
+    log.note(opening(run, log.workdir))
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state = run.start(log.note)
     run = run.started(state, log.workdir / "reference")
@@ -85,17 +83,17 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
 
 
 def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[TrainState, Pending]:
-    """One batch of the source and the N updates that learn from it.
-
-    Returns the state after them and the row of the step, whose metrics are still on the devices.
-    """
+    """One batch of the source and the N updates that learn from it: the state after them, and the row of the step."""
     s, start = run.settings, time.monotonic()
     drawn = run.source.next(stream, step, state)
     every, n = s.log.diagnostics_every, s.updates.updates_per_rollout
     diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
     old = state.policy.copy() if diagnosed else None
     learner = dataclasses.replace(run.learner, policy_frozen=step <= s.critic.warmup_steps)
-    state, updates = update(learner, state, drawn)
+    updates = []
+    for layout in itertools.chain.from_iterable(drawn.epochs):
+        state, metrics = learner.update(state, drawn.batch, layout)
+        updates.append(metrics)
     scored = drawn.metrics
     if old is not None:
         scored = scored | diagnose(run.learner, state.policy, old, drawn.batch, drawn.epochs[0])
@@ -112,15 +110,6 @@ def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[Trai
         "answers": s.rows,
     }
     return state, Pending(step, host, scored, updates, drawn.samples, bounds)
-
-
-def update(learner: Learner, state: TrainState, drawn: Drawn) -> tuple[TrainState, list[dict[str, Metric]]]:
-    """The state after one update a minibatch in every epoch, and the metrics of each update, still on the devices."""
-    updates = []
-    for layout in (layout for epoch in drawn.epochs for layout in epoch):
-        state, metrics = learner.update(state, drawn.batch, layout)
-        updates.append(metrics)
-    return state, updates
 
 
 def evaluate(run: Run, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -147,7 +147,7 @@ def test_a_config_file_that_is_gone_is_named(trained_elsewhere, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"repeat_gone\.py, which registers task 'repeat_gone' and objective 'grpo'"
     ):
-        run_dir.recorded_settings(run)
+        run_dir.restored(run)
 
 
 def test_the_help_lists_every_field_with_its_comment_at_80_columns():

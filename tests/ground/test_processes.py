@@ -15,7 +15,9 @@ import os
 import sys
 import jax
 import numpy as np
-from jaxrl_llm import processes, sharding, start_up, tasks
+from jaxrl_llm import tasks
+from jaxrl_llm.config import start_up
+from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
 
@@ -29,7 +31,6 @@ assert start_up.is_first() == (index == 0)
 assert list(processes.share(7)) == [[0, 1, 2], [3, 4, 5, 6]][index]
 assert processes.gather(["é" * n for n in processes.share(7)]) == ["é" * n for n in range(7)]
 assert processes.largest(index) == 1
-assert processes.first_says(5 + index) == 5
 assert processes.everywhere(True) and not processes.everywhere(index == 0)
 
 mesh = sharding.make_mesh((1, -1, 1, 1))
@@ -81,7 +82,7 @@ def test_two_processes_share_the_work_and_neither_waits_for_one_that_failed(tmp_
 def test_one_process_agrees_with_itself():
     assert list(processes.share(3)) == [0, 1, 2]
     assert processes.gather([1, "a"]) == [1, "a"]
-    assert (processes.largest(4), processes.first_says(4), processes.everywhere(True)) == (4, 4, True)
+    assert (processes.largest(4), processes.everywhere(True)) == (4, True)
     processes.wait_for_all("nobody else")
     assert start_up.leave(2) == 2
 

@@ -112,9 +112,7 @@ def test_compilation_is_named_while_it_lasts(monkeypatch):
 
 
 def test_a_run_opens_with_what_it_is(tmp_path):
-    settings = validate(tiny_run.make_config(tmp_path))
-    run = build(settings)
-    text = opening(settings, run.model, run.sampler, run.memory(), run.data, "runs/x")
+    text = opening(build(validate(tiny_run.make_config(tmp_path))), "runs/x")
     assert max(len(line) for line in text.splitlines()) <= 80
     for word in (
         "parameters",
