@@ -12,13 +12,13 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.tasks.preference import PairEncoder, PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.sources import Drawn, start_policy
+from jaxrl_llm.training.sources import Drawn, Source, with_reference
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class Answers(Source):
     """A `Source` of given answers; every one of them is imitated, so its advantage is 1.
 
     Args:
@@ -59,30 +59,15 @@ class Answers:
         return "" if self._pairs is None else f"the chosen answers of {self._pairs.source}"
 
     def started(self, start: TrainState | None, folder: Path) -> "Answers":
-        if start is None or "ref_logprobs" not in self.learner.objective.needs:
-            return self
-        return dataclasses.replace(self, reference=start_policy(start, folder))
+        return with_reference(self, self.learner.objective, start, folder)
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
-        """One batch of answers, with the log-probs of pi_ref where the objective reads them."""
         drawn = next(stream)
-        epochs = epochs_of(
-            drawn["segment_ids"],
-            drawn["loss_mask"],
-            1,
-            self._answer_length,
-            self.updates,
-            seed=self.seed,
-            step=step,
-        )
         given = (drawn["tokens"], drawn["segment_ids"], drawn["loss_mask"])
+        epochs = epochs_of(*given[1:], 1, self._answer_length, self.updates, seed=self.seed, step=step)
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
         batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
         if self.reference is not None:
             scored = self.learner.score(self.reference, tokens, epochs[0], self.learner.blank_scores(tokens))
             batch = batch.replace(ref_logprobs=scored.logprobs)
         return Drawn(batch, epochs)
-
-    def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Nothing beside the pass rates, which every policy has."""
-        return {}, []

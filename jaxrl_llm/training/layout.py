@@ -65,12 +65,12 @@ def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_leng
 
 
 def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
-    """A keyed permutation of answers, or of whole groups, cut into equal minibatches: lists of rollout rows."""
+    """Rollout rows: a keyed permutation of answers, or of whole groups, cut into equal minibatches."""
     if config.shuffle == "groups":
-        order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)[None]
+        order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)
     else:
         order = rng.permutation(rows)
-    return list(order.reshape(config.minibatches, rows // config.minibatches))
+    return list(order.reshape(config.minibatches, -1))
 
 
 def epochs_of(
@@ -129,7 +129,7 @@ def lay_out(
     per_micro //= answers_a_row
     micro = -(-(len(rows) // answers_a_row) // per_micro)
     index = np.full((micro * per_micro, width), -1, np.int32)
-    segments = np.zeros((micro * per_micro, width), np.int32)
+    segments = np.zeros_like(index)
     for place, members in enumerate(bins):
         at = 0
         for segment, (row, start, stop) in enumerate(members, start=1):
@@ -137,8 +137,7 @@ def lay_out(
             index[place, at:end] = row * time + np.arange(start, stop)
             segments[place, at:end] = segment
             at = end
-    shape = (micro, per_micro, width)
-    used = np.asarray(-(-len(bins) // per_micro), np.int32)
+    shape, used = (micro, per_micro, width), np.asarray(-(-len(bins) // per_micro), np.int32)
     return Layout(index.reshape(shape), segments.reshape(shape), used)
 
 

@@ -33,14 +33,6 @@ from jaxrl_llm.training.step import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class PairReference:
-    """log pi_ref of every pair. train: by the pair's uid, its two rows [2 t]; test: the rows of all held-out pairs."""
-
-    train: dict[int, Float[np.ndarray, "2 t"]]
-    test: Float[np.ndarray, "n t"]
-
-
-@dataclasses.dataclass(frozen=True)
 class PairData:
     """The pairs of a run, read once.
 
@@ -78,6 +70,8 @@ class Pairs:
     Args:
       pairs: a step.
       samples: held-out pairs that a person can read.
+      reference: log pi_ref of the pairs to learn from, two rows to each uid.
+      held_out_reference: log pi_ref of the held-out pairs.
     """
 
     learner: Learner
@@ -86,7 +80,8 @@ class Pairs:
     pairs: int
     updates: UpdateConfig
     samples: int = 0
-    reference: PairReference | None = None
+    reference: dict[int, Float[np.ndarray, "2 t"]] | None = None
+    held_out_reference: Float[np.ndarray, "n t"] | None = None
 
     @property
     def _objective(self) -> PairObjective:
@@ -131,15 +126,12 @@ class Pairs:
 
         rows = kept("train", train).reshape(len(train), 2, -1)
         by_uid = {pair["uid"]: two for pair, two in zip(train, rows, strict=True)}
-        return dataclasses.replace(self, reference=PairReference(by_uid, kept("test", test)))
+        return dataclasses.replace(self, reference=by_uid, held_out_reference=kept("test", test))
 
     def _scored(self, policy: Policy, batch: Mapping[str, Any]) -> Float[np.ndarray, "n t"]:
         """What the objective makes scores of: log-probs, or the head's output after each token.
 
         As many rows at a time as a minibatch has; the last ones are scored twice where that does not divide n.
-
-        Args:
-          batch: tokens and segment_ids [n t], on the host.
         """
         learner, values = self.learner, self.learner.objective.learns_rewards
         updates = dataclasses.replace(self.updates, layout="padded", length_buckets=1)
@@ -156,7 +148,6 @@ class Pairs:
         return np.concatenate(parts)[:count]
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
-        """One batch of pairs, with the log-probs of pi_ref where the objective reads them."""
         drawn: PairBatch = next(stream)
         mask, longest = drawn["loss_mask"], self.data.answer_length
         epochs = epochs_of(drawn["segment_ids"], mask, 2, longest, self.updates, seed=self.seed, step=step, together=2)
@@ -164,7 +155,7 @@ class Pairs:
         arrays = {"tokens": drawn["tokens"], "segment_ids": drawn["segment_ids"], "loss_mask": mask}
         arrays["advantages"] = np.where(mask, labels[:, None], 0)
         if self.reference is not None:
-            arrays["ref_logprobs"] = np.concatenate([self.reference.train[uid] for uid in drawn["uid"].tolist()])
+            arrays["ref_logprobs"] = np.concatenate([self.reference[uid] for uid in drawn["uid"].tolist()])
         if self.data.have_margins:
             arrays["margins"] = np.where(mask, np.repeat(drawn["margins"], 2)[:, None], 0)
         return Drawn(TrainBatch(**sharding.put_rows(arrays, self.learner.model.mesh)), epochs)
@@ -174,17 +165,12 @@ class Pairs:
         test = self.data.test
         found = self._scored(state.policy, test)
         given = {"scores": found} if self._objective.learns_rewards else {"logprobs": found}
-        if self.reference is not None:
-            given["ref_logprobs"] = self.reference.test[: len(found)]
+        if self.held_out_reference is not None:
+            given["ref_logprobs"] = self.held_out_reference[: len(found)]
         metrics, rewards = judge(self._objective, mask=test["loss_mask"], **given)
         rows = [
-            {
-                "prompt": test["prompt"][i],
-                "chosen": test["chosen"][i],
-                "rejected": test["rejected"][i],
-                "reward_chosen": float(rewards[i, 0]),
-                "reward_rejected": float(rewards[i, 1]),
-            }
+            {name: test[name][i] for name in ("prompt", "chosen", "rejected")}
+            | {"reward_chosen": float(rewards[i, 0]), "reward_rejected": float(rewards[i, 1])}
             for i in range(min(self.samples, len(rewards)))
         ]
         return metrics, rows

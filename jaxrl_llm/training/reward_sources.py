@@ -76,20 +76,14 @@ class RewardConfig(Block, prefix="rewards."):
         return sources
 
 
-def total_rewards(
-    config: RewardConfig, sources: Mapping[str, Any], where: Bool[Array | np.ndarray, "b"]
-) -> tuple[PerAnswer, dict[str, M.Metric]]:
-    """(the weighted sum [b], metrics): `reward/NAME` of every source, `reward/NAME_weighted` of those that are summed,
-    and `reward/total`, over the answers of `where`."""
-    return _total(tuple(config.weights.items()), dict(sources), where)
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _total(
-    weights: tuple[tuple[str, float], ...], sources: dict[str, PerAnswer], where: Bool[Array, "b"]
+def total_rewards(
+    config: RewardConfig, sources: dict[str, PerAnswer], where: Bool[Array, "b"]
 ) -> tuple[PerAnswer, dict[str, M.Metric]]:
-    total, metrics = weighted_rewards(sources, dict(weights), where=where)
-    for name, weight in weights:
+    """(the weighted sum, metrics): `reward/NAME` of every source, `reward/NAME_weighted` of those that are summed, and
+    `reward/total`, over the answers of `where`."""
+    total, metrics = weighted_rewards(sources, config.weights, where=where)
+    for name, weight in config.weights.items():
         metrics[f"reward/{name}_weighted"] = M.Mean.of(weight * sources[name], where)
     return total, metrics | {"reward/total": M.Mean.of(total, where)}
 

@@ -18,18 +18,18 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, ModelConfig, Routing, load_balance_loss, routing_dtype, scoring, time_multiple
+from jaxrl_llm.models import Model, Routing, load_balance_loss, scoring, time_multiple
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import MicroBatches
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import by_router, router_logprobs
+from jaxrl_llm.training.replay import blank_record, by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
 
 class Scored(flax.struct.PyTreeNode):
-    """The results of a scoring pass, [b t]; a field that is None in the argument is not computed.
+    """The results of a scoring pass; a field that is None in the argument is not computed.
 
     state_values[t] is the value of the state AFTER token t, since GAE needs the last one; the others belong to token t.
     recorded holds the experts that the pass used, by_router those chosen by its router where the pass replayed others.
@@ -70,17 +70,11 @@ class Learner:
           layouts: of the minibatches. The forward has the shape of the training forward: in float32 both give the same
             numbers.
           into: of `blank_scores`; its arrays are gone afterwards.
-          routing: replayed where given.
+          routing: is replayed.
         """
         for layout in layouts:
             into = self._score(policy, tokens, routing, layout, into)
         return into
-
-    def lower_score(
-        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
-    ) -> jax.stages.Lowered:
-        """The program of `score` for one minibatch, from abstract arrays."""
-        return Learner._score.lower(self, policy, tokens, routing, layout, into)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
     def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
@@ -133,8 +127,7 @@ class Learner:
         """Empty arrays for the scores of a rollout, sharded by rows.
 
         Args:
-          record: what to record of the routing: none, experts, or logits (of the router, too); nothing for a dense
-            model.
+          record: of the routing, none, experts, or logits (of the router, too); nothing for a dense model.
           by_router: with a record, also the experts chosen by the router.
         """
         config = self.model.config
@@ -159,6 +152,12 @@ class Learner:
         """
         new, metrics = self._update(state.replace(base=None), state.base, batch, layout)
         return new.replace(base=state.base), metrics
+
+    def lower_score(
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+    ) -> jax.stages.Lowered:
+        """The program of `score` for one minibatch, from abstract arrays."""
+        return Learner._score.lower(self, policy, tokens, routing, layout, into)
 
     def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
         """The program of `update`, from abstract arrays."""
@@ -276,7 +275,8 @@ class Learner:
         held: Any = state.trained
         changes, opt_state = self.optimizer.update(gradients, state.opt_state, held)
         trained: Any = optax.apply_updates(held, changes)
-        trained = _of_critic(trained, state.trained) if self.policy_frozen else trained
+        if self.policy_frozen:
+            trained = _of_critic(trained, held)
         new = state.replace(trained=trained, opt_state=opt_state, updates=state.updates + 1)
         state = jax.tree.map(lambda n, o: jnp.where(finite & occupied, n, o), new, state)
         one = jnp.ones((), jnp.float32)
@@ -293,14 +293,6 @@ def _of_critic(trained: Trained, others: Trained) -> Trained:
     """The critic of the first, separate or a value head on the policy, and all else of the second."""
     policy = {name: x if name == "value_head" else others.policy[name] for name, x in trained.policy.items()}
     return trained.replace(policy=policy)
-
-
-def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
-    """An empty record in the shape of a rollout."""
-    dtype = routing_dtype(config.num_experts)
-    shape = (config.num_moe_layers, rows, time)
-    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def check_shapes(batch: TrainBatch) -> None:
