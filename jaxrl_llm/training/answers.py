@@ -1,7 +1,6 @@
 """Batches of given answers, for supervised training: by itself, and as the warm start of other runs."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.tasks.preference import PairEncoder, PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
+from jaxrl_llm.training.pairs import PairData
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.sources import Drawn, Source, with_reference
 from jaxrl_llm.training.state import TrainBatch, TrainState
@@ -19,44 +18,26 @@ from jaxrl_llm.training.step import Learner
 
 @dataclasses.dataclass(frozen=True)
 class Answers(Source):
-    """A `Source` of given answers; every one of them is imitated, so its advantage is 1.
-
-    Args:
-      answers: a step, one to each prompt.
-      data: with a file, the chosen answers of its pairs are the given ones; without, the task's own are.
-      longest: most tokens of an answer of that file, EOS included; 0: the task's bound.
-    """
+    """A `Source` of given answers; every one of them is imitated, so its advantage is 1."""
 
     learner: Learner
     task: tasks.Task
     data_dir: str | None
     seed: int
-    answers: int
+    answers: int  # a step, one to each prompt
     updates: UpdateConfig
-    data: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
-    longest: int = 0
+    data: PairData | None = None  # whose chosen answers are the given ones; None: the task's own are
     reference: Policy | None = None
 
-    @functools.cached_property
-    def _pairs(self) -> PairSplits | None:
-        if not self.data.file:
-            return None
-        task = self.task
-        encoder = PairEncoder(task.tokenizer, task.prompt_length, self._answer_length, task.prompting)
-        return self.data.read(task, encoder, self.data_dir)
-
-    @property
-    def _answer_length(self) -> int:
-        return self.longest or self.task.answer_length
-
     def stream(self) -> tasks.SupervisedStream:
-        if self._pairs is None:
+        if self.data is None:
             return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
-        return tasks.batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
+        pairs = self.data.splits
+        return tasks.batches(pairs.train, pairs.encoder.chosen, self.seed, self.answers)
 
     def read_data(self) -> str:
         next(self.stream())
-        return "" if self._pairs is None else f"the chosen answers of {self._pairs.source}"
+        return "" if self.data is None else f"the chosen answers of {self.data.splits.source}"
 
     def started(self, start: TrainState | None, folder: Path) -> "Answers":
         return with_reference(self, self.learner.objective, start, folder)
@@ -64,7 +45,7 @@ class Answers(Source):
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         drawn = next(stream)
         given = (drawn["tokens"], drawn["segment_ids"], drawn["loss_mask"])
-        epochs = epochs_of(*given[1:], 1, self._answer_length, self.updates, seed=self.seed, step=step)
+        epochs = epochs_of(*given[1:], 1, self.task.answer_length, self.updates, seed=self.seed, step=step)
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
         batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
         if self.reference is not None:

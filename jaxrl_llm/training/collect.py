@@ -63,20 +63,16 @@ class _Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A rollout whose answers may still be at the verifier.
+    """A rollout whose answers may still be at the verifier."""
 
-    trajectory: as the updates see it but without rewards, so that the policies can score it meanwhile.
-    moved: what it took to bring the parameters to the mesh of the rollout, empty where they were there.
-    """
-
-    trajectory: Trajectory
+    trajectory: Trajectory  # as the updates see it but without rewards, so that the policies can score it meanwhile
     draws: list[_Draw]
     kept: int  # groups
     weighting: RewardConfig
     max_length: int
     samples: int
     sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
-    moved: Mapping[str, float]
+    moved: Mapping[str, float]  # what it took to bring the parameters to the rollout's mesh; empty: they were there
 
     def finish(self, judged: PerAnswer | None = None) -> Collected:
         """Wait for the verifier and sum up.

@@ -24,7 +24,7 @@ from jaxrl_llm.training.step import Learner, Scored
 
 
 class Experience(NamedTuple):
-    """batch: what the updates train on. metrics: the gaps between sampler, old policy and reference."""
+    """What the updates train on, and the gaps between sampler, old policy and reference."""
 
     batch: TrainBatch
     metrics: dict[str, M.Metric]
@@ -102,11 +102,10 @@ class Scorer:
     def lower(self, state: TrainState, t: Trajectory, layout: Layout) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
         into = jax.eval_shape(lambda t: self._old_scores(t, state.policy), t)
-        mesh = self.learner.model.mesh
-        if mesh is not None:
-            into = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
-            )
+        mesh: Any = self.learner.model.mesh
+        into = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
+        )
         return self.learner.lower_score(state.policy, t.tokens, layout, into, in_scoring(self.replay, t.routing))
 
     def _old_scores(self, t: Trajectory, policy: Policy) -> Scored:

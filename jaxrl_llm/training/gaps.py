@@ -25,7 +25,7 @@ from jaxrl_llm.training.state import TrainBatch
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""
     assert batch.sampler_logprobs is not None
-    metrics = logprob_gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
+    metrics = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
     if batch.routing.sampled is not None and routing is not None:
         metrics |= flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch.segment_ids)
     return metrics
@@ -34,13 +34,13 @@ def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing 
 def old_against_current(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """pi_old against the training forward over `batch`, which gave these log-probs and this routing."""
     assert batch.old_logprobs is not None
-    metrics = logprob_gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
+    metrics = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
     if batch.routing.scored is not None and routing is not None:
         metrics |= flips("routing/flips_old_current", batch.routing.scored, routing, batch.segment_ids)
     return metrics
 
 
-def logprob_gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
+def _gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Mean |delta log p| and the share of tokens above 1e-2: what the run-time checks read."""
     size = jnp.abs(difference)
     return {f"{name}_mean": M.Mean.of(size, mask), f"{name}_share": M.Mean.of((size > 1e-2) * 1.0, mask)}

@@ -48,11 +48,11 @@ class Layout(flax.struct.PyTreeNode):
 
 
 class Groups(NamedTuple):
-    """The groups of a rollout: answers to a prompt, the most tokens of one, and [b] where each row's answer starts."""
+    """The groups of a rollout."""
 
-    size: int
-    answer_length: int
-    starts: Int[np.ndarray, "b"]
+    size: int  # answers to a prompt
+    answer_length: int  # most tokens of one
+    starts: Int[np.ndarray, "b"]  # the first column of each row's answer
 
 
 def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_length: int) -> Groups:
@@ -110,7 +110,7 @@ def lay_out(
     Args:
       rows: rollout rows of the minibatch, with layout=shared whole groups side by side.
       lengths: [b] tokens (prompt and answer) of every rollout row; `time` is the rollout's row length.
-      groups: of the rollout, for layout=shared.
+      groups: for layout=shared.
       together: so many rows side by side are never parted over micro-batches, whose rows it divides: 2 for pairs.
     """
     answers_a_row, width = 1, time

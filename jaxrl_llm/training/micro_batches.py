@@ -10,7 +10,7 @@ so the numbers are the same.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,13 +115,13 @@ def put(into: Any, new: Any, layout: Layout, micro: Any) -> Any:
 def bring(tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any:
     """What `take` takes of all micro-batches, [m r t] and [l m r t x], where b is spread over the devices, and so are r
     and t together."""
-    ring, of_rows, of_places = _specs(mesh)
+    of_rows, of_places = _specs(mesh)
 
     def run(index: Array, parts: Any) -> Any:
         def pick(source: Array, parts: Any, picked: Any) -> Any:
             return jax.tree.map(lambda part, old: _picked(part, _local(index, source, part), old), parts, picked)
 
-        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), ring)
+        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), mesh)
 
     specs, out = (of_places(2), jax.tree.map(of_rows, tree)), jax.tree.map(of_places, tree)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(jnp.asarray(index), tree)
@@ -129,16 +129,16 @@ def bring(tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any
 
 def bring_back(into: Any, tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any:
     """What `put` writes of all micro-batches, spread as `bring` has them."""
-    ring, of_rows, of_places = _specs(mesh)
+    of_rows, of_places = _specs(mesh)
 
     def run(index: Array, into: Any, parts: Any) -> Any:
-        own = lax.axis_index(ring.axes)
+        own = lax.axis_index(_row_axes(mesh))
 
         def write(source: Array, moving: tuple[Array, Any], into: Any) -> Any:
             index, parts = moving
             return jax.tree.map(lambda old, part: _written(old, part, _local(index, own, old)), into, parts)
 
-        return _around(write, (index, parts), into, ring)
+        return _around(write, (index, parts), into, mesh)
 
     rows = jax.tree.map(of_rows, into)
     specs = (of_places(2), rows, jax.tree.map(of_places, into))
@@ -146,32 +146,23 @@ def bring_back(into: Any, tree: Any, index: Int[Array | np.ndarray, "m r t"], me
     return run(jnp.asarray(index), into, tree)
 
 
-class _Ring(NamedTuple):
-    """axes: of the mesh over which rows are spread, `count` devices in all. unroll: the turns are no loop."""
-
-    axes: tuple[str, ...]
-    count: int
-    unroll: bool
+def _row_axes(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(sharding.rows(mesh).spec[0])  # pyright: ignore
 
 
-def _specs(mesh: Mesh) -> tuple[_Ring, Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
-    """(the ring, spec of an array of a rollout, spec of one that is laid out).
-
-    The specs are functions of the array, or of its rank: [b t] or [l b t x], and [m r t] or [l m r t x].
-    """
-    rows, places = sharding.rows(mesh).spec, sharding.micro_batch(mesh).spec
-    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
-    ring = _Ring(tuple(rows[0]), sharding.row_shards(mesh), unroll=sharding.platform(mesh) == "cpu")
+def _specs(mesh: Mesh) -> tuple[Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
+    """Specs of arrays of a rollout and of arrays that are laid out, as functions of the array, or of its rank: [b t] or
+    [l b t x], and [m r t] or [l m r t x]."""
 
     def after(free: int, spec: Any) -> Any:
         return lambda x: PartitionSpec(*[None] * (free + (getattr(x, "ndim", x) == 4)), *spec)
 
-    return ring, after(0, rows), after(1, places)
+    return after(0, sharding.rows(mesh).spec), after(1, sharding.micro_batch(mesh).spec)
 
 
-def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, ring: _Ring) -> Any:
+def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, mesh: Mesh) -> Any:
     """step(source, part, carry) for the part of every device, this one's own first."""
-    axes, count, unroll = ring
+    axes, count = _row_axes(mesh), sharding.row_shards(mesh)
     own = lax.axis_index(axes)
     to_the_one_before = [(i, (i - 1) % count) for i in range(count)]
 
@@ -180,6 +171,8 @@ def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, rin
         moving = jax.tree.map(lambda x: lax.ppermute(x, axes, to_the_one_before), moving)
         return moving, step((own + n) % count, moving, carry)
 
+    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
+    unroll = sharding.platform(mesh) == "cpu"
     return lax.fori_loop(1, count, turn, (moving, step(own, moving, carry)), unroll=unroll)[1]
 
 

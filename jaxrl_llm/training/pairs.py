@@ -34,18 +34,13 @@ from jaxrl_llm.training.step import Learner
 
 @dataclasses.dataclass(frozen=True)
 class PairData:
-    """The pairs of a run, read once.
-
-    Args:
-      answer_length: most tokens of an answer, EOS included.
-      held_out: at most so many held-out pairs are evaluated.
-    """
+    """The pairs of a run, read once."""
 
     task: tasks.Task
     source: PreferenceConfig
     data_dir: str | None
-    answer_length: int
-    held_out: int
+    answer_length: int  # most tokens of an answer, EOS included
+    held_out: int  # at most so many held-out pairs are evaluated
 
     @functools.cached_property
     def splits(self) -> PairSplits:
@@ -65,22 +60,15 @@ class PairData:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """A `Source` of pairs: rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i.
-
-    Args:
-      pairs: a step.
-      samples: held-out pairs that a person can read.
-      reference: log pi_ref of the pairs to learn from, two rows to each uid.
-      held_out_reference: log pi_ref of the held-out pairs.
-    """
+    """A `Source` of pairs: rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i."""
 
     learner: Learner
     data: PairData
     seed: int
-    pairs: int
+    pairs: int  # a step
     updates: UpdateConfig
-    samples: int = 0
-    reference: dict[int, Float[np.ndarray, "2 t"]] | None = None
+    samples: int = 0  # held-out pairs that a person can read
+    reference: dict[int, Float[np.ndarray, "2 t"]] | None = None  # log pi_ref, by uid of the pairs to learn from
     held_out_reference: Float[np.ndarray, "n t"] | None = None
 
     @property
@@ -207,10 +195,11 @@ def judge(objective: PairObjective, **arrays: Any) -> tuple[dict[str, Any], Floa
       arrays: as for `PairObjective.rewards`, of rows chosen, rejected, chosen, ...
     """
     rewards = np.asarray(_rewards(objective, arrays), np.float64)
-    found = calibrate(rewards[:, 0] - rewards[:, 1])
+    margins = rewards[:, 0] - rewards[:, 1]
+    found = calibrate(margins)
     metrics: dict[str, Any] = {
         "eval/pair_accuracy": found.accuracy,
-        "eval/pair_margin": float((rewards[:, 0] - rewards[:, 1]).mean()),
+        "eval/pair_margin": float(margins.mean()),
         "eval/reward_chosen": float(rewards[:, 0].mean()),
         "eval/reward_rejected": float(rewards[:, 1].mean()),
         "eval/brier": found.brier,

@@ -42,11 +42,7 @@ class RoutingRecords(flax.struct.PyTreeNode):
 
 
 def in_scoring(config: ReplayConfig, sampled: Routing | None) -> Routing | None:
-    """What the scoring pass of the old policy replays.
-
-    Raises:
-      ValueError: the rollout recorded no routing, or not its logits.
-    """
+    """What the scoring pass of the old policy replays; raises as `prescribe`."""
     return _replayed(config, sampled, "rollout") if config.mode == "R3" else None
 
 
@@ -56,12 +52,8 @@ def prescribe(config: ReplayConfig, sampled: Routing | None, scored: Routing | N
     Raises:
       ValueError: the routing that is to be replayed was not recorded, or not its logits.
     """
-    replayed = None
-    if config.mode == "R2":
-        replayed = _replayed(config, scored, "scoring pass")
-    elif config.mode == "R3":
-        replayed = _replayed(config, sampled, "rollout")
-    return RoutingRecords(sampled, scored, replayed)
+    own = _replayed(config, scored, "scoring pass") if config.mode == "R2" else in_scoring(config, sampled)
+    return RoutingRecords(sampled, scored, replayed=own)
 
 
 def _replayed(config: ReplayConfig, recorded: Routing | None, source: str) -> Routing:

@@ -21,12 +21,8 @@ from jaxrl_llm.objectives.rewards import weighted_rewards
 class RewardConfig(Block, prefix="rewards."):
     """The sum of weight * source over the sources below; each is logged apart.
 
-    verifier      the task's own reward
-    overlong      DAPO's soft ramp, from 0 down to -1 over the last `overlong_cache` tokens
-    length        tokens of the answer, EOS included: a negative weight is a cost for each
-    missing_eos   -1 for an answer that is cut off; its weight is `missing_eos_penalty` (TRL's PPO). A reward model that
-                  was trained on whole answers knows nothing of others
-    reward_model  the score of the model in the DIR `reward_model`, without its mean at the start of the run
+    The penalty for a missing EOS is that of TRL's PPO: a reward model that was trained on whole answers knows nothing
+    of others.
     """
 
     verifier_weight: float = declared(1.0, "of the task's verifier; at 0 it is still asked, for the metrics")

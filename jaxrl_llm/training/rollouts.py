@@ -31,27 +31,20 @@ class AnswerScorer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts(Source):
-    """A `Source` of verified rollouts.
-
-    Args:
-      prompts: a step; the engine gives each `group_size` answers.
-      reward_model: what judges the answers beside the verifier, if `rewards` has a weight for it.
-      read_all: prompts may be longer than the run allows, which `read_data` finds out.
-      samples: answers a step that a person can read.
-    """
+    """A `Source` of verified rollouts."""
 
     engine: Engine
     scorer: Scorer
     task: tasks.Task
     data_dir: str | None
     seed: int
-    prompts: int
+    prompts: int  # a step; the engine gives each `group_size` answers
     updates: UpdateConfig
     sampling: collect.DynamicSampling
     rewards: RewardConfig
-    samples: int = 0
-    read_all: bool = False
-    reward_model: AnswerScorer | None = None
+    samples: int = 0  # answers a step that a person can read
+    read_all: bool = False  # prompts may be longer than the run allows, which `read_data` finds out
+    reward_model: AnswerScorer | None = None  # judges the answers beside the verifier
     reference: Policy | None = None
 
     def stream(self) -> RolloutStream:

@@ -16,7 +16,7 @@ from jaxrl_llm.training.replay import RoutingRecords
 
 
 class Trained(flax.struct.PyTreeNode):
-    """What the optimizer updates: the policy's parameters, and those of a separate critic or None."""
+    """What the optimizer updates: the policy's parameters, and those of a separate critic, of its architecture."""
 
     policy: Any
     critic: Any = None
@@ -69,17 +69,14 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Saved(flax.struct.PyTreeNode):
-    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory.
-
-    predictor, predictor_opt_state: always None; Orbax compares trees, and earlier checkpoints have these places.
-    """
+    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory."""
 
     params: Any
     opt_state: Any
     critic: Any
     critic_opt_state: Any
     updates: Any
-    predictor: None = None
+    predictor: None = None  # always, as the next: Orbax compares trees, and earlier checkpoints have these places
     predictor_opt_state: None = None
 
 

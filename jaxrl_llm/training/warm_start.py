@@ -89,7 +89,7 @@ def warm_start(
             raise ValueError(f"{folder} is there for some processes only; set warm_start.cache_dir to a folder of all")
         params = _train(model, task, config, untrained(), data_dir, evaluate, log)
         save_tree(folder, params)
-    return params
+        return params
 
 
 @contextlib.contextmanager
