@@ -156,10 +156,10 @@ def _sampling_mesh(s: Settings, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
 def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
     """The source of the data that the objective reads, made from the settings; sampler: the model of rollouts."""
     shared: dict[str, Any] = {"task": s.task, "data_dir": s.data_dir, "seed": s.seed, "updates": s.updates}
+    data = PairData(s.task, s.preference, s.data_dir, s.answer_length, held_out=s.evaluation.prompts)
     if s.objective.reads == "answers":
-        return Answers(learner=learner, answers=s.rows, data=s.preference, longest=s.answer_length, **shared)
+        return Answers(learner=learner, answers=s.rows, data=data if s.preference.file else None, **shared)
     if s.objective.reads == "pairs":
-        data = PairData(s.task, s.preference, s.data_dir, s.answer_length, held_out=s.evaluation.prompts)
         return Pairs(learner, data, s.seed, s.rollout.prompts, s.updates, samples=s.log.samples)
     engine = Engine(
         sampler,

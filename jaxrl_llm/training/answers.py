@@ -1,7 +1,6 @@
 """Batches of given answers, for supervised training: by itself, and as the warm start of other runs."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,80 +8,47 @@ import jax.numpy as jnp
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.tasks.preference import PairEncoder, PairSplits, PreferenceConfig
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
+from jaxrl_llm.training.pairs import PairData
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.sources import Drawn, start_policy
+from jaxrl_llm.training.sources import Drawn, Source, with_reference
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
-    """A `Source` of given answers; every one of them is imitated, so its advantage is 1.
-
-    Args:
-      answers: a step, one to each prompt.
-      data: with a file, the chosen answers of its pairs are the given ones; without, the task's own are.
-      longest: most tokens of an answer of that file, EOS included; 0: the task's bound.
-    """
+class Answers(Source):
+    """A `Source` of given answers; every one of them is imitated, so its advantage is 1."""
 
     learner: Learner
     task: tasks.Task
     data_dir: str | None
     seed: int
-    answers: int
+    answers: int  # a step, one to each prompt
     updates: UpdateConfig
-    data: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
-    longest: int = 0
+    data: PairData | None = None  # whose chosen answers are the given ones; None: the task's own are
     reference: Policy | None = None
 
-    @functools.cached_property
-    def _pairs(self) -> PairSplits | None:
-        if not self.data.file:
-            return None
-        task = self.task
-        encoder = PairEncoder(task.tokenizer, task.prompt_length, self._answer_length, task.prompting)
-        return self.data.read(task, encoder, self.data_dir)
-
-    @property
-    def _answer_length(self) -> int:
-        return self.longest or self.task.answer_length
-
     def stream(self) -> tasks.SupervisedStream:
-        if self._pairs is None:
+        if self.data is None:
             return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
-        return tasks.batches(self._pairs.train, self._pairs.encoder.chosen, self.seed, self.answers)
+        pairs = self.data.splits
+        return tasks.batches(pairs.train, pairs.encoder.chosen, self.seed, self.answers)
 
     def read_data(self) -> str:
         next(self.stream())
-        return "" if self._pairs is None else f"the chosen answers of {self._pairs.source}"
+        return "" if self.data is None else f"the chosen answers of {self.data.splits.source}"
 
     def started(self, start: TrainState | None, folder: Path) -> "Answers":
-        if start is None or "ref_logprobs" not in self.learner.objective.needs:
-            return self
-        return dataclasses.replace(self, reference=start_policy(start, folder))
+        return with_reference(self, self.learner.objective, start, folder)
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
-        """One batch of answers, with the log-probs of pi_ref where the objective reads them."""
         drawn = next(stream)
-        epochs = epochs_of(
-            drawn["segment_ids"],
-            drawn["loss_mask"],
-            1,
-            self._answer_length,
-            self.updates,
-            seed=self.seed,
-            step=step,
-        )
         given = (drawn["tokens"], drawn["segment_ids"], drawn["loss_mask"])
+        epochs = epochs_of(*given[1:], 1, self.task.answer_length, self.updates, seed=self.seed, step=step)
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
         batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
         if self.reference is not None:
             scored = self.learner.score(self.reference, tokens, epochs[0], self.learner.blank_scores(tokens))
             batch = batch.replace(ref_logprobs=scored.logprobs)
         return Drawn(batch, epochs)
-
-    def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Nothing beside the pass rates, which every policy has."""
-        return {}, []

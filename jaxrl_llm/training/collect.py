@@ -33,63 +33,13 @@ class DynamicSampling(Block, prefix="dynamic_sampling."):
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-    """trajectory.rewards are weighted sums; samples are readable rows.
-
-    metrics: of ALL generated answers. sources: of the answers that are trained on, `reward/NAME` of every source.
-    """
+    """A rollout with its rewards, which are weighted sums."""
 
     trajectory: Trajectory
-    metrics: dict[str, float]
-    sources: dict[str, M.Metric]
-    samples: list[dict[str, Any]]
+    metrics: dict[str, float]  # of ALL generated answers
+    sources: dict[str, M.Metric]  # `reward/NAME` of every source, of the answers that are trained on
+    samples: list[dict[str, Any]]  # rows that a person can read
     tokens: int  # answer tokens generated, dropped groups included
-
-
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """A rollout whose answers may still be at the verifier.
-
-    trajectory: as the updates see it but without rewards, so that the policies can score it meanwhile.
-    moved: what it took to bring the parameters to the mesh of the rollout, empty where they were there.
-    """
-
-    trajectory: Trajectory
-    draws: "list[_Draw]"
-    kept: int  # groups
-    weighting: RewardConfig
-    max_length: int
-    samples: int
-    sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
-    moved: Mapping[str, float]
-
-    def finish(self, judged: PerAnswer | None = None) -> Collected:
-        """Wait for the verifier and sum up.
-
-        Args:
-          judged: [b], what the reward model says of the trajectory, if there is one.
-
-        Raises:
-          ValueError: the task's verifier cannot run in a worker process.
-        """
-        drawn = [(draw.answered, draw.verified) for draw in self.draws]
-        sources = self.sources
-        if sources is None:  # one draw, every group of it kept
-            (answered, verified), *_ = drawn
-            sources = self.weighting.rules(verified.rewards, answered.lengths, answered.truncated, self.max_length)
-        groups = len(self.draws[0].prompts)
-        rows = len(drawn[0][0].lengths)
-        if judged is not None:
-            sources = sources | {"reward_model": judged}
-        rewards, described = total_rewards(self.weighting, sources, np.arange(rows) < self.kept * (rows // groups))
-        metrics = _describe(drawn, rows // groups)
-        metrics |= {
-            "rollout/groups_generated": float(groups * len(drawn)),
-            "rollout/groups_kept": float(self.kept),
-            **self.moved,
-        }
-        tokens = sum(int(answered.lengths.sum()) for answered, _ in drawn)
-        readable = _readable(self.draws, drawn, self.samples)
-        return Collected(self.trajectory.replace(rewards=rewards), metrics, described, readable, tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +50,51 @@ class _Draw:
     @functools.cached_property
     def verified(self) -> Verified:
         return self.answered.finish()
+
+    @property
+    def group_size(self) -> int:
+        return len(self.answered.lengths) // len(self.prompts)
+
+    def rules(self, weighting: RewardConfig, max_length: int) -> dict[str, np.ndarray]:
+        """The sources of rewards that the host knows; waits for the verifier."""
+        answered = self.answered
+        return weighting.rules(self.verified.rewards, answered.lengths, answered.truncated, max_length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """A rollout whose answers may still be at the verifier."""
+
+    trajectory: Trajectory  # as the updates see it but without rewards, so that the policies can score it meanwhile
+    draws: list[_Draw]
+    kept: int  # groups
+    weighting: RewardConfig
+    max_length: int
+    samples: int
+    sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
+    moved: Mapping[str, float]  # what it took to bring the parameters to the rollout's mesh; empty: they were there
+
+    def finish(self, judged: PerAnswer | None = None) -> Collected:
+        """Wait for the verifier and sum up.
+
+        Args:
+          judged: what the reward model says of the trajectory, if there is one.
+
+        Raises:
+          ValueError: the task's verifier cannot run in a worker process.
+        """
+        first, *_ = self.draws
+        sources: Any = self.sources
+        if sources is None:  # one draw, every group of it kept
+            sources = first.rules(self.weighting, self.max_length)
+        if judged is not None:
+            sources = sources | {"reward_model": judged}
+        where = np.arange(len(first.answered.lengths)) < self.kept * first.group_size
+        rewards, described = total_rewards(self.weighting, sources, where)
+        metrics = _describe(self.draws) | {"rollout/groups_kept": float(self.kept), **self.moved}
+        tokens = sum(int(draw.answered.lengths.sum()) for draw in self.draws)
+        readable = _readable(self.draws, self.samples)
+        return Collected(self.trajectory.replace(rewards=rewards), metrics, described, readable, tokens)
 
 
 def begin(
@@ -135,9 +130,8 @@ def begin(
         if sampling.max_draws == 1:
             best, kept = out, wanted
             break
-        rewards, answered = draws[-1].verified.rewards, draws[-1].answered
-        known = weighting.rules(rewards, answered.lengths, answered.truncated, engine.max_new_tokens)
-        rules = jax.tree.map(jnp.asarray, known)
+        rules = jax.tree.map(jnp.asarray, draws[-1].rules(weighting, engine.max_new_tokens))
+        rewards = draws[-1].verified.rewards
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
         useful = np.flatnonzero(mixed)[: wanted - kept]
         source, place = np.zeros(wanted, np.int32), np.zeros(wanted, bool)
@@ -154,16 +148,7 @@ def begin(
     assert best is not None
     if weighting.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
-    return Rollout(
-        trajectory=best,
-        draws=draws,
-        kept=kept,
-        weighting=weighting,
-        max_length=engine.max_new_tokens,
-        samples=samples,
-        sources=sources,
-        moved=moved,
-    )
+    return Rollout(best, draws, kept, weighting, engine.max_new_tokens, samples, sources, moved)
 
 
 def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]:
@@ -173,8 +158,7 @@ def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]
     if prepared is params:
         return params, {}
     jax.block_until_ready(prepared)
-    seconds = time.monotonic() - start
-    size = float(sharding.local_bytes(prepared))
+    seconds, size = time.monotonic() - start, float(sharding.local_bytes(prepared))
     return prepared, {"time/parameters_moved_s": seconds, "rollout/parameters_moved_bytes": size}
 
 
@@ -184,13 +168,10 @@ def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:
 
 @jax.jit
 def _place(into: Any, new: Any, source: Integer[Array, "b"], where: Bool[Array, "b"]) -> Any:
-    """Trees of arrays of answers: rows `source` of `new` at the places `where`.
-
-    Rows are the first axis, the second of routing arrays.
-    """
+    """Trees of arrays of answers: rows `source` of `new` at the places `where`."""
 
     def one(old: Array, new: Array) -> Array:
-        axis = 1 if old.ndim == 4 else 0
+        axis = 1 if old.ndim == 4 else 0  # routing has its layers first
         shape = [1] * old.ndim
         shape[axis] = -1
         return jnp.where(where.reshape(shape), jnp.take(new, source, axis=axis), old)
@@ -198,36 +179,38 @@ def _place(into: Any, new: Any, source: Integer[Array, "b"], where: Bool[Array, 
     return jax.tree.map(one, into, new)
 
 
-def _describe(drawn: list[tuple[Answered, Verified]], group_size: int) -> dict[str, float]:
-    rewards = np.concatenate([verified.rewards for _, verified in drawn])
-    groups = rewards.reshape(-1, group_size)
+def _describe(draws: list[_Draw]) -> dict[str, float]:
+    answered, verified = [draw.answered for draw in draws], [draw.verified for draw in draws]
+    rewards = np.concatenate([one.rewards for one in verified])
+    groups = rewards.reshape(-1, draws[0].group_size)
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
         "reward/zero_advantage_groups": float((groups.max(1) == groups.min(1)).mean()),
-        "reward/verifier_timeouts": float(sum(verified.timeouts for _, verified in drawn)),
-        "reward/verifier_errors": float(sum(verified.raised for _, verified in drawn)),
-        "rollout/length_mean": float(np.concatenate([answered.lengths for answered, _ in drawn]).mean()),
-        "rollout/truncated": float(np.concatenate([answered.truncated for answered, _ in drawn]).mean()),
+        "reward/verifier_timeouts": float(sum(one.timeouts for one in verified)),
+        "reward/verifier_errors": float(sum(one.raised for one in verified)),
+        "rollout/length_mean": float(np.concatenate([one.lengths for one in answered]).mean()),
+        "rollout/truncated": float(np.concatenate([one.truncated for one in answered]).mean()),
+        "rollout/groups_generated": float(len(groups)),
     }
 
 
-def _readable(draws: list[_Draw], drawn: list[tuple[Answered, Verified]], samples: int) -> list[dict[str, Any]]:
+def _readable(draws: list[_Draw], samples: int) -> list[dict[str, Any]]:
     """The first `samples` answers, followed by the first few others on which the verifier failed."""
     rows, failed = [], []
-    for draw, (answered, verified) in zip(draws, drawn, strict=True):
-        group_size = len(verified.texts) // len(draw.prompts)
-        for i, text in enumerate(verified.texts):
+    for draw in draws:
+        found = draw.verified
+        for i, (text, error) in enumerate(zip(found.texts, found.errors, strict=True)):
             row = {
-                "prompt": draw.prompts[i // group_size],
+                "prompt": draw.prompts[i // draw.group_size],
                 "answer": text,
-                "reward": float(verified.rewards[i]),
-                "length": int(answered.lengths[i]),
+                "reward": float(found.rewards[i]),
+                "length": int(draw.answered.lengths[i]),
             }
-            if verified.errors[i]:
-                row["verifier_error"] = verified.errors[i]
+            if error:
+                row["verifier_error"] = error
             if len(rows) < samples:
                 rows.append(row)
-            elif verified.errors[i] and len(failed) < _FAILED_SAMPLES:
+            elif error and len(failed) < _FAILED_SAMPLES:
                 failed.append(row)
     return rows + failed

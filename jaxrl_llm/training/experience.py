@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -23,18 +23,8 @@ from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner, Scored
 
 
-@dataclasses.dataclass(frozen=True)
-class PolicyScores:
-    """The scores of a rollout, which do not depend on its rewards. old: log-probs, values and experts of pi_old and the
-    critic; ref: log-probs of pi_ref, or None."""
-
-    old: Scored
-    ref: PerToken | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Experience:
-    """batch: what the updates train on. metrics: the gaps between sampler, old policy and reference."""
+class Experience(NamedTuple):
+    """What the updates train on, and the gaps between sampler, old policy and reference."""
 
     batch: TrainBatch
     metrics: dict[str, M.Metric]
@@ -57,24 +47,23 @@ class Scorer:
         self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
     ) -> Experience:
         """`score` and `experience` at once, of a rollout with rewards."""
-        return self.experience(trajectory, self.score(state, reference, trajectory, layouts))
+        return self.experience(trajectory, *self.score(state, reference, trajectory, layouts))
 
     def score(
         self, state: TrainState, reference: Policy | None, trajectory: Trajectory, layouts: Sequence[Layout]
-    ) -> PolicyScores:
-        """Score every minibatch of a rollout at the shape it will be trained in; rewards are not read.
+    ) -> tuple[Scored, PerToken | None]:
+        """The scores of pi_old and the critic, and the log-probs of pi_ref; rewards are not read.
 
         Args:
-          reference: pi_ref, or None if the objective needs none.
-          layouts: the micro-batches of all minibatches of one epoch.
+          layouts: the minibatches of one epoch, each scored at the shape it will be trained in.
 
         Raises:
           ValueError: replay asks for a routing that was not recorded.
         """
         t, old, ref = trajectory, Scored(), None
         if not self.first_forward:
-            into = self._old_scores(t, values=state.policy.value_head is not None)
-            old = self.learner.score(state.policy, t.tokens, layouts, into, in_scoring(self.replay, t.routing))
+            into, replayed = self._old_scores(t, state.policy), in_scoring(self.replay, t.routing)
+            old = self.learner.score(state.policy, t.tokens, layouts, into, replayed)
         if state.critic is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
             valued = self.learner.score(state.critic, t.tokens, layouts, into)
@@ -83,14 +72,15 @@ class Scorer:
             into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
             assert reference is not None
             ref = self.learner.score(reference, t.tokens, layouts, into).logprobs
-        return PolicyScores(old, ref)
+        return old, ref
 
-    def experience(self, trajectory: Trajectory, scores: PolicyScores, kl_coef: float | None = None) -> Experience:
+    def experience(
+        self, t: Trajectory, old: Scored, ref: PerToken | None = None, kl_coef: float | None = None
+    ) -> Experience:
         """What the updates train on: the rollout, its scores, and advantages from its rewards.
 
         kl_coef: of the KL inside the reward, where that moves; otherwise the objective's own.
         """
-        t, old, ref = trajectory, scores.old, scores.ref
         steered = None if kl_coef is None else jnp.float32(kl_coef)
         advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref, steered)
         batch = TrainBatch(
@@ -111,22 +101,20 @@ class Scorer:
 
     def lower(self, state: TrainState, t: Trajectory, layout: Layout) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""
-        headed = state.policy.value_head is not None
-        into = jax.eval_shape(lambda t: self._old_scores(t, values=headed), t)
-        mesh = self.learner.model.mesh
-        if mesh is not None:
-            into = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
-            )
-        replayed = in_scoring(self.replay, t.routing)
-        return self.learner.lower_score(state.policy, t.tokens, layout, into, replayed)
+        into = jax.eval_shape(lambda t: self._old_scores(t, state.policy), t)
+        mesh: Any = self.learner.model.mesh
+        into = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
+        )
+        return self.learner.lower_score(state.policy, t.tokens, layout, into, in_scoring(self.replay, t.routing))
 
-    def _old_scores(self, t: Trajectory, values: bool) -> Scored:
+    def _old_scores(self, t: Trajectory, policy: Policy) -> Scored:
         """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
-        logits = self.replay.records_logits or "router_logprobs" in self.learner.objective.needs
+        replayed = self.replay.mode != "off" and self.replay.what == "logits"
+        logits = replayed or "router_logprobs" in self.learner.objective.needs
         return self.learner.blank_scores(
             t.tokens,
-            values=values,
+            values=policy.value_head is not None,
             record="logits" if logits else "experts",
             by_router=self.replay.mode == "R3" and not logits,
         )
@@ -141,7 +129,7 @@ def _advantages(
     ref: PerToken | None,
     kl_coef: Float[Array, ""] | None = None,
 ) -> tuple[PerToken, PerToken | None, PerToken | None]:
-    """(advantages, old values, returns), all [b t]; the latter two None without a critic.
+    """(advantages, old values, returns); the latter two None without a critic.
 
     A terminated answer has value 0 after its last token, a truncated one the critic's value of its last state.
     """
@@ -171,8 +159,7 @@ def _advantages(
 def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None) -> dict[str, M.Metric]:
     """Sampler against old policy for the run-time checks, what a replay lacks, and the load of the experts.
 
-    by_router: the experts chosen by the old policy's router, if scoring replayed the rollout and the record holds other
-    ones.
+    by_router: the experts chosen by the old policy's router, if the record holds other ones, replayed in scoring.
     """
     assert batch.old_logprobs is not None
     records = batch.routing
@@ -189,19 +176,10 @@ def _gaps(num_experts: int, batch: TrainBatch, by_router: Routing | None = None)
 
 
 def diagnose(
-    learner: Learner,
-    policy: Policy,
-    old: Policy,
-    batch: TrainBatch,
-    layouts: Sequence[Layout],
+    learner: Learner, policy: Policy, old: Policy, batch: TrainBatch, layouts: Sequence[Layout]
 ) -> dict[str, M.Metric]:
-    """The decomposition over a whole rollout, by three forwards.
-
-    They are the current policy with its own experts e, the current policy with e_old, and the old policy with e.
-
-    Args:
-      layouts: the minibatches of one epoch, at whose shapes training scored and updated.
-    """
+    """The decomposition over a whole rollout, by three forwards: the current policy with its own experts e, the current
+    policy with e_old, and the old policy with e. They have the shapes of training, those of one epoch's `layouts`."""
     scored = batch.routing.scored
     assert scored is not None, "a dense model has no routing to diagnose"
 

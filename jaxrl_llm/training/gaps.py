@@ -25,7 +25,7 @@ from jaxrl_llm.training.state import TrainBatch
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""
     assert batch.sampler_logprobs is not None
-    metrics = logprob_gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
+    metrics = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
     if batch.routing.sampled is not None and routing is not None:
         metrics |= flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch.segment_ids)
     return metrics
@@ -34,13 +34,13 @@ def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing 
 def old_against_current(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """pi_old against the training forward over `batch`, which gave these log-probs and this routing."""
     assert batch.old_logprobs is not None
-    metrics = logprob_gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
+    metrics = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
     if batch.routing.scored is not None and routing is not None:
         metrics |= flips("routing/flips_old_current", batch.routing.scored, routing, batch.segment_ids)
     return metrics
 
 
-def logprob_gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
+def _gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Mean |delta log p| and the share of tokens above 1e-2: what the run-time checks read."""
     size = jnp.abs(difference)
     return {f"{name}_mean": M.Mean.of(size, mask), f"{name}_share": M.Mean.of((size > 1e-2) * 1.0, mask)}
@@ -59,9 +59,8 @@ def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) ->
     """
     share, both = differ(old, by_router(current))
     both = both & (segment_ids != 0)[None]
-    by_layer = M.Mean(
-        jnp.sum(share, axis=(1, 2), where=both, dtype=jnp.float32), jnp.sum(both, axis=(1, 2), dtype=jnp.float32)
-    )
+    total = jnp.sum(share, axis=(1, 2), where=both, dtype=jnp.float32)
+    by_layer = M.Mean(total, jnp.sum(both, axis=(1, 2), dtype=jnp.float32))
     return {name: M.Mean(jnp.sum(by_layer.total), jnp.sum(by_layer.count)), f"{name}_by_layer": by_layer}
 
 
@@ -81,9 +80,8 @@ def expert_load(routing: Routing, num_experts: int) -> dict[str, M.Metric]:
 def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Shares of Var(log r) over unmasked tokens.
 
-    routing/share_of_variance = Cov(routing, log r) / Var(log r); the parameters' share is one minus it. Beside it
-    stand the tails of |routing|, which a share hides: the median, the 90th and the 99th percentile, and the share of
-    tokens beyond 0.2 (the usual clip) and beyond ln 2 (a doubled ratio).
+    routing/share_of_variance = Cov(routing, log r) / Var(log r); the parameters' share is one minus it. A share hides
+    the tails of |routing|: its percentiles, and the tokens beyond 0.2 (the usual clip) and ln 2 (a doubled ratio).
 
     Args:
       current: log pi(. | e).   held: log pi(. | e_old).   swapped: log pi_old(. | e).   old: log pi_old(. | e_old).
@@ -134,8 +132,7 @@ def flipped_before(old: Routing, current: Routing) -> Bool[Array, "b t"]:
 
 
 def ratio_by_flip(log_ratio: PerToken, flipped: Mask, mask: Mask) -> dict[str, M.Metric]:
-    """Mean, variance, 99th percentile and maximum of the token ratio, separately for flipped tokens and for the
-    others."""
+    """Moments, 99th percentile and maximum of the token ratio, for flipped tokens and for the others."""
     log_ratio = jnp.clip(log_ratio, -20, 20)
     metrics: dict[str, M.Metric] = {"routing/flipped_tokens": M.Mean.of(flipped * 1.0, mask)}
     for name, where in (("flipped", mask & flipped), ("unflipped", mask & ~flipped)):

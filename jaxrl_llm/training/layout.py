@@ -48,11 +48,11 @@ class Layout(flax.struct.PyTreeNode):
 
 
 class Groups(NamedTuple):
-    """The groups of a rollout: answers to a prompt, the most tokens of one, and [b] where each row's answer starts."""
+    """The groups of a rollout."""
 
-    size: int
-    answer_length: int
-    starts: Int[np.ndarray, "b"]
+    size: int  # answers to a prompt
+    answer_length: int  # most tokens of one
+    starts: Int[np.ndarray, "b"]  # the first column of each row's answer
 
 
 def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_length: int) -> Groups:
@@ -65,12 +65,12 @@ def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_leng
 
 
 def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
-    """A keyed permutation of answers, or of whole groups, cut into equal minibatches: lists of rollout rows."""
+    """Rollout rows: a keyed permutation of answers, or of whole groups, cut into equal minibatches."""
     if config.shuffle == "groups":
-        order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)[None]
+        order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)
     else:
         order = rng.permutation(rows)
-    return list(order.reshape(config.minibatches, rows // config.minibatches))
+    return list(order.reshape(config.minibatches, -1))
 
 
 def epochs_of(
@@ -110,7 +110,7 @@ def lay_out(
     Args:
       rows: rollout rows of the minibatch, with layout=shared whole groups side by side.
       lengths: [b] tokens (prompt and answer) of every rollout row; `time` is the rollout's row length.
-      groups: of the rollout, for layout=shared.
+      groups: for layout=shared.
       together: so many rows side by side are never parted over micro-batches, whose rows it divides: 2 for pairs.
     """
     answers_a_row, width = 1, time
@@ -129,7 +129,7 @@ def lay_out(
     per_micro //= answers_a_row
     micro = -(-(len(rows) // answers_a_row) // per_micro)
     index = np.full((micro * per_micro, width), -1, np.int32)
-    segments = np.zeros((micro * per_micro, width), np.int32)
+    segments = np.zeros_like(index)
     for place, members in enumerate(bins):
         at = 0
         for segment, (row, start, stop) in enumerate(members, start=1):
@@ -137,8 +137,7 @@ def lay_out(
             index[place, at:end] = row * time + np.arange(start, stop)
             segments[place, at:end] = segment
             at = end
-    shape = (micro, per_micro, width)
-    used = np.asarray(-(-len(bins) // per_micro), np.int32)
+    shape, used = (micro, per_micro, width), np.asarray(-(-len(bins) // per_micro), np.int32)
     return Layout(index.reshape(shape), segments.reshape(shape), used)
 
 

@@ -10,10 +10,11 @@ so the numbers are the same.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -25,22 +26,17 @@ from jaxrl_llm.training.layout import Layout
 
 
 class MicroBatches:
-    """A batch, cut.
-
-    Args:
-      arrays: of a rollout, [b t] and [l b t x], in any tree.
-      layout: which of their elements each micro-batch takes.
-      multiple: of which the rows of micro-batches have a length, padded if need be.
-    """
+    """A tree of arrays of a rollout, [b t] and [l b t x], as a layout cuts them; rows of a micro-batch are padded to a
+    length that `multiple` divides."""
 
     def __init__(self, arrays: Any, layout: Layout, mesh: Any = None, multiple: int = 1):
         self.layout = layout if multiple == 1 else padded(layout, multiple)
         self._arrays, self._mesh, self._brought = arrays, mesh, None
         if _spread(arrays, self.layout, mesh):
-            self._brought = bring(jax.tree.leaves(arrays), jnp.asarray(self.layout.index), mesh)
+            self._brought = bring(jax.tree.leaves(arrays), self.layout.index, mesh)
 
     def __getitem__(self, micro: Any) -> Any:
-        """The places of one micro-batch, [r t] and [l r t x], or of all (slice(None)), as `take`."""
+        """As `take`."""
         if self._brought is None:
             return take(self._arrays, self.layout, micro)
         there = [x[micro] if x.ndim == 3 else x[:, micro] for x in self._brought]
@@ -57,21 +53,17 @@ class MicroBatches:
             return lax.fori_loop(0, layout.used, lambda i, into: put(into, of(i), layout, i), into)
         arrays, structure = jax.tree.flatten(into)
 
-        def blank(x: Array) -> Array:
-            shape = layout.index.shape
-            return jnp.zeros(shape if x.ndim == 2 else (x.shape[0], *shape, x.shape[-1]), x.dtype)
-
-        def set_one(filled: Array, new: Array, i: Any) -> Array:
-            return lax.dynamic_update_index_in_dim(filled, new.astype(filled.dtype), i, 0 if filled.ndim == 3 else 1)
-
         def body(i: Array, filled: list[Array]) -> list[Array]:
-            return [set_one(old, new, i) for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)]
+            return [
+                lax.dynamic_update_index_in_dim(old, new.astype(old.dtype), i, 0 if old.ndim == 3 else 1)
+                for old, new in zip(filled, jax.tree.leaves(of(i)), strict=True)
+            ]
 
-        filled = lax.fori_loop(0, layout.used, body, [blank(x) for x in arrays])
-        return jax.tree.unflatten(structure, bring_back(arrays, filled, jnp.asarray(layout.index), self._mesh))
+        filled = lax.fori_loop(0, layout.used, body, [_blank(x, layout.index.shape) for x in arrays])
+        return jax.tree.unflatten(structure, bring_back(arrays, filled, layout.index, self._mesh))
 
     def accumulate(self, one: Callable[[Any], Any]) -> Any:
-        """(totals, metrics, gradients) summed over the micro-batches in use; with a single one nothing is added.
+        """(totals, metrics, gradients), summed over the micro-batches in use.
 
         Args:
           one: number of a micro-batch -> ((loss, (totals, metrics)), gradients).
@@ -111,64 +103,42 @@ def take(tree: Any, layout: Layout, micro: Any) -> Any:
     Padding is 0, False or "no record".
     """
     index = layout.index[micro]
-
-    def one(x: Array) -> Array:
-        if x.ndim == 2:
-            return jnp.where(index >= 0, x.ravel()[jnp.maximum(index, 0)], jnp.zeros((), x.dtype))
-        flat = x.reshape(x.shape[0], -1, x.shape[-1])[:, jnp.maximum(index, 0)]
-        empty = no_record(x) if jnp.issubdtype(x.dtype, jnp.integer) else 0
-        return jnp.where((index >= 0)[None, ..., None], flat, jnp.asarray(empty, x.dtype))
-
-    return jax.tree.map(one, tree)
+    return jax.tree.map(lambda x: _picked(x, index, _blank(x, index.shape)), tree)
 
 
 def put(into: Any, new: Any, layout: Layout, micro: Any) -> Any:
     """Write the places of one micro-batch back into arrays [b t] and [l b t x] of the rollout."""
     index = layout.index[micro]
-
-    def one(old: Array, new: Array) -> Array:
-        size = old.shape[0] * old.shape[1] if old.ndim == 2 else old.shape[1] * old.shape[2]
-        place = jnp.where(index >= 0, index, size).ravel()  # padding is dropped
-        if old.ndim == 2:
-            return old.ravel().at[place].set(new.ravel().astype(old.dtype), mode="drop").reshape(old.shape)
-        flat = old.reshape(old.shape[0], size, old.shape[-1])
-        new = new.reshape(new.shape[0], -1, new.shape[-1]).astype(old.dtype)
-        return flat.at[:, place].set(new, mode="drop").reshape(old.shape)
-
-    return jax.tree.map(one, into, new)
+    return jax.tree.map(lambda old, new: _written(old, new, index), into, new)
 
 
-def bring(tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
-    """The elements at `index` (row * time + column, -1 = padding) out of arrays [b t] and [l b t x].
-
-    Returns:
-      Arrays [m r t] and [l m r t x]; padding is 0, False or "no record". b is spread over the devices, and so are r and
-      t together.
-    """
-    ring, of_rows, of_places = _specs(mesh)
+def bring(tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any:
+    """What `take` takes of all micro-batches, [m r t] and [l m r t x], where b is spread over the devices, and so are r
+    and t together."""
+    of_rows, of_places = _specs(mesh)
 
     def run(index: Array, parts: Any) -> Any:
         def pick(source: Array, parts: Any, picked: Any) -> Any:
-            return jax.tree.map(lambda part, old: _picked(part, index, source, old), parts, picked)
+            return jax.tree.map(lambda part, old: _picked(part, _local(index, source, part), old), parts, picked)
 
-        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), ring)
+        return _around(pick, parts, jax.tree.map(lambda x: _blank(x, index.shape), parts), mesh)
 
     specs, out = (of_places(2), jax.tree.map(of_rows, tree)), jax.tree.map(of_places, tree)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(jnp.asarray(index), tree)
 
 
-def bring_back(into: Any, tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> Any:
-    """Arrays [b t] and [l b t x] with those of `tree`, [m r t] and [l m r t x], written at `index`; -1 is nowhere."""
-    ring, of_rows, of_places = _specs(mesh)
+def bring_back(into: Any, tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any:
+    """What `put` writes of all micro-batches, spread as `bring` has them."""
+    of_rows, of_places = _specs(mesh)
 
     def run(index: Array, into: Any, parts: Any) -> Any:
-        own = lax.axis_index(ring.axes)
+        own = lax.axis_index(_row_axes(mesh))
 
         def write(source: Array, moving: tuple[Array, Any], into: Any) -> Any:
             index, parts = moving
-            return jax.tree.map(lambda old, part: _written(old, part, index, own), into, parts)
+            return jax.tree.map(lambda old, part: _written(old, part, _local(index, own, old)), into, parts)
 
-        return _around(write, (index, parts), into, ring)
+        return _around(write, (index, parts), into, mesh)
 
     rows = jax.tree.map(of_rows, into)
     specs = (of_places(2), rows, jax.tree.map(of_places, into))
@@ -176,32 +146,23 @@ def bring_back(into: Any, tree: Any, index: Int[Array, "m r t"], mesh: Mesh) -> 
     return run(jnp.asarray(index), into, tree)
 
 
-class _Ring(NamedTuple):
-    """axes: of the mesh over which rows are spread, `count` devices in all. unroll: the turns are no loop."""
-
-    axes: tuple[str, ...]
-    count: int
-    unroll: bool
+def _row_axes(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(sharding.rows(mesh).spec[0])  # pyright: ignore
 
 
-def _specs(mesh: Mesh) -> tuple[_Ring, Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
-    """(the ring, spec of an array of a rollout, spec of one that is laid out).
-
-    The specs are functions of the array, or of its rank: [b t] or [l b t x], and [m r t] or [l m r t x].
-    """
-    rows, places = sharding.rows(mesh).spec, sharding.micro_batch(mesh).spec
-    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
-    ring = _Ring(tuple(rows[0]), sharding.row_shards(mesh), unroll=sharding.platform(mesh) == "cpu")
+def _specs(mesh: Mesh) -> tuple[Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
+    """Specs of arrays of a rollout and of arrays that are laid out, as functions of the array, or of its rank: [b t] or
+    [l b t x], and [m r t] or [l m r t x]."""
 
     def after(free: int, spec: Any) -> Any:
         return lambda x: PartitionSpec(*[None] * (free + (getattr(x, "ndim", x) == 4)), *spec)
 
-    return ring, after(0, rows), after(1, places)
+    return after(0, sharding.rows(mesh).spec), after(1, sharding.micro_batch(mesh).spec)
 
 
-def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, ring: _Ring) -> Any:
+def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, mesh: Mesh) -> Any:
     """step(source, part, carry) for the part of every device, this one's own first."""
-    axes, count, unroll = ring
+    axes, count = _row_axes(mesh), sharding.row_shards(mesh)
     own = lax.axis_index(axes)
     to_the_one_before = [(i, (i - 1) % count) for i in range(count)]
 
@@ -210,32 +171,38 @@ def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, rin
         moving = jax.tree.map(lambda x: lax.ppermute(x, axes, to_the_one_before), moving)
         return moving, step((own + n) % count, moving, carry)
 
+    # XLA:CPU runs what is independent at once: a loop's sends beside another collective can take its last thread.
+    unroll = sharding.platform(mesh) == "cpu"
     return lax.fori_loop(1, count, turn, (moving, step(own, moving, carry)), unroll=unroll)[1]
 
 
-def _picked(part: Array, index: Array, source: Array, old: Array) -> Array:
-    """`old` with what of `index` lies in the part of the device `source`."""
+def _local(index: Array, device: Array, part: Array) -> Array:
+    """`index` counted from the start of the part that a device has; what lies in another's is out of range."""
+    return index - device * _size(part)
+
+
+def _picked(part: Array, index: Any, old: Array) -> Array:
+    """`old`, where `index` is in range the elements of `part` there."""
     size = _size(part)
-    local = index - source * size
-    here, place = (local >= 0) & (local < size), jnp.clip(local, 0, size - 1)
+    here, place = (index >= 0) & (index < size), jnp.clip(index, 0, size - 1)
     if part.ndim == 2:
         return jnp.where(here, part.ravel()[place], old)
-    return jnp.where(here[None, ..., None], part.reshape(part.shape[0], size, -1)[:, place], old)
+    flat = part.reshape(part.shape[0], size, part.shape[-1])
+    return jnp.where(here[None, ..., None], flat[:, place], old)
 
 
-def _written(old: Array, part: Array, index: Array, own: Array) -> Array:
-    """The own part `old` with what of `index` lies in it."""
-    size = _size(old)
-    local = (index - own * size).ravel()
-    place = jnp.where((local >= 0) & (local < size), local, size)  # beyond the end, and dropped
+def _written(old: Array, new: Array, index: Any) -> Array:
+    """`old` with the elements of `new` where `index` is in range."""
+    size, new = _size(old), new.astype(old.dtype)
+    place = jnp.where((index >= 0) & (index < size), index, size).ravel()  # beyond the end, and dropped
     if old.ndim == 2:
-        return old.ravel().at[place].set(part.ravel(), mode="drop").reshape(old.shape)
-    flat, new = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in (old, part))
+        return old.ravel().at[place].set(new.ravel(), mode="drop").reshape(old.shape)
+    flat, new = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in (old, new))
     return flat.at[:, place].set(new, mode="drop").reshape(old.shape)
 
 
 def _blank(x: Array, shape: tuple[int, ...]) -> Array:
-    """Padding of an array that is laid out: 0, False or "no record"."""
+    """An array that is laid out, all padding."""
     if x.ndim == 2:
         return jnp.zeros(shape, x.dtype)
     empty = no_record(x) if jnp.issubdtype(x.dtype, jnp.integer) else 0

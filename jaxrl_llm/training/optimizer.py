@@ -27,16 +27,14 @@ class OptimizerConfig(Block, prefix="optimizer."):
     router_factor: float = declared(1.0, "learning-rate factor of the router; 0: frozen", least=0)
 
 
-def _path_holds(word: str) -> Any:
-    return lambda params: jax.tree_util.tree_map_with_path(lambda p, _: word in jax.tree_util.keystr(p), params)
-
-
 def decayed(params: Any) -> Any:
     """Weight decay acts on matrices, not on norms, embeddings, biases or a value head."""
-    spared = ("norm", "embedding", "bias", "value_head")
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: not any(word in jax.tree_util.keystr(path) for word in spared), params
-    )
+    return jax.tree.map(lambda spared: not spared, _named(params, "norm", "embedding", "bias", "value_head"))
+
+
+def _named(params: Any, *words: str) -> Any:
+    """Whether one of these words is in the path of a parameter."""
+    return jax.tree.map_with_path(lambda path, _: any(word in jax.tree_util.keystr(path) for word in words), params)
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -63,29 +61,24 @@ def make_optimizer(
       total_steps: optimizer steps, N a rollout.
       critic_learning_rate: None if there is no separate critic.
     """
-    total_steps = 0 if config.schedule == "constant" else total_steps
+    return _made(config, 0 if config.schedule == "constant" else total_steps, critic_learning_rate)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(config: OptimizerConfig, total_steps: int, critic_learning_rate: float | None) -> Any:
+    policy = _adamw(config, total_steps)
     if critic_learning_rate is None:
-        return _make(config, total_steps)
-    return _partitioned(
-        _make(config, total_steps),
-        _make(dataclasses.replace(config, learning_rate=critic_learning_rate, router_factor=1.0), total_steps),
-    )
+        return policy
+    of_critic = dataclasses.replace(config, learning_rate=critic_learning_rate, router_factor=1.0)
+    return optax.partition({"policy": policy, "critic": _adamw(of_critic, total_steps)}, Trained("policy", "critic"))
 
 
-@functools.lru_cache(maxsize=64)
-def _partitioned(
-    policy: optax.GradientTransformation, critic: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    return optax.partition({"policy": policy, "critic": critic}, Trained("policy", "critic"))
-
-
-@functools.lru_cache(maxsize=64)
-def _make(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+def _adamw(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     schedule = make_schedule(config, total_steps)
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(
         optax.adamw(schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)
     )
     if config.router_factor != 1:
-        parts.append(optax.masked(optax.scale(config.router_factor), _path_holds("router")))
+        parts.append(optax.masked(optax.scale(config.router_factor), lambda params: _named(params, "router")))
     return optax.chain(*parts)

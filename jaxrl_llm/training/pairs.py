@@ -33,27 +33,14 @@ from jaxrl_llm.training.step import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class PairReference:
-    """log pi_ref of every pair. train: by the pair's uid, its two rows [2 t]; test: the rows of all held-out pairs."""
-
-    train: dict[int, Float[np.ndarray, "2 t"]]
-    test: Float[np.ndarray, "n t"]
-
-
-@dataclasses.dataclass(frozen=True)
 class PairData:
-    """The pairs of a run, read once.
-
-    Args:
-      answer_length: most tokens of an answer, EOS included.
-      held_out: at most so many held-out pairs are evaluated.
-    """
+    """The pairs of a run, read once."""
 
     task: tasks.Task
     source: PreferenceConfig
     data_dir: str | None
-    answer_length: int
-    held_out: int
+    answer_length: int  # most tokens of an answer, EOS included
+    held_out: int  # at most so many held-out pairs are evaluated
 
     @functools.cached_property
     def splits(self) -> PairSplits:
@@ -73,20 +60,16 @@ class PairData:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """A `Source` of pairs: rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i.
-
-    Args:
-      pairs: a step.
-      samples: held-out pairs that a person can read.
-    """
+    """A `Source` of pairs: rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i."""
 
     learner: Learner
     data: PairData
     seed: int
-    pairs: int
+    pairs: int  # a step
     updates: UpdateConfig
-    samples: int = 0
-    reference: PairReference | None = None
+    samples: int = 0  # held-out pairs that a person can read
+    reference: dict[int, Float[np.ndarray, "2 t"]] | None = None  # log pi_ref, by uid of the pairs to learn from
+    held_out_reference: Float[np.ndarray, "n t"] | None = None
 
     @property
     def _objective(self) -> PairObjective:
@@ -131,15 +114,12 @@ class Pairs:
 
         rows = kept("train", train).reshape(len(train), 2, -1)
         by_uid = {pair["uid"]: two for pair, two in zip(train, rows, strict=True)}
-        return dataclasses.replace(self, reference=PairReference(by_uid, kept("test", test)))
+        return dataclasses.replace(self, reference=by_uid, held_out_reference=kept("test", test))
 
     def _scored(self, policy: Policy, batch: Mapping[str, Any]) -> Float[np.ndarray, "n t"]:
         """What the objective makes scores of: log-probs, or the head's output after each token.
 
         As many rows at a time as a minibatch has; the last ones are scored twice where that does not divide n.
-
-        Args:
-          batch: tokens and segment_ids [n t], on the host.
         """
         learner, values = self.learner, self.learner.objective.learns_rewards
         updates = dataclasses.replace(self.updates, layout="padded", length_buckets=1)
@@ -156,7 +136,6 @@ class Pairs:
         return np.concatenate(parts)[:count]
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
-        """One batch of pairs, with the log-probs of pi_ref where the objective reads them."""
         drawn: PairBatch = next(stream)
         mask, longest = drawn["loss_mask"], self.data.answer_length
         epochs = epochs_of(drawn["segment_ids"], mask, 2, longest, self.updates, seed=self.seed, step=step, together=2)
@@ -164,7 +143,7 @@ class Pairs:
         arrays = {"tokens": drawn["tokens"], "segment_ids": drawn["segment_ids"], "loss_mask": mask}
         arrays["advantages"] = np.where(mask, labels[:, None], 0)
         if self.reference is not None:
-            arrays["ref_logprobs"] = np.concatenate([self.reference.train[uid] for uid in drawn["uid"].tolist()])
+            arrays["ref_logprobs"] = np.concatenate([self.reference[uid] for uid in drawn["uid"].tolist()])
         if self.data.have_margins:
             arrays["margins"] = np.where(mask, np.repeat(drawn["margins"], 2)[:, None], 0)
         return Drawn(TrainBatch(**sharding.put_rows(arrays, self.learner.model.mesh)), epochs)
@@ -174,17 +153,12 @@ class Pairs:
         test = self.data.test
         found = self._scored(state.policy, test)
         given = {"scores": found} if self._objective.learns_rewards else {"logprobs": found}
-        if self.reference is not None:
-            given["ref_logprobs"] = self.reference.test[: len(found)]
+        if self.held_out_reference is not None:
+            given["ref_logprobs"] = self.held_out_reference[: len(found)]
         metrics, rewards = judge(self._objective, mask=test["loss_mask"], **given)
         rows = [
-            {
-                "prompt": test["prompt"][i],
-                "chosen": test["chosen"][i],
-                "rejected": test["rejected"][i],
-                "reward_chosen": float(rewards[i, 0]),
-                "reward_rejected": float(rewards[i, 1]),
-            }
+            {name: test[name][i] for name in ("prompt", "chosen", "rejected")}
+            | {"reward_chosen": float(rewards[i, 0]), "reward_rejected": float(rewards[i, 1])}
             for i in range(min(self.samples, len(rewards)))
         ]
         return metrics, rows
@@ -221,10 +195,11 @@ def judge(objective: PairObjective, **arrays: Any) -> tuple[dict[str, Any], Floa
       arrays: as for `PairObjective.rewards`, of rows chosen, rejected, chosen, ...
     """
     rewards = np.asarray(_rewards(objective, arrays), np.float64)
-    found = calibrate(rewards[:, 0] - rewards[:, 1])
+    margins = rewards[:, 0] - rewards[:, 1]
+    found = calibrate(margins)
     metrics: dict[str, Any] = {
         "eval/pair_accuracy": found.accuracy,
-        "eval/pair_margin": float((rewards[:, 0] - rewards[:, 1]).mean()),
+        "eval/pair_margin": float(margins.mean()),
         "eval/reward_chosen": float(rewards[:, 0].mean()),
         "eval/reward_rejected": float(rewards[:, 1].mean()),
         "eval/brier": found.brier,

@@ -16,17 +16,14 @@ from jaxrl_llm.records.run_log import RunLog
 
 @dataclasses.dataclass
 class Pending:
-    """The metrics of a step that are still on the devices, and what the host knows already.
-
-    scored: of what the step learns from; updates: of each update. bounds: what `check_updates` is told of the run.
-    """
+    """The metrics of a step that are still on the devices, and what the host knows already."""
 
     step: int
     host: dict[str, Any]
-    scored: dict[str, M.Metric]
+    scored: dict[str, M.Metric]  # of what the step learns from
     updates: list[dict[str, M.Metric]]
     samples: list[dict[str, Any]]
-    bounds: Mapping[str, Any]
+    bounds: Mapping[str, Any]  # what `check_updates` is told of the run
 
     @functools.cached_property
     def _fetched(self) -> tuple[dict[str, M.Metric], list[dict[str, M.Metric]]]:
@@ -36,11 +33,8 @@ class Pending:
         """All that is known of the step; waits for its updates."""
         scored, updates = self._fetched
         each = [M.finalize(update) for update in updates]
-        values = M.finalize(M.merge([scored, *updates])) | {
-            key: value
-            for key, value in each[0].items()
-            if key.startswith("check/")  # only the first update's
-        }
+        values = M.finalize(M.merge([scored, *updates]))
+        values |= {key: value for key, value in each[0].items() if key.startswith("check/")}  # of the first update only
         name = "routing/flips_old_current_by_layer"
         if name in values:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
@@ -49,7 +43,7 @@ class Pending:
         return {**values, **self.host}
 
     def check(self) -> None:
-        """Raises as `check_updates` does."""
+        """As `check_updates`."""
         scored, updates = self._fetched
         check_updates(self.step, M.finalize(scored), [M.finalize(update) for update in updates], **self.bounds)
 

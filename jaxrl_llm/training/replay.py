@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.declared import Block, declared
-from jaxrl_llm.models import Routing, is_recorded, no_record
+from jaxrl_llm.models import ModelConfig, Routing, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.scoring import following
 
 
@@ -32,30 +32,17 @@ class ReplayConfig(Block, prefix="replay."):
         "experts", among={"experts": "indices; gates follow the current router", "logits": "indices and gates"}
     )
 
-    @property
-    def records_logits(self) -> bool:
-        return self.mode != "off" and self.what == "logits"
-
 
 class RoutingRecords(flax.struct.PyTreeNode):
-    """All routing that belongs to a rollout, [l b t k]; None where there is none.
+    """All routing that belongs to a rollout; None where there is none."""
 
-    sampled: recorded by the rollout engine.
-    scored: recorded when the old policy scored the rollout, with its router's logits where something needs them.
-    replayed: what the training forward replays; `prescribe` decides.
-    """
-
-    sampled: Routing | None = None
-    scored: Routing | None = None
-    replayed: Routing | None = None
+    sampled: Routing | None = None  # recorded by the rollout engine
+    scored: Routing | None = None  # recorded by the old policy's scoring pass, with logits where something needs them
+    replayed: Routing | None = None  # by the training forward; `prescribe` decides
 
 
 def in_scoring(config: ReplayConfig, sampled: Routing | None) -> Routing | None:
-    """What the scoring pass of the old policy replays.
-
-    Raises:
-      ValueError: the rollout recorded no routing, or not its logits.
-    """
+    """What the scoring pass of the old policy replays; raises as `prescribe`."""
     return _replayed(config, sampled, "rollout") if config.mode == "R3" else None
 
 
@@ -65,12 +52,8 @@ def prescribe(config: ReplayConfig, sampled: Routing | None, scored: Routing | N
     Raises:
       ValueError: the routing that is to be replayed was not recorded, or not its logits.
     """
-    replayed = None
-    if config.mode == "R2":
-        replayed = _replayed(config, scored, "scoring pass")
-    elif config.mode == "R3":
-        replayed = _replayed(config, sampled, "rollout")
-    return RoutingRecords(sampled, scored, replayed)
+    own = _replayed(config, scored, "scoring pass") if config.mode == "R2" else in_scoring(config, sampled)
+    return RoutingRecords(sampled, scored, replayed=own)
 
 
 def _replayed(config: ReplayConfig, recorded: Routing | None, source: str) -> Routing:
@@ -95,6 +78,14 @@ def by_router(routing: Routing) -> Routing:
     experts = jax.lax.top_k(routing.logits, routing.experts.shape[-1])[1]
     recorded = is_recorded(routing.experts)[..., None]
     return Routing(jnp.where(recorded, experts.astype(routing.experts.dtype), no_record(routing.experts)))
+
+
+def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
+    """An empty record in the shape of a rollout."""
+    dtype = routing_dtype(config.num_experts)
+    shape = (config.num_moe_layers, rows, time)
+    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def count_unrecorded(routing: Routing, segment_ids: SegmentIds) -> Float[Array, ""]:

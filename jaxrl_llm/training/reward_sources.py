@@ -21,12 +21,8 @@ from jaxrl_llm.objectives.rewards import weighted_rewards
 class RewardConfig(Block, prefix="rewards."):
     """The sum of weight * source over the sources below; each is logged apart.
 
-    verifier      the task's own reward
-    overlong      DAPO's soft ramp, from 0 down to -1 over the last `overlong_cache` tokens
-    length        tokens of the answer, EOS included: a negative weight is a cost for each
-    missing_eos   -1 for an answer that is cut off; its weight is `missing_eos_penalty` (TRL's PPO). A reward model that
-                  was trained on whole answers knows nothing of others
-    reward_model  the score of the model in the DIR `reward_model`, without its mean at the start of the run
+    The penalty for a missing EOS is that of TRL's PPO: a reward model that was trained on whole answers knows nothing
+    of others.
     """
 
     verifier_weight: float = declared(1.0, "of the task's verifier; at 0 it is still asked, for the metrics")
@@ -76,20 +72,14 @@ class RewardConfig(Block, prefix="rewards."):
         return sources
 
 
-def total_rewards(
-    config: RewardConfig, sources: Mapping[str, Any], where: Bool[Array | np.ndarray, "b"]
-) -> tuple[PerAnswer, dict[str, M.Metric]]:
-    """(the weighted sum [b], metrics): `reward/NAME` of every source, `reward/NAME_weighted` of those that are summed,
-    and `reward/total`, over the answers of `where`."""
-    return _total(tuple(config.weights.items()), dict(sources), where)
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _total(
-    weights: tuple[tuple[str, float], ...], sources: dict[str, PerAnswer], where: Bool[Array, "b"]
+def total_rewards(
+    config: RewardConfig, sources: dict[str, PerAnswer], where: Bool[Array, "b"]
 ) -> tuple[PerAnswer, dict[str, M.Metric]]:
-    total, metrics = weighted_rewards(sources, dict(weights), where=where)
-    for name, weight in weights:
+    """(the weighted sum, metrics): `reward/NAME` of every source, `reward/NAME_weighted` of those that are summed, and
+    `reward/total`, over the answers of `where`."""
+    total, metrics = weighted_rewards(sources, config.weights, where=where)
+    for name, weight in config.weights.items():
         metrics[f"reward/{name}_weighted"] = M.Mean.of(weight * sources[name], where)
     return total, metrics | {"reward/total": M.Mean.of(total, where)}
 

@@ -18,7 +18,7 @@ from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
-from jaxrl_llm.training.sources import Drawn, start_policy
+from jaxrl_llm.training.sources import Drawn, Source, with_reference
 from jaxrl_llm.training.state import TrainState
 
 
@@ -30,28 +30,21 @@ class AnswerScorer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollouts:
-    """A `Source` of verified rollouts.
-
-    Args:
-      prompts: a step; the engine gives each `group_size` answers.
-      reward_model: what judges the answers beside the verifier, if `rewards` has a weight for it.
-      read_all: prompts may be longer than the run allows, which `read_data` finds out.
-      samples: answers a step that a person can read.
-    """
+class Rollouts(Source):
+    """A `Source` of verified rollouts."""
 
     engine: Engine
     scorer: Scorer
     task: tasks.Task
     data_dir: str | None
     seed: int
-    prompts: int
+    prompts: int  # a step; the engine gives each `group_size` answers
     updates: UpdateConfig
     sampling: collect.DynamicSampling
     rewards: RewardConfig
-    samples: int = 0
-    read_all: bool = False
-    reward_model: AnswerScorer | None = None
+    samples: int = 0  # answers a step that a person can read
+    read_all: bool = False  # prompts may be longer than the run allows, which `read_data` finds out
+    reward_model: AnswerScorer | None = None  # judges the answers beside the verifier
     reference: Policy | None = None
 
     def stream(self) -> RolloutStream:
@@ -69,18 +62,16 @@ class Rollouts:
         return ""
 
     def started(self, start: TrainState | None, folder: Path) -> "Rollouts":
-        if start is None or "ref_logprobs" not in self.scorer.learner.objective.needs:
-            return self
-        return dataclasses.replace(self, reference=start_policy(start, folder))
+        return with_reference(self, self.scorer.learner.objective, start, folder)
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
         asked = self.sample(stream, step, state)
         sampled = time.monotonic()
-        epochs = self.layouts(asked.trajectory, step)
-        scores = self.scorer.score(state, self.reference, asked.trajectory, epochs[0])
         t, judged = asked.trajectory, None
+        epochs = self.layouts(t, step)
+        scores = self.scorer.score(state, self.reference, t, epochs[0])
         if self.reward_model is not None:
             judged = stream.centred(self.reward_model.score(t.tokens, t.segment_ids, self.updates))
         dispatched = time.monotonic()
@@ -91,7 +82,8 @@ class Rollouts:
             "time/verifier_s": time.monotonic() - dispatched,
         }
         kl_coef = stream.kl_coef
-        experience = self.scorer.experience(rollout.trajectory, scores, kl_coef if self._controller.target else None)
+        steered = kl_coef if self._controller.target else None
+        experience = self.scorer.experience(rollout.trajectory, *scores, kl_coef=steered)
         if kl_coef:
             host["kl/reward_coef"] = kl_coef
         if self._controller.target:  # the next rollout's
@@ -107,16 +99,10 @@ class Rollouts:
         key = jax.random.fold_in(jax.random.key(self.seed), step)
         # The plain parameters are not kept: those of adapters are a copy.
         params = state.policy.plain(self.scorer.learner.model)
-        return collect.begin(
-            self.engine, params, stream, self.task, key, self.sampling, self.rewards, samples=self.samples
-        )
+        return collect.begin(self.engine, params, stream, self.task, key, self.sampling, self.rewards, self.samples)
 
     def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""
         held, masks = processes.fetch((trajectory.segment_ids, trajectory.loss_mask))
         size, longest = self.engine.group_size, self.engine.max_new_tokens
         return epochs_of(held, masks, size, longest, self.updates, seed=self.seed, step=step)
-
-    def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Nothing beside the pass rates, which every policy has."""
-        return {}, []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.policy import Policy
@@ -13,17 +14,13 @@ from jaxrl_llm.training.state import TrainBatch, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What one step learns from.
-
-    epochs: the micro-batches of every minibatch, by epoch. metrics: still on the devices. host: numbers already here.
-    samples: rows that a person can read.
-    """
+    """What one step learns from."""
 
     batch: TrainBatch
-    epochs: list[list[Layout]]
-    metrics: dict[str, M.Metric] = dataclasses.field(default_factory=dict)
+    epochs: list[list[Layout]]  # the micro-batches of every minibatch
+    metrics: dict[str, M.Metric] = dataclasses.field(default_factory=dict)  # still on the devices
     host: dict[str, float] = dataclasses.field(default_factory=dict)
-    samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # rows that a person can read
 
 
 @runtime_checkable
@@ -57,16 +54,18 @@ class Source(Protocol):
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """({"eval/...": value}, rows to read) of the held-out data that this source alone has."""
-        ...
+        return {}, []
 
 
-def start_policy(start: TrainState, folder: Path) -> Policy:
-    """pi_ref, the policy before the first update.
+def with_reference(source: Any, objective: AnyObjective, start: TrainState | None, folder: Path) -> Any:
+    """The source with pi_ref, the policy before the first update, if the objective reads its log-probs.
 
     With adapters it is the base, that is adapters that change nothing: no file is needed, and the program that scores
     the policy serves it too.
     """
+    if start is None or "ref_logprobs" not in objective.needs:
+        return source
     if start.base is not None:
-        return start.policy.copy()
+        return dataclasses.replace(source, reference=start.policy.copy())
     save_tree(folder, start.policy.trained)
-    return Policy(load_tree(folder, start.policy.trained))
+    return dataclasses.replace(source, reference=Policy(load_tree(folder, start.policy.trained)))

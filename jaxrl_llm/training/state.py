@@ -16,10 +16,14 @@ from jaxrl_llm.training.replay import RoutingRecords
 
 
 class Trained(flax.struct.PyTreeNode):
-    """What the optimizer updates: the policy's parameters, and those of a separate critic or None."""
+    """What the optimizer updates: the policy's parameters, and those of a separate critic, of its architecture."""
 
     policy: Any
     critic: Any = None
+
+
+def _moments(x: Any) -> bool:
+    return isinstance(x, Trained)
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -42,7 +46,6 @@ class TrainState(flax.struct.PyTreeNode):
 
     @property
     def critic(self) -> Policy | None:
-        """A separate critic."""
         return None if self.trained.critic is None else Policy(self.trained.critic, self.base, self.scale)
 
     def saved(self) -> "Saved":
@@ -66,17 +69,14 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Saved(flax.struct.PyTreeNode):
-    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory.
-
-    predictor, predictor_opt_state: always None; Orbax compares trees, and earlier checkpoints have these places.
-    """
+    """The names and the order of the arrays in a checkpoint, whatever a state is like in memory."""
 
     params: Any
     opt_state: Any
     critic: Any
     critic_opt_state: Any
     updates: Any
-    predictor: Any = None
+    predictor: Any = None  # always, as the next: Orbax compares trees, and earlier checkpoints have these places
     predictor_opt_state: Any = None
 
 
@@ -111,7 +111,7 @@ def state_shardings(model: Model, state: TrainState, axes: Any = None) -> TrainS
     """The sharding of every array of a state on the model's mesh, from the logical axes of the parameters.
 
     Args:
-      state: of arrays or of abstract shapes, so that a program can be lowered for devices that need not be present.
+      state: of arrays or of abstract shapes.
       axes: logical axes of the parameters, where these are not parameters of the model (adapters).
     """
     mesh: Any = model.mesh
@@ -124,22 +124,17 @@ def state_shardings(model: Model, state: TrainState, axes: Any = None) -> TrainS
 
     trained = Trained(of(state.trained.policy), of(state.trained.critic))
 
+    def absent(x: Any) -> bool:
+        return isinstance(x, optax.MaskedNode)
+
     def of_moments(x: Any) -> Any:
         """Moments are sharded like their parameters; an optimizer of a part has none for the other."""
         if not _moments(x):
             return whole
-        return jax.tree.map(lambda m, to: m if _absent(m) else to, x, trained, is_leaf=_absent)
+        return jax.tree.map(lambda m, to: m if absent(m) else to, x, trained, is_leaf=absent)
 
     opt_state = jax.tree.map(of_moments, state.opt_state, is_leaf=_moments)
     return TrainState(trained, opt_state, whole, scale=state.scale)
-
-
-def _moments(x: Any) -> bool:
-    return isinstance(x, Trained)
-
-
-def _absent(x: Any) -> bool:
-    return isinstance(x, optax.MaskedNode)
 
 
 def make_state(
@@ -152,11 +147,11 @@ def make_state(
     base: Any = None,
     scale: float = 1.0,
 ) -> TrainState:
-    """A fresh state, all of it on the model's mesh; `jax.eval_shape` gives its shapes without making an array.
+    """A fresh state on the model's mesh, as `jax.eval_shape` too can make it.
 
     Args:
       params: those that are trained: the policy's, or adapters on `base`.
-      optimizer: of a `Trained`; see `make_optimizer`.
+      optimizer: of a `Trained`, as `make_optimizer` makes it.
       axes: as for `state_shardings`.
     """
     state = TrainState(Trained(params, critic), None, jnp.zeros((), jnp.int32), scale=scale)

@@ -18,47 +18,40 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, ModelConfig, Routing, load_balance_loss, routing_dtype, scoring, time_multiple
+from jaxrl_llm.models import Model, Routing, load_balance_loss, scoring, time_multiple
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import MicroBatches
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import by_router, router_logprobs
+from jaxrl_llm.training.replay import blank_record, by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
 
 class Scored(flax.struct.PyTreeNode):
-    """The results of a scoring pass, [b t]; a field that is None in the argument is not computed.
-
-    state_values[t] is the value of the state AFTER token t, since GAE needs the last one; the others belong to token t.
-    recorded holds the experts that the pass used, by_router those chosen by its router where the pass replayed others.
-    """
+    """The results of a scoring pass; a field that is None in the argument is not computed."""
 
     logprobs: PerToken | None = None
-    state_values: PerToken | None = None
-    recorded: Routing | None = None
-    by_router: Routing | None = None
+    state_values: PerToken | None = None  # of the state AFTER token t, since GAE needs the last one
+    recorded: Routing | None = None  # the experts that the pass used
+    by_router: Routing | None = None  # those chosen by its router, where the pass replayed others
 
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
     """The compiled functions of training; hashable, so that equal learners share their compilations.
 
-    optimizer: of a `Trained`, that is of the policy and of a separate critic, which has the policy's architecture.
-    packed: rows hold several answers; shared_prompt: these continue the prompt before them.
-    temperature: of the rollout.
     policy_frozen: the critic learns alone, and the policy stays bit for bit as it is. Adam's step count advances while
       the policy's moments stay 0, so the policy's first real updates are smaller.
     """
 
     model: Model
     objective: AnyObjective
-    optimizer: optax.GradientTransformation
-    temperature: float = 1.0
+    optimizer: optax.GradientTransformation  # of a `Trained`
+    temperature: float = 1.0  # of the rollout
     aux_coef: float = 0.0
-    packed: bool = False
-    shared_prompt: bool = False
+    packed: bool = False  # rows hold several answers
+    shared_prompt: bool = False  # which continue the prompt before them
     policy_frozen: bool = False
 
     def score(
@@ -70,17 +63,11 @@ class Learner:
           layouts: of the minibatches. The forward has the shape of the training forward: in float32 both give the same
             numbers.
           into: of `blank_scores`; its arrays are gone afterwards.
-          routing: replayed where given.
+          routing: is replayed.
         """
         for layout in layouts:
             into = self._score(policy, tokens, routing, layout, into)
         return into
-
-    def lower_score(
-        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
-    ) -> jax.stages.Lowered:
-        """The program of `score` for one minibatch, from abstract arrays."""
-        return Learner._score.lower(self, policy, tokens, routing, layout, into)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
     def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
@@ -133,18 +120,16 @@ class Learner:
         """Empty arrays for the scores of a rollout, sharded by rows.
 
         Args:
-          record: what to record of the routing: none, experts, or logits (of the router, too); nothing for a dense
-            model.
+          record: of the routing, none, experts, or logits (of the router, too); nothing for a dense model.
           by_router: with a record, also the experts chosen by the router.
         """
         config = self.model.config
-        rows, time = tokens.shape
         routed = record != "none" and config.num_moe_layers > 0
         scores = Scored(
             logprobs=jnp.zeros(tokens.shape, jnp.float32) if logprobs else None,
             state_values=jnp.zeros(tokens.shape, jnp.float32) if values else None,
-            recorded=blank_record(config, rows, time, record == "logits") if routed else None,
-            by_router=blank_record(config, rows, time, False) if routed and by_router else None,
+            recorded=blank_record(config, *tokens.shape, logits=record == "logits") if routed else None,
+            by_router=blank_record(config, *tokens.shape, logits=False) if routed and by_router else None,
         )
         return sharding.constrain_rollout(scores, self.model.mesh)
 
@@ -159,6 +144,12 @@ class Learner:
         """
         new, metrics = self._update(state.replace(base=None), state.base, batch, layout)
         return new.replace(base=state.base), metrics
+
+    def lower_score(
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+    ) -> jax.stages.Lowered:
+        """The program of `score` for one minibatch, from abstract arrays."""
+        return Learner._score.lower(self, policy, tokens, routing, layout, into)
 
     def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
         """The program of `update`, from abstract arrays."""
@@ -217,7 +208,9 @@ class Learner:
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
-            totals["aux"] = self.aux_coef * self._load_balance(out.routing, micro, *sequences)
+            logits: Any = out.routing.logits  # whatever is replayed, the experts chosen by the router are balanced
+            chosen = jax.lax.top_k(logits, self.model.config.num_experts_per_tok)[1]
+            totals["aux"] = self.aux_coef * load_balance_loss(logits, chosen, micro.loss_mask, *sequences)[0]
         if micro.old_logprobs is None and micro.sampler_logprobs is not None:  # this forward is pi_old
             metrics |= sampler_against_old(micro, out.logprobs, out.routing)
         elif micro.old_logprobs is not None:
@@ -253,12 +246,6 @@ class Learner:
             arrays["sequence_ids"], arrays["num_sequences"] = sequences
         return {name: x for name, x in arrays.items() if x is not None}
 
-    def _load_balance(self, routing: Routing, micro: TrainBatch, ids: Array, rows: int) -> Float[Array, ""]:
-        """The load-balance loss of the experts chosen by the router, whatever is replayed."""
-        logits: Any = routing.logits
-        chosen = jax.lax.top_k(logits, self.model.config.num_experts_per_tok)[1]
-        return load_balance_loss(logits, chosen, micro.loss_mask, ids, rows)[0]
-
     def _values(self, params: Any, critic: Policy | None, out: scoring.Scores, micro: TrainBatch) -> PerToken:
         hidden, head = out.hidden, params.get("value_head")
         if critic is not None:
@@ -276,31 +263,23 @@ class Learner:
         held: Any = state.trained
         changes, opt_state = self.optimizer.update(gradients, state.opt_state, held)
         trained: Any = optax.apply_updates(held, changes)
-        trained = _of_critic(trained, state.trained) if self.policy_frozen else trained
+        if self.policy_frozen:
+            trained = _of_critic(trained, held)
         new = state.replace(trained=trained, opt_state=opt_state, updates=state.updates + 1)
         state = jax.tree.map(lambda n, o: jnp.where(finite & occupied, n, o), new, state)
         one = jnp.ones((), jnp.float32)
-        metrics = metrics | {
+        return state, metrics | {
             "loss/total": M.Mean(loss, one),
             "grad/norm": M.Mean(norm, one),
             "update/skipped": M.Mean(one - occupied, one),
             "update/not_finite": M.Maximum(one - finite),
         }
-        return state, metrics
 
 
 def _of_critic(trained: Trained, others: Trained) -> Trained:
     """The critic of the first, separate or a value head on the policy, and all else of the second."""
     policy = {name: x if name == "value_head" else others.policy[name] for name, x in trained.policy.items()}
     return trained.replace(policy=policy)
-
-
-def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
-    """An empty record in the shape of a rollout."""
-    dtype = routing_dtype(config.num_experts)
-    shape = (config.num_moe_layers, rows, time)
-    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def check_shapes(batch: TrainBatch) -> None:

@@ -89,7 +89,7 @@ def warm_start(
             raise ValueError(f"{folder} is there for some processes only; set warm_start.cache_dir to a folder of all")
         params = _train(model, task, config, untrained(), data_dir, evaluate, log)
         save_tree(folder, params)
-    return params
+        return params
 
 
 @contextlib.contextmanager
@@ -114,10 +114,10 @@ def _train(
     log: Callable[[str], None],
 ) -> Any:
     """The same source, loss and step as a run of `sft`."""
-    learner = Learner(
-        model, objectives.make("sft"), make_optimizer(OptimizerConfig(config.learning_rate), config.steps)
-    )
-    source = Answers(learner, task, data_dir, config.seed, config.batch_size, _UPDATES)
+    optimizer = make_optimizer(OptimizerConfig(config.learning_rate), config.steps)
+    learner = Learner(model, objectives.make("sft"), optimizer)
+    whole = UpdateConfig(minibatches=1)
+    source = Answers(learner, task, data_dir, config.seed, config.batch_size, whole)
     state, stream, loss = make_state(model, params, learner.optimizer), source.stream(), float("nan")
     for step in range(1, config.steps + 1):
         drawn = source.next(stream, step, state)
@@ -133,6 +133,3 @@ def _train(
                 break
     log(f"warm start: done, loss {loss:.3f}")
     return state.trained.policy
-
-
-_UPDATES = UpdateConfig(minibatches=1)  # whole batches of padded rows

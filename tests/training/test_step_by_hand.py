@@ -14,9 +14,9 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import RoutingRecords
+from jaxrl_llm.training.replay import RoutingRecords, blank_record
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner, blank_record
+from jaxrl_llm.training.step import Learner
 from tests.reference import step_by_hand as hand
 from tests.reference import tiny_training as tiny
 
