@@ -1,7 +1,4 @@
-"""Aggregations: a weight for every token and a count of the mask; a loss is sum(weight * x) / count, divided last.
-
-Counts add up over micro-batches and devices, so that no split of a batch changes the gradient.
-"""
+"""Aggregations: a weight for every token and a count of the mask; a loss is sum(weight * x) / count, divided last."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -55,11 +55,6 @@ def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibratio
         bin_confidence = np.bincount(place, confidence, bins) / pairs
         bin_accuracy = np.bincount(place, right, bins) / pairs
     distance = np.abs(bin_accuracy - bin_confidence)[pairs > 0]
-    return Calibration(
-        accuracy=float(right.mean()),
-        brier=float((missing**2).mean()),
-        expected_error=float(distance @ pairs[pairs > 0] / margins.size),
-        bin_confidence=bin_confidence,
-        bin_accuracy=bin_accuracy,
-        bin_pairs=pairs,
-    )
+    accuracy, brier = float(right.mean()), float((missing**2).mean())
+    expected_error = float(distance @ pairs[pairs > 0] / margins.size)
+    return Calibration(accuracy, brier, expected_error, bin_confidence, bin_accuracy, pairs)

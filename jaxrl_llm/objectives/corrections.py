@@ -1,7 +1,4 @@
-"""Corrections for a sampler that is not quite the trainer: detached weights on the policy term, from pi_old / mu.
-
-A weight of 0 does not leave the count, so that counts depend on masks only.
-"""
+"""Corrections for a sampler that is not quite the trainer: detached weights on the policy term, from pi_old / mu."""
 
 import abc
 import dataclasses
@@ -38,14 +35,14 @@ def sequence_mask(
 ) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, not the sum: a fixed threshold on the product would punish long answers.
+    The mean, because a threshold on the product would punish long answers. `batch` explains the last three arguments.
     """
     s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
 
 
 class Correction(Part, abc.ABC):
-    """Base of the corrections."""
+    """Base of the corrections. A weight of 0 does not leave the count, so that counts depend on masks only."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
     prefix: ClassVar[str] = "correction_"

@@ -1,7 +1,4 @@
-"""Divergences between two policies from samples: estimators for metrics, and the ones that are right as a loss.
-
-k1 = log(pi/ref), k2 = k1^2 / 2, k3 = q - log q - 1 with q = ref/pi. All are per token at the sampled prefixes.
-"""
+"""Divergences of two policies, per token at the sampled prefixes: k3 for metrics, and the ones for a loss."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +28,7 @@ def kl_loss(log_q: PerToken, log_ratio: PerToken, estimator: str) -> PerToken:
     k2           sg(r) (log q)^2 / 2: the exact gradient, on and off the policy.
     k3_unbiased  r k3 with a live r: the exact gradient and an unbiased value.
 
-    log q = log pi_ref - log pi_theta and log_ratio = log r = log pi_theta - log pi_old.
+    q = pi_ref / pi_theta and r = pi_theta / pi_old.
 
     Source: k3: GRPO, arXiv 2402.03300 eq. 4; the other two by enumeration over the vocabulary, see the tests.
     """

@@ -1,7 +1,4 @@
-"""The parts of an objective on pairs: what a token adds to an answer's score, and the loss of a difference of scores.
-
-Functions of arrays, then the choices. Answers are numbered in pairs: sequence 2 i is chosen over sequence 2 i + 1.
-"""
+"""The parts of an objective on pairs: what a token adds to an answer's score, and the loss of a score difference."""
 
 import abc
 import dataclasses
@@ -74,10 +71,7 @@ class Score(Part, abc.ABC):
 
 
 class ReferenceRatio(Score):
-    """log pi - log pi_ref: beta times its sum is the reward that the policy is optimal for.
-
-    Source: DPO, arXiv 2305.18290 eq. 5.
-    """
+    """log pi - log pi_ref; pi is optimal for the reward beta times its sum.  Source: DPO, arXiv 2305.18290 eq. 5."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs", "ref_logprobs"})
     equation: ClassVar[str] = "(log pi - log pi_ref)"
@@ -145,12 +139,11 @@ class Logistic(PairLoss):
     )
 
     def formula(self) -> str:
-        z = f"z = {'' if self.beta == 1 else f'{self.beta:g} '}D" + (
-            f" - {self.target_margin:g}" if self.target_margin else ""
-        )
+        beta = "" if self.beta == 1 else f"{self.beta:g} "
+        margin = f" - {self.target_margin:g}" if self.target_margin else ""
         swapped = self.label_smoothing
         terms = f"{1 - swapped:g} log sigma(z) + {swapped:g} log sigma(-z)" if swapped else "log sigma(z)"
-        return f"{terms}; {z}"
+        return f"{terms}; z = {beta}D{margin}"
 
     def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
         return logistic_loss(difference, self.beta, self.label_smoothing, self.target_margin, margins)

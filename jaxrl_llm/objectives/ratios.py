@@ -1,6 +1,6 @@
 """Ratios of the current policy's probabilities to the old policy's, as logarithms [b t]: functions, then the choices.
 
-Each starts from a masked, clamped token log-ratio (`token_log_ratio`), so that exp of it is finite.
+`batch` says what mask, sequence_ids and num_sequences are, and why exp of a token's log_ratio is finite.
 """
 
 import abc
@@ -23,7 +23,7 @@ def sequence_log_ratio(
 ) -> PerToken:
     """log s_i = mean_t log r_t, the same at every token of answer i; s_i = PPL_old / PPL_theta. 0 where masked.
 
-    `batch` says what the last three arguments are.  Source: GSPO, arXiv 2507.18071 eq. 7.
+    Source: GSPO, arXiv 2507.18071 eq. 7.
     """
     return jnp.where(mask, mean_of_answer(log_ratio, mask, sequence_ids, num_sequences), 0)
 
@@ -33,7 +33,7 @@ def sequence_token_log_ratio(
 ) -> PerToken:
     """log s_t = sg(log s_i) + log pi_t - sg(log pi_t): the value of the sequence ratio, the gradient of the token's.
 
-    Arguments as for `sequence_log_ratio`.  Source: GSPO-token, arXiv 2507.18071 eq. 14.
+    Source: GSPO-token, arXiv 2507.18071 eq. 14.
     """
     sequence = jax.lax.stop_gradient(mean_of_answer(log_ratio, mask, sequence_ids, num_sequences))
     return jnp.where(mask, sequence + (log_ratio - jax.lax.stop_gradient(log_ratio)), 0)
@@ -44,7 +44,7 @@ def sequence_product(
 ) -> PerToken:
     """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-80; not divided by |y_i|.
 
-    Arguments as for `sequence_log_ratio`.  Source: VESPO, arXiv 2602.10693.
+    Source: VESPO, arXiv 2602.10693.
     """
     total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), 80.0)
     return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
@@ -95,12 +95,7 @@ class TokenRatio(Ratio):
 
 
 class SamplerRatio(Ratio):
-    """r_t = pi_theta(y_t | y_<t) / mu(y_t | y_<t), with mu the policy that the sampler recorded.
-
-    It includes the mismatch of sampler and trainer, which a sampler correction would count twice.
-
-    Source: DPPO, arXiv 2602.04879 eq. 11.
-    """
+    """r_t = pi_theta / mu, with mu the policy that the sampler recorded.  Source: DPPO, arXiv 2602.04879 eq. 11."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
     equation: ClassVar[str] = "r = pi / mu by token, mu the sampler"

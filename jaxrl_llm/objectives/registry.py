@@ -19,8 +19,15 @@ from jaxrl_llm.objectives.value import ValueLoss
 
 AnyObjective = Objective | PairObjective
 
-_AGGREGATION = Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
-_OF_OBJECTIVE = ("kl_coef", "kl_estimator", "entropy_coef")
+# Hyper-parameters beside the fields of the parts: choices by name, and fields of `Objective` itself.
+_AGGREGATION = {
+    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
+}
+_TERMS = {key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")}
+_CORRECTION = {
+    "correction": Declaration(str, None, f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set", True),
+    "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
+}
 
 
 class Recipe(NamedTuple):
@@ -31,26 +38,16 @@ class Recipe(NamedTuple):
     surrogate: Surrogate
     aggregation: Aggregation
     value: ValueLoss | None = None
+    shared = _AGGREGATION | _TERMS | _CORRECTION
 
     @property
     def reads(self) -> str:
         return self.advantage.reads
 
-    @property
-    def shared(self) -> dict[str, Declaration]:
-        """Hyper-parameters beside the fields of the parts: choices by name, and fields of `Objective` itself."""
-        kinds = f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set"
-        return {
-            "aggregation": _AGGREGATION,
-            **{key: declaration(Objective, key) for key in _OF_OBJECTIVE},
-            "correction": Declaration(str, None, kinds, True),
-            "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
-        }
-
     def objective(self, values: Mapping[str, Any]) -> Objective:
         """The objective of these parts; `values` has every shared hyper-parameter."""
         correction = correction_named(values["correction"], values["correction_cap"])
-        return Objective(**self._asdict(), **{key: values[key] for key in _OF_OBJECTIVE}, correction=correction)
+        return Objective(**self._asdict(), **{key: values[key] for key in _TERMS}, correction=correction)
 
 
 class PairRecipe(NamedTuple):
@@ -59,14 +56,8 @@ class PairRecipe(NamedTuple):
     score: Score
     loss: PairLoss
     aggregation: Aggregation
-
-    @property
-    def reads(self) -> str:
-        return PairObjective.reads
-
-    @property
-    def shared(self) -> dict[str, Declaration]:
-        return {"aggregation": _AGGREGATION}
+    shared = _AGGREGATION
+    reads = PairObjective.reads
 
     def objective(self, values: Mapping[str, Any]) -> PairObjective:
         return PairObjective(**self._asdict())
@@ -131,8 +122,8 @@ def _definition(recipe: AnyRecipe) -> list[Any]:
 
 def _declared(recipe: AnyRecipe) -> dict[str, Declaration]:
     """Every hyper-parameter of a recipe, shared ones included; raises if two parts use one name."""
-    out = recipe.shared
-    out["aggregation"] = _AGGREGATION._replace(default=name_of(recipe.aggregation))
+    out = dict(recipe.shared)
+    out["aggregation"] = out["aggregation"]._replace(default=name_of(recipe.aggregation))
     for part in filter(None, recipe):
         for key, own in declarations(part).items():
             if key in out:

@@ -18,8 +18,7 @@ def weighted_rewards(
 ) -> tuple[PerAnswer, dict[str, Metric]]:
     """R = sum over names of weight * source, and `reward/NAME` of every source, before its weight.
 
-    Sources are arrays [b]; one without a weight is logged and not summed. Weights may be 0 and negative. `where` says
-    which answers enter the metrics.
+    One without a weight is logged and not summed; weights may be negative. `where`: answers that enter the metrics.
 
     Raises:
       ValueError: no weight, a weight for an unknown source, or sources of different shapes.
@@ -50,10 +49,7 @@ def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: in
 
 
 def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
-    """Take truncated answers out of the loss and its count; they stay in their group's mean and deviation.
-
-    Source: DAPO, arXiv 2503.14476 section 3.4.
-    """
+    """The mask without truncated answers: out of loss and count.  Source: DAPO, arXiv 2503.14476 section 3.4."""
     return mask & ~truncated[:, None]
 
 

@@ -57,15 +57,12 @@ def divergence_mask(
 
 @dataclasses.dataclass(frozen=True)
 class StalenessClip(Clip):
-    """`clip` with its range times the `staleness_contraction`; `dual_clip` is left as it is.
-
-    The quantile is one number for all tokens of a minibatch, so the minibatch may not be cut into micro-batches.
-    """
+    """`clip` with its range times the `staleness_contraction`; `dual_clip` is left as it is."""
 
     tail: float = hyperparameter(
         0.9, "SAT: the clip range is contracted beyond this quantile of abs(log r)", least=0.0, most=1.0
     )
-    whole_minibatch: ClassVar[bool] = True
+    whole_minibatch: ClassVar[bool] = True  # the quantile is one number for all its tokens
 
     def radii(self, log_ratio: PerToken, batch: Batch) -> tuple[PerToken, PerToken]:
         c = staleness_contraction(log_ratio, batch.mask, self.tail)
