@@ -119,12 +119,13 @@ def _selected_bwd(temperature, residuals, cotangents):
     if probs is not None:
         d_hidden, d_head = _chunk_backward(head, probs, temperature, *per_token)
         return d_hidden, d_head.astype(head.dtype), None
+    chunks = jax.tree.map(_cut, per_token)
 
     def step(d_head, chunk):
         d_hidden, of_chunk = _chunk_backward(head, None, temperature, *chunk)
         return d_head + of_chunk, d_hidden
 
-    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), jax.tree.map(_cut, per_token))
+    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
     return _join(d_hidden, targets.size), d_head.astype(head.dtype), None
 
 

@@ -134,8 +134,9 @@ def attend_halves(attend: Callable[[Array, Array, Array, Array], Array]) -> Loca
         ids = jnp.split(place.of_queries(segment_ids), 2, axis=1)
         chunks = zip(place.starts(time), (time // 2, time), jnp.split(queries, 2, axis=1), ids, strict=True)
         for start, end, q, q_ids in chunks:
+            columns = segment_ids[:, :end]
             causal = (start + jnp.arange(q_ids.shape[1]))[:, None] >= jnp.arange(end)[None]
-            visible = causal[None] & (q_ids[:, :, None] == segment_ids[:, None, :end])  # padding sees padding, unread
+            visible = causal[None] & (q_ids[:, :, None] == columns[:, None, :])  # padding sees padding, unread
             out.append(attend(q, keys[:, :, :end], values[:, :, :end], visible))
         return jnp.concatenate(out, axis=1)
 

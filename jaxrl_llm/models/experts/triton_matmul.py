@@ -57,7 +57,7 @@ def grouped_matmul_gpu(
     rows, sorted by group, have the weights' dtype; float32 is rounded to TF32 unless jax_default_matmul_precision says
     otherwise, as in every other product on a GPU. interpret: run the kernels as plain JAX, on any platform.
     """
-    return _multiply(rows, weights, counts, jnp.float32, False, interpret)
+    return _multiply(rows, weights, counts, jnp.float32, transposed=False, interpret=interpret)
 
 
 def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -67,7 +67,7 @@ def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[A
 def _bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, counts = residuals
     cotangent = cotangent.astype(rows.dtype)
-    d_rows = _multiply(cotangent, weights, counts, rows.dtype, True, interpret)
+    d_rows = _multiply(cotangent, weights, counts, rows.dtype, transposed=True, interpret=interpret)
     return d_rows, _accumulate(rows, cotangent, counts, weights.dtype, interpret), None
 
 
