@@ -128,8 +128,8 @@ def sentence(c: Comparison, baseline: str) -> str:
     if words in ("higher", "lower"):
         words = f"{c.arm} is {words} (p {probability(c.p)})"
     elif words == "undecided":
-        largest = f"{d.detectable:.{outcome.digits}f}"
-        words = f"no difference decided (p {probability(c.p)}); one of {largest} would have been found with 80 % power"
+        effect = f"{d.detectable:.{outcome.digits}f}"
+        words = f"no difference decided (p {probability(c.p)}); one of {effect} would have been found with 80 % power"
     if c.batches_p < 0.05:
         parts = ", ".join(f"{outcome.signed(batch.mean)} at {commit}" for commit, batch in c.batches)
         words += f"; the commits disagree ({parts})"
