@@ -59,7 +59,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def topology_devices(topology: str) -> tuple[Chip, Sequence[Any]]:
-    """The chip and the devices of "v5p:4x4x4" or "h100:8"; nothing but the library of their compiler is needed.
+    """The chip and the devices of "v5p:4x4x4" or "h100:8".
 
     Raises:
       ValueError: an unknown chip or shape.

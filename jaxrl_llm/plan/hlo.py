@@ -78,7 +78,6 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """The module of `compiled.as_text()`."""
     computations, entry = {}, ""
     for is_entry, name, body in _COMPUTATION.findall(text):
         lines = [_INSTRUCTION.match(line) for line in _NEXT.split(body)]

@@ -52,32 +52,30 @@ def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
 
 def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
     """One JSON object for each part of a program; bytes, FLOPs and seconds are those of one device."""
-    rows = []
-    for program in compiled.programs:
-        for part in program.parts:
-            cost, line = part.cost, roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)
-            rows.append(
-                {
-                    "part": part.name,
-                    "program": program.name,
-                    **{name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")},
-                    "memory_share": program.memory / compiled.chip.memory,
-                    "compile_s": round(program.seconds, 1),
-                    "tokens": part.tokens,
-                    "flops": cost.flops,
-                    "bytes": cost.bytes,
-                    "sent": cost.sent,
-                    "collectives": {kind: list(value) for kind, value in sorted(cost.collectives.items())},
-                    "not_counted": sorted(cost.unknown),
-                    "compute_s": line.compute,
-                    "memory_s": line.memory,
-                    "network_s": line.network,
-                    "bound": line.bound,
-                    "flops_over_model": line.excess,
-                    "mfu": line.mfu,
-                }
-            )
-    return rows
+    return [
+        {
+            "part": part.name,
+            "program": program.name,
+            **{name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")},
+            "memory_share": program.memory / compiled.chip.memory,
+            "compile_s": round(program.seconds, 1),
+            "tokens": part.tokens,
+            "flops": part.cost.flops,
+            "bytes": part.cost.bytes,
+            "sent": part.cost.sent,
+            "collectives": {kind: list(value) for kind, value in sorted(part.cost.collectives.items())},
+            "not_counted": sorted(part.cost.unknown),
+            "compute_s": line.compute,
+            "memory_s": line.memory,
+            "network_s": line.network,
+            "bound": line.bound,
+            "flops_over_model": line.excess,
+            "mfu": line.mfu,
+        }
+        for program in compiled.programs
+        for part in program.parts
+        for line in [roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)]
+    ]
 
 
 def as_json(compiled: Compiled) -> str:

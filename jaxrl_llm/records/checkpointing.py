@@ -42,7 +42,6 @@ def digests(tree: Any) -> dict[str, str]:
 
 
 def digest(tree: Any) -> str:
-    """One digest of all leaves and their names."""
     return _digest_of_json(digests(tree))
 
 
@@ -188,8 +187,8 @@ class Checkpoints:
 
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
-        for step in [step for step in self._manager.all_steps() if step > after]:
-            if jax.process_index() == 0:
+        for step in self._manager.all_steps():
+            if step > after and jax.process_index() == 0:
                 place = self.folder.with_name("damaged_checkpoints") / str(step)
                 shutil.rmtree(place, ignore_errors=True)
                 place.parent.mkdir(exist_ok=True)

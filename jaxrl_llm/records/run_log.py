@@ -139,7 +139,7 @@ class RunLog:
                 log.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json: what `provenance.describe` knows of the run."""
+        """What `provenance.describe` knows of the run."""
         if self._write:
             write_json(self.workdir / "config.json", config)
             for writer in self._writers:
@@ -156,7 +156,6 @@ class RunLog:
         self.screen.step(row)
 
     def note(self, text: str) -> None:
-        """Show a line on the screen; it goes to no file."""
         self.screen.note(text)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

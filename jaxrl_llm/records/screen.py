@@ -50,7 +50,6 @@ class Screen:
         _OPEN.add(self)
 
     def note(self, text: str) -> None:
-        """Show lines above the display."""
         if self._live is not None:
             self._live.console.print(Text(text), soft_wrap=True)
         elif self._write:

@@ -47,14 +47,12 @@ class Engine:
     def prepare(self, params: Params) -> Params:
         """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
 
-        If both meshes lay the parameters out alike, nothing moves: the given ones are returned, and `generate` cuts and
-        casts them, each time.
+        If both meshes lay them out alike, the given ones are returned, and `generate` cuts and casts them each time.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
     def release(self, prepared: Params, params: Params) -> None:
-        """Free what `prepare` made of these parameters, if anything. Frames of the functions that were traced with it
-        may refer to it until a garbage collection, so it is deleted and not only dropped."""
+        """Free what `prepare` made of these parameters; traced functions may refer to it until a garbage collection."""
         if prepared is not params:
             for x in jax.tree.leaves(prepared):
                 x.delete()

@@ -7,6 +7,7 @@ prefilled in chunks, so that memory follows the slots and not the prompts.
 """
 
 import dataclasses
+import functools
 
 import flax.struct
 import jax
@@ -119,10 +120,7 @@ class _Refilled:
         """Prefill the prompts of the next answers. All chunks have one size: the last overlaps the one before it."""
         first = jnp.minimum(state.queue // self.decoder.group, len(self.decoder.lengths) - self.chunk)
         prompts, routing = self.decoder.prefill(first, self.chunk)
-
-        def place(whole: Array, part: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(whole, part, first, axis=1)
-
+        place = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=first, axis=1)
         return state.replace(prompts=prompts, routing=jax.tree.map(place, state.routing, routing))
 
     def _refill(self, state: _State) -> _State:

@@ -62,8 +62,8 @@ def route(here: NamedSharding, there: NamedSharding, ndim: int) -> list[NamedSha
     """The shardings to pass through between two of one array, so that every step is one collective or a slice.
 
     XLA moves one cut from a dimension to another by an all-to-all; if several change at once, it gathers the whole
-    array on every device. Both meshes are cut into common axes, of which a step moves, adds or gathers one. Meshes
-    without common axes (2 x 3 and 3 x 2 devices) have nothing between.
+    array on every device. Both meshes are cut into common axes, of which a step moves, adds or gathers one; there are
+    none for 2 x 3 and 3 x 2 devices, and so nothing to pass through.
     """
     devices: Any = here.mesh.devices
     bounds = [list(itertools.accumulate(x.mesh.axis_sizes, operator.mul, initial=1)) for x in (here, there)]

@@ -76,9 +76,7 @@ def _first(decoder: Decoder) -> tuple[Answers, Slots]:
     return answers, Slots(answer, tokens, zero, decoder.lengths, cache)
 
 
-@functools.partial(jax.jit, donate_argnames=("answers", "slots"))
-def _next(decoder: Decoder, answers: Answers, slots: Slots) -> tuple[Answers, Slots]:
-    return decoder.step(answers, slots)
+_next = jax.jit(Decoder.step, donate_argnames=("answers", "slots"))
 
 
 def as_text(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
