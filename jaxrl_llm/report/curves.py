@@ -31,7 +31,7 @@ class Curve:
     names: tuple[str, str] = ("", "")  # of the two metrics, for the legend
 
     @property
-    def keys(self) -> dict[str, dict[str, str]]:
+    def keys(self) -> dict[str, dict[str, Any]]:
         """The metrics, each with what its lines change in the look of an arm."""
         return {self.key: {}} if self.beside is None else {self.key: _FIRST, self.beside: _SECOND}
 
