@@ -76,8 +76,8 @@ class Saved(flax.struct.PyTreeNode):
     critic: Any
     critic_opt_state: Any
     updates: Any
-    predictor: None = None  # always, as the next: Orbax compares trees, and earlier checkpoints have these places
-    predictor_opt_state: None = None
+    predictor: Any = None  # always, as the next: Orbax compares trees, and earlier checkpoints have these places
+    predictor_opt_state: Any = None
 
 
 class TrainBatch(flax.struct.PyTreeNode):
