@@ -146,7 +146,7 @@ def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
     rows = [{"prompt": f"{n:02}=", "chosen": f"{n:02}", "rejected": "9"} for n in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = assembly.build(validate(make(folder, "sft", **{"preference.file": str(path)})))
-    assert run.data.startswith(f"the chosen answers of {len(run.source._pairs.train)} pairs of {path}, ")
+    assert run.data.startswith(f"the chosen answers of {len(run.source.data.splits.train)} pairs of {path}, ")
     batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank)).batch
     assert len(batch.tokens) == 16
     for tokens, held, mask in zip(*map(np.asarray, (batch.tokens, batch.segment_ids, batch.loss_mask)), strict=True):
