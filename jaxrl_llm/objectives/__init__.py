@@ -1,6 +1,6 @@
 """What is maximised. In: arrays of log-probs, rewards and masks. Out: un-reduced terms, a loss, metrics. An objective
-is four choices; each, and the bare function behind it, is in the file of its kind (`ratios.SequenceRatio` and
-`ratios.sequence_log_ratio`) and needs no export here. Knows no model, config or optimizer: docs/objectives.md."""
+is four choices: advantage, ratio, surrogate, aggregation; recipes.py has them all on one screen. Knows no model, config
+or optimizer: docs/objectives.md."""
 
 from jaxrl_llm.objectives.advantages import gae, group_advantages
 from jaxrl_llm.objectives.batch import Batch

@@ -1,2 +1,3 @@
-"""What a DIR holds. In: states, rows of metrics, samples, a config. Out: checkpoints with digests, metrics.jsonl,
-samples.jsonl, config.json, TensorBoard, the screen; and all of it read again. Knows files, not what is trained."""
+"""What the output directory of a run, its DIR, holds. In: states, rows of metrics, samples, a config. Out: checkpoints
+with digests, metrics.jsonl, samples.jsonl, config.json, TensorBoard, the screen; and all of it read again. Knows files,
+not what is trained."""

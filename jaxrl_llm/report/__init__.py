@@ -1,2 +1,3 @@
-"""From DIRs to a page. In: the logs of one run, of several, or of a sweep. Out: tables with paired differences and
-their intervals, figures, report.md and report.html. It reads what runs wrote and imports none of their code."""
+"""From DIRs to a page. In: the files of one run, of several, or of a sweep, by records/. Out: tables with paired
+differences and their intervals, figures, report.md and report.html. No model is loaded, no code of a run
+imported."""

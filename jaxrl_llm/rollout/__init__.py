@@ -1,2 +1,3 @@
-"""Groups of answers. In: parameters and prompts. Out: a `Trajectory` of tokens, the sampler's log-probs and the
-experts of every token; and the verifier's rewards. One decoder, two loops: all at once, or slots that refill."""
+"""Groups of answers to prompts. In: parameters and prompts. Out: a `Trajectory` of tokens, the sampler's log-probs and
+the experts of every token, and what the task's verifier says of the answers. One decoder, two loops: all answers at
+once, or slots that refill."""

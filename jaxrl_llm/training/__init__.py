@@ -1,2 +1,3 @@
-"""The step. In: a state and a batch with its layout. Out: the next state and metrics. The only room that sees
-objectives and models: scoring, advantages, routing replay, micro-batches, the optimizer, and the sources of batches."""
+"""Batches and the step. In: a state and a stream of prompts, pairs or given answers. Out: the next state and metrics.
+Sources make batches (rollouts scored, rewarded, replayed), a layout cuts them, the step updates. The only room that
+computes with objectives and models at once."""

@@ -1,2 +1,2 @@
-"""Grouped-query attention. In: hidden states, positions, segments, perhaps a cache. Out: hidden states. The core by
-our own backward, by a flash kernel, or with tokens spread over devices."""
+"""Grouped-query attention. In: hidden states, positions, segments, perhaps a cache. Out: hidden states. The core has
+a hand-written backward, or is a flash kernel, or with tokens spread over devices."""
