@@ -173,5 +173,7 @@ class Objective(TermsBase):
 
 def pieces(part: Part, letter: str = "") -> list[str]:
     """A part's formula, cut at its definitions; name and fields of a class that inherits one and computes another."""
-    written = {"formula", "equation"} & vars(type(part)).keys()
-    return part.formula().split("; ") if written else [letter + Part.formula(part)]
+    own = vars(type(part))
+    if "formula" in own:
+        return part.formula().split("; ")
+    return Part.formula(part).split("; ") if "equation" in own else [letter + Part.formula(part)]

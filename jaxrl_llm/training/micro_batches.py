@@ -42,7 +42,7 @@ class MicroBatches:
         there = [x[micro] if x.ndim == 3 else x[:, micro] for x in self._brought]
         return jax.tree.unflatten(jax.tree.structure(self._arrays), there)
 
-    def all_of(self, x: Shaped[Array, "b t"]) -> Shaped[Array, "m r t"]:
+    def all_of(self, x: Shaped[Array, "b t"]) -> Shaped[Array, "m r places"]:
         """Another array of the rollout, as all micro-batches take it."""
         return MicroBatches(x, self.layout, self._mesh)[:]
 

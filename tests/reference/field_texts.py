@@ -13,6 +13,7 @@ _HYPERPARAMETERS = """\
     for field, declared in objectives.fields().items():
         config.objective[field] = placeholder(declared.kind)
 """
+_ELSEWHERE = "\n[Objectives](objectives.md) has the table of every hyper-parameter of every recipe.\n"
 _HEAD = "| field | type | default | range or choices | meaning |\n| -- | -- | -- | -- | -- |\n"
 
 
@@ -42,11 +43,12 @@ def doc_tables():
     for block, fields in blocks():
         text += f"\n## {block}\n\n{meanings()[block]}.\n\n" if block else "\n## The run\n\n"
         text += _HEAD
-        for name, own in fields:
+        for name, own in fields[:1] if block == "objective" else fields:
             kind = own.kind.__name__ + (f" of {own.element.__name__}" if own.kind is tuple else "")
             default = "" if own.default is None else f"`{_written(own.default)}`"
             cells = (f"`{name}`", kind, default, own.allowed, own.meaning)
             text += "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |\n"
+        text += _ELSEWHERE if block == "objective" else ""
     return text
 
 

@@ -94,7 +94,7 @@ def test_a_dir_is_read_as_it_was_written(folder):
     jax.tree.map(np.testing.assert_array_equal, judge.load().params, written)
     assert judge.step == 7
     assert judge.params is None
-    assert judge.bytes == 4 * sum(x.size for x in jax.tree.leaves(written))
+    assert sharding.local_bytes(judge.shapes) == 4 * sum(x.size for x in jax.tree.leaves(written))
 
 
 def test_what_is_no_reward_model_of_this_policy(folder, tmp_path):

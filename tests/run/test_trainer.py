@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import routing
+from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.screen import PHASES
 from jaxrl_llm.run import trainer
@@ -177,7 +178,7 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
         phase.pop()
         return found
 
-    monkeypatch.setattr(routing, "select_experts", seen)
+    monkeypatch.setattr(moe, "select_experts", seen)
     monkeypatch.setattr(trainer, "evaluate", evaluated)
     # A model of its own: a program that another test has traced would not pass here again.
     changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}
