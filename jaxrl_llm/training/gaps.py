@@ -25,25 +25,26 @@ from jaxrl_llm.training.state import TrainBatch
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""
     assert batch.sampler_logprobs is not None
-    metrics = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
-    if batch.routing.sampled is not None and routing is not None:
-        metrics |= flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch.segment_ids)
-    return metrics
+    gap = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
+    return gap | _flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch)
 
 
 def old_against_current(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """pi_old against the training forward over `batch`, which gave these log-probs and this routing."""
     assert batch.old_logprobs is not None
-    metrics = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
-    if batch.routing.scored is not None and routing is not None:
-        metrics |= flips("routing/flips_old_current", batch.routing.scored, routing, batch.segment_ids)
-    return metrics
+    gap = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
+    return gap | _flips("routing/flips_old_current", batch.routing.scored, routing, batch)
 
 
 def _gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Mean |delta log p| and the share of tokens above 1e-2: what the run-time checks read."""
     size = jnp.abs(difference)
     return {f"{name}_mean": M.Mean.of(size, mask), f"{name}_share": M.Mean.of((size > 1e-2) * 1.0, mask)}
+
+
+def _flips(name: str, old: Routing | None, current: Routing | None, batch: TrainBatch) -> dict[str, M.Metric]:
+    """`flips`, if both passes have a record."""
+    return {} if old is None or current is None else flips(name, old, current, batch.segment_ids)
 
 
 def differ(a: Routing, b: Routing) -> tuple[Float[Array, "l b t"], Bool[Array, "l b t"]]:
