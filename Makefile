@@ -13,6 +13,9 @@ TESTS  ?= tests
 WORKERS ?= 2
 SLOW   ?= slow
 
+# Containers often set it; without bytecode every process of the tests compiles what it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL  := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PY     := $(VENV)/bin/python

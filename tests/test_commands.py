@@ -88,7 +88,9 @@ def greedy(run, params, prompt):
     return task.tokenizer.decode(np.asarray(out.tokens[0])[np.asarray(out.loss_mask[0])].tolist())
 
 
-@pytest.mark.parametrize(("which", "prompt"), [("characters", "312="), ("chats", QUESTION)])
+@pytest.mark.parametrize(
+    ("which", "prompt"), [("characters", "312="), pytest.param("chats", QUESTION, marks=pytest.mark.slow)]
+)
 def test_a_dir_answers_as_its_engine_does(run, request, which, prompt):
     workdir, made, state = request.getfixturevalue(which)
     expected = greedy(made, state.trained.policy, prompt)
@@ -198,6 +200,7 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
     assert (code, said) == (0, "".join(f"{answer}\n" for answer in answers))
 
 
+@pytest.mark.slow
 def test_seeds(run, characters):
     said = [run(generate, "--workdir", characters[0], "--prompt=312=", f"--seed={seed}")[1] for seed in range(4)]
     assert len(set(said)) > 1

@@ -48,7 +48,13 @@ def differences(study, condition):
     }
 
 
-@pytest.mark.parametrize("sweep", dict.fromkeys(entry[1] for entry in tables.TABLES))
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "full"))
+        for name in dict.fromkeys(entry[1] for entry in tables.TABLES)
+    ],
+)
 def test_routing_replay(sweep, tmp_path):
     """Every row of every table that rests on the sweep stands on the page."""
     for name, rows in tables.tables(tmp_path, [sweep]):

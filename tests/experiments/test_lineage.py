@@ -58,6 +58,7 @@ def test_the_table_has_paired_differences(study):
     assert len(lines) == 2 + 2 * (sum(map(len, figures.FIGURES.values())) - 1)  # nothing was clipped, so no such rows
 
 
+@pytest.mark.slow
 def test_the_command_draws_every_figure(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["figures", str(study), "--to", str(tmp_path)])
     figures.main()

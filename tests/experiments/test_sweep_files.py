@@ -31,7 +31,12 @@ def variants(name):
     return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
 
 
-EVERY = [(name, variant) for name in FILES for variant in variants(name)]
+# `tune` has every arm and N at four learning rates.
+EVERY = [
+    pytest.param(name, variant, marks=[pytest.mark.slow] * (variant == "tune"))
+    for name in FILES
+    for variant in variants(name)
+]
 
 
 @pytest.fixture(autouse=True)

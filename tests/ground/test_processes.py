@@ -65,6 +65,7 @@ processes.wait_for_all("in vain")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work_and_neither_waits_for_one_that_failed(tmp_path):
     job = several.start(tmp_path, 2, ["-c", _MEMBER])
     try:

@@ -178,6 +178,7 @@ def test_rematerialisation_changes_no_gradient(tiny, params_of, batch):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found["none"], found[remat])
 
 
+@pytest.mark.slow
 def test_rematerialisation_lowers_memory(tiny):
     """Temporary bytes of the compiled gradient: it keeps four layers' intermediates, their products, or what each layer
     starts from. All hold those of the one layer that is computed again (2.0 of 5.8 MB)."""
@@ -202,7 +203,8 @@ def _replicated(params):
     ("shape", "whole"),
     [
         pytest.param((1, 4, 1, 1), ("norm",), marks=pytest.mark.slow),  # every matrix has the model's width
-        ((1, 1, 4, 1), ("norm",)),  # the width is cut over the expert axis too
+        # the width is cut over the expert axis too
+        pytest.param((1, 1, 4, 1), ("norm",), marks=pytest.mark.slow),
         ((1, 1, 2, 2), ("norm",)),
     ],
     ids=["fsdp", "expert", "expert-tensor"],

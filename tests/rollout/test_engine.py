@@ -170,6 +170,7 @@ def test_answers_of_one_token(engine, free, sample, slots):
     np.testing.assert_allclose(one.sampler_logprobs[one.loss_mask], free.sampler_logprobs[np.arange(ROWS), START], 1e-5)
 
 
+@pytest.mark.slow
 def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
     """Temporary bytes of the compiled rollout: eight times the prompts, of 512 tokens, at four slots."""
     long = dataclasses.replace(engine, slots=4, max_new_tokens=1, record_routing=False)
@@ -231,7 +232,7 @@ def test_keys_uids_and_samples_differ(engine, free, sample):
     assert all(len({tuple(row) for row in group}) == GROUP for group in groups)
 
 
-@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("slots", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_prompts_in_buckets_change_no_answer(engine, params, eos, ended, sample, slots):
     """Four columns of five hold three of the prompts, and one column holds one: rows stay as wide as ever."""
     cut = dataclasses.replace(engine, end_ids=(eos,), slots=slots, prompt_buckets=5)

@@ -16,7 +16,13 @@ BYTES = ByteTokenizer()
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.7, top_k=6, top_p=0.9)], ids=str
+    "sampling",
+    [
+        pytest.param(Sampling(temperature=0.0), marks=pytest.mark.slow),
+        pytest.param(Sampling(), marks=pytest.mark.slow),
+        Sampling(temperature=0.7, top_k=6, top_p=0.9),
+    ],
+    ids=str,
 )
 def test_the_tokens_are_those_of_the_engine(sampling):
     """Dense and MoE layer; a prompt that fills its width and one that does not; answers that end and that are cut."""

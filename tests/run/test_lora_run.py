@@ -75,6 +75,7 @@ def test_the_opening_says_how_much_is_trained(straight):
     assert f"trained    {count / 1000:.3g} k parameters: LoRA of rank 2, alpha 16, on attention,mlp" in said
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(straight, tmp_path):
     tiny_run.assert_resumes_as(straight, tmp_path)
 

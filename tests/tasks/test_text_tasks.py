@@ -176,6 +176,7 @@ def test_gsm8k_is_downloaded_once(monkeypatch, published, tmp_path):
     assert [url.rpartition("/")[2] for url in asked] == ["train.jsonl", "test.jsonl"]
 
 
+@pytest.mark.slow
 def test_reasoning_gym_by_name_and_settings():
     pytest.importorskip("reasoning_gym")
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}

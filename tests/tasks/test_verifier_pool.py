@@ -64,6 +64,7 @@ def test_trouble_costs_one_answer():
     assert verdicts[9] == fine
 
 
+@pytest.mark.slow
 def test_math_verify_hangs_past_its_own_limit_and_is_killed():
     """5^(5^(5^(5^5))) is a number that no machine holds; sympy tries."""
     pytest.importorskip("math_verify")

@@ -34,6 +34,7 @@ OBJECTIVES = {
 # Means over answers and over tokens. Sums are slow; tests/objectives/test_splits.py has all of them without a model.
 MEANS = ("sequence_mean_token_mean", "token_mean")
 MESHES = [(4, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (1, 1, 2, 1, 2)]
+QUICK = [(2, 2, 1, 1), (1, 1, 2, 1, 2)]  # tests/training/test_replay_everywhere.py has the tensor axis
 CUTS = {
     f"{layout}, {micro or 1} micro-batches": tiny.in_one_shape(tiny.layout_of(layout=layout, micro=rows))
     for layout in ("padded", "packed")
@@ -114,7 +115,14 @@ def test_natural_shapes_give_the_same_update():
     assert_same_update(found, whole("sequence_mean_token_mean"))
 
 
-@pytest.mark.parametrize(("mesh", "aggregation"), list(zip(MESHES, itertools.cycle(MEANS), strict=False)), ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "aggregation"),
+    [
+        pytest.param(mesh, aggregation, marks=[pytest.mark.slow] * (mesh not in QUICK))
+        for mesh, aggregation in zip(MESHES, itertools.cycle(MEANS), strict=False)
+    ],
+    ids=str,
+)
 def test_four_devices_give_the_same_update(mesh, aggregation):
     check_mesh(mesh, aggregation)
 
