@@ -18,27 +18,35 @@ def cache_folder() -> Path:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the run: saved, after a step and its checkpoint, or at once."""
+    """A signal ended the run after a step and, `saved`, its checkpoint."""
 
     def __init__(self, text: str, number: int, saved: bool = False):
         super().__init__(text)
         self.signal, self.saved = number, saved
 
 
+def ending_signals() -> list[int]:
+    """Ctrl-C, SIGTERM and the end of the terminal; without the last under `nohup`, which has it ignored."""
+    kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if kept else [signal.SIGHUP])]
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[], int]]:
     """Gives the number of the signal that asked to stop, 0 so far.
 
-    Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once.
+    Ctrl-C, SIGTERM and the end of the terminal end the run after its current step; a second one does what it did
+    before, which is to end it at once.
     """
     asked = []
 
     def ask(number: int, frame: object) -> None:
         if asked:
-            raise Stopped("stopped at once", number)
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in ending_signals()}
     try:
         yield lambda: asked[0] if asked else 0
     finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground.machine import usable_cores
+from jaxrl_llm.ground.machine import ending_signals, usable_cores
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
@@ -49,8 +49,9 @@ def run_locally(
 ) -> list[PlannedRun]:
     """Run all of them in this order, at most one in each of the `core_slots`; return those that failed.
 
-    A run that fails leaves failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the
-    runs are interrupted, so that they save their state, and killed if they do not end; then KeyboardInterrupt goes on.
+    A run that fails leaves failed.json and its output in process.log, and the others go on. On Ctrl-C, SIGTERM or the
+    end of the terminal the runs are interrupted, so that they save their state, and killed if they do not end; then
+    KeyboardInterrupt goes on.
 
     Args:
         lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
@@ -58,7 +59,7 @@ def run_locally(
     """
     waiting, running, failed, minutes = list(runs), [], [], []
     say = functools.partial(print, flush=True)
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     warm = False
     try:
         while waiting or running:
@@ -89,7 +90,8 @@ def run_locally(
         raise
     finally:
         _stop(running)
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return failed
 
 
