@@ -9,11 +9,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from jaxrl_llm.config.command_line import BROKEN_PIPE, FAILED, FAULT, REFUSED, complain
-from jaxrl_llm.ground.machine import ending_signals
+from jaxrl_llm.ground.signals import end_at_once
 
 # What a wrong command line, config, file or machine raises. Anything else is a fault of the package.
 _OF_THE_USER = (ValueError, OSError, ImportError, FloatingPointError)
@@ -21,9 +20,7 @@ _LESS_MEMORY = (
     "lower updates.micro_batch_rows or rollout.slots, set model.remat=block, or spread the run over more devices with "
     "mesh.shape"
 )
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_SHOW_CURSOR = b"\x1b[?25h"  # which a live display hides
 
 
 class Guard:
@@ -38,20 +35,19 @@ def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | 
     """The exit code of `work(arguments, guard)`, as command_line.py lists them; every error ends in one line.
 
     Without arguments they are those of the process, which is then the command's own: a signal ends it at once, with a
-    line, unless the command listens itself (`ground.machine.interruptible`).
+    line, unless the command listens itself (`ground.signals.interruptible`).
     """
     guard, alone = Guard(), True
     if arguments is None:
-        _listen(guard)
+        end_at_once(lambda: guard.onward())
     try:
         code = work(sys.argv[1:] if arguments is None else list(arguments), guard)
     except KeyboardInterrupt as stop:
         _say(f"\n{stop or 'stopped'}{guard.onward()}")
         code, alone = 128 + getattr(stop, "signal", signal.SIGINT), not getattr(stop, "saved", False)
-    except BrokenPipeError as error:
-        code = complain(error, FAILED if guard.started else REFUSED) if _flushed() else BROKEN_PIPE
     except Exception as error:
-        code = _complained(error, guard)
+        gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
+        code = BROKEN_PIPE if gone else _complained(error, guard)
     finally:
         whole = _flushed()
     if code == 0 and not whole:
@@ -61,30 +57,6 @@ def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | 
 
         return start_up.leave(code, alone=alone)
     return code
-
-
-def _listen(guard: Guard) -> None:
-    """End the process at once on Ctrl-C, SIGTERM or the end of its terminal, with one line.
-
-    Not by an exception: libraries swallow it while they are imported, or print it many lines long. What a run has
-    written by then is as after a kill, from which it resumes.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        for ending in ending_signals():
-            signal.signal(ending, signal.SIG_IGN)
-        try:
-            onward = guard.onward()
-        except Exception:
-            onward = ""
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            if os.isatty(1):
-                os.write(1, _SHOW_CURSOR)
-            os.write(2, f"stopped by {_NAMES[signal.Signals(number)]}{onward}\n".encode())
-        os._exit(128 + number)
-
-    for number in ending_signals():
-        signal.signal(number, leave)
 
 
 def _complained(error: Exception, guard: Guard) -> int:
@@ -142,6 +114,17 @@ def _written(text: str, folder: Path | None) -> str:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(text, flush=True)
+
+
+def _reader_is_gone() -> bool:
+    import select
+
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno())
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except OSError:  # standard output is no file
+        return False
 
 
 def _flushed() -> bool:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.ground import processes
-from jaxrl_llm.ground.machine import Stopped, interruptible
+from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run.assembly import Run, base_digest, check_base

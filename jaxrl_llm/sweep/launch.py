@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground.machine import ending_signals, usable_cores
+from jaxrl_llm.ground.machine import usable_cores
+from jaxrl_llm.ground.signals import ending_signals
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
