@@ -43,7 +43,8 @@ def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | 
     try:
         code = work(sys.argv[1:] if arguments is None else list(arguments), guard)
     except KeyboardInterrupt as stop:
-        _say(f"\n{stop or 'stopped'}{guard.onward()}")
+        if str(stop):  # a plain one has been reported where it was raised, or is the caller's own
+            _say(f"\n{stop}{guard.onward()}")
         code, alone = 128 + getattr(stop, "signal", signal.SIGINT), not getattr(stop, "saved", False)
     except Exception as error:
         gone = isinstance(error, BrokenPipeError) and _reader_is_gone()

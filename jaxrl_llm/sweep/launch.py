@@ -1,5 +1,6 @@
 """Start the runs of a sweep: as processes on this machine within a budget of cores, or as jobs of a scheduler."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -87,7 +88,8 @@ def run_locally(
                     last = tail(process.folder / "process.log") or [""]
                     write_json(process.folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
     except KeyboardInterrupt:
-        say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
         raise
     finally:
         _stop(running)
