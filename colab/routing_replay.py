@@ -31,18 +31,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Where to clone from when there is no checkout here.
-REPOSITORY = os.environ.get("JAXRL_LLM_REPOSITORY", "https://github.com/OWNER/jaxrl_llm")
+# Where to clone from when the package is neither here nor installed: the address that [project.urls] of pyproject.toml
+# has, which is none yet.
+REPOSITORY = os.environ.get("JAXRL_LLM_REPOSITORY", "")
 here = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "configs" / "base.py").exists()]
 CHECKOUT = here[0] if here else Path("jaxrl_llm_checkout").resolve()
-if not CHECKOUT.exists():
-    subprocess.run(["git", "clone", "--depth", "1", REPOSITORY, str(CHECKOUT)], check=True)
-sys.path.insert(0, str(CHECKOUT))  # the configurations are there, wherever the package itself comes from
-needed = ("array_record", "jaxtyping", "ml_collections", "optax", "orbax", "tensorboardX")
-if any(importlib.util.find_spec(package) is None for package in needed):
-    tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
-    extras = ["colab", *(["gpu"] if shutil.which("nvidia-smi") else ["tpu"] if tpu else [])]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"{CHECKOUT}[{','.join(extras)}]"], check=True)
+if here or importlib.util.find_spec("jaxrl_llm") is None:
+    if not CHECKOUT.exists() and not REPOSITORY:
+        raise RuntimeError(
+            "jaxrl_llm is not installed, and has no public address to clone from ([project.urls] of its "
+            "pyproject.toml): install its wheel, or set JAXRL_LLM_REPOSITORY to the address of a repository"
+        )
+    if not CHECKOUT.exists():
+        subprocess.run(["git", "clone", "--depth", "1", REPOSITORY, str(CHECKOUT)], check=True)
+    sys.path.insert(0, str(CHECKOUT))
+    needed = ("array_record", "jaxtyping", "ml_collections", "optax", "orbax", "tensorboardX")
+    if any(importlib.util.find_spec(package) is None for package in needed):
+        tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
+        extras = ["colab", *(["gpu"] if shutil.which("nvidia-smi") else ["tpu"] if tpu else [])]
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"{CHECKOUT}[{','.join(extras)}]"], check=True)
 
 # %%
 # %matplotlib inline
@@ -51,7 +58,7 @@ import tempfile
 import jax
 from IPython.display import display
 
-from configs import routing_replay
+from jaxrl_llm.config import loading
 from jaxrl_llm.config.start_up import start_jax
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.report import figures, tables
@@ -77,7 +84,7 @@ ARMS = {
 
 # %%
 for arm, fields in ARMS.items():
-    config = routing_replay.get_config(VARIANT)
+    config = loading.load(loading.find(f"routing_replay:{VARIANT}"))
     config.log.diagnostics_every = 2
     config.update_from_flattened_dict(fields)
     settings = validate(config)

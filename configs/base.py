@@ -151,7 +151,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.evaluation.samples = 4  # answers per prompt, for pass@1 and pass@k
 
     config.checkpoint = ConfigDict()  # What a stopped run resumes from
-    config.checkpoint.every = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
+    config.checkpoint.every = 20  # steps; also at the end, and when a signal stops the run
     config.checkpoint.keep = 2  # newest checkpoints that stay
 
     config.log = ConfigDict()  # What is recorded beside the metrics of every step

@@ -5,6 +5,14 @@ rollout, training, run, plan, report, sweep. Above them stand the commands of on
 evaluation, generate and export; `__main__` is `jaxrl-llm COMMAND`.
 """
 
+import sys
+
+# The process is a command of the package, `python -m jaxrl_llm.X` or the script: signals are heard before all imports.
+if sys.argv[:1] == ["-m"] or "".join(sys.argv[:1]).endswith("jaxrl-llm"):
+    from jaxrl_llm.ground.signals import end_at_once
+
+    end_at_once()
+
 import importlib
 from typing import Any
 

@@ -20,7 +20,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    """Run the command that the first argument names; returns the exit code (see command_line.py)."""
+    typed = sys.argv[1:] if arguments is None else list(arguments)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as under `python -m`, so that the user's modules are importable
     listed = "\n".join(f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())
@@ -30,8 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="arguments of a command: jaxrl-llm COMMAND --help",
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=" | ".join(COMMANDS))
-    given = parser.parse_args(arguments[:1])
-    return importlib.import_module(COMMANDS[given.command][0]).main(arguments[1:])
+    given = parser.parse_args(typed[:1])
+    if arguments is None:
+        del sys.argv[1]  # so that the command takes the rest as its own process does
+    return importlib.import_module(COMMANDS[given.command][0]).main(None if arguments is None else typed[1:])
 
 
 if __name__ == "__main__":

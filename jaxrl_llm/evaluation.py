@@ -12,46 +12,53 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from absl import logging
-
-from jaxrl_llm import tasks
-from jaxrl_llm.config import loading, start_up
-from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
-from jaxrl_llm.ground import sharding
+from jaxrl_llm.config.command_line import Parser, add_policy, fields_and_rest
+from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.records.run_log import plain
-from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
-from jaxrl_llm.run import loaded
-from jaxrl_llm.run.loaded import LoadedPolicy
-from jaxrl_llm.run.settings import TaskSettings, task_settings
+
+if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
+    from jaxrl_llm.run.loaded import LoadedPolicy
+    from jaxrl_llm.run.settings import TaskSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate a DIR or a checkpoint; returns the exit code (see command_line.py)."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm evaluate",
         description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
         epilog="fields of --config are set with --config.block.field=value,\nfor example --config.task.data_dir=PATH",
     )
-    loaded.add_arguments(parser)
+    add_policy(parser)
     parser.add_argument("--config", help="NAME[:variant] or file of the task; default: the task of the DIR")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="prompts of which split")
     parser.add_argument("--prompts", type=int, default=128, help="how many prompts")
     parser.add_argument("--samples", type=int, default=16, help="answers a prompt")
     parser.add_argument("--k", default="1,4,16", help="values of k for pass@k")
     parser.add_argument("--show", type=int, default=5, help="prompts printed with their answers")
-    logging.set_verbosity(logging.ERROR)
-    try:
-        fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else list(arguments))
-        return _evaluate(parser.parse_args(rest), fields)
-    except (ValueError, OSError, ImportError) as error:
-        return complain(error, REFUSED)
+    fields, rest = fields_and_rest(arguments)
+    return _evaluate(parser.parse_args(rest), fields)
 
 
 def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
+    from jaxrl_llm.config import listed, loading
+
     ks = _checked(given, fields)
-    config = None if given.config is None else loading.load(loading.find(given.config), fields)
+    source = None if given.config is None else loading.find(given.config)
+    listed.check_names(path for path, _ in fields)
+
+    from absl import logging
+
+    from jaxrl_llm.config import start_up
+    from jaxrl_llm.records.run_log import plain
+
+    logging.set_verbosity(logging.ERROR)
+    config = None if source is None else loading.load(source, fields)
     start_up.start_jax()
     policy, target = _policy_and_task(given, config)
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
@@ -70,8 +77,13 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     return 0
 
 
-def _answers(policy: LoadedPolicy, target: TaskSettings, given: argparse.Namespace, ks: list[int]) -> dict[str, Any]:
+def _answers(
+    policy: "LoadedPolicy", target: "TaskSettings", given: argparse.Namespace, ks: list[int]
+) -> dict[str, Any]:
     """How often the policy is right; prints a few of its answers."""
+    from jaxrl_llm import tasks
+    from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+
     task = target.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
     model = policy.model if policy.run is None else policy.run.sampler
@@ -84,7 +96,7 @@ def _answers(policy: LoadedPolicy, target: TaskSettings, given: argparse.Namespa
     return {"prompts": len(rows)} | rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
 
 
-def _pairs(policy: LoadedPolicy, given: argparse.Namespace) -> dict[str, Any]:
+def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
     """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
     assert policy.run is not None
     metrics, rows = policy.run.source.started(None, given.workdir / "reference").evaluate(policy.state)
@@ -109,8 +121,12 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
     return ks
 
 
-def _policy_and_task(given: argparse.Namespace, config: Any) -> tuple[LoadedPolicy, TaskSettings]:
+def _policy_and_task(given: argparse.Namespace, config: Any) -> "tuple[LoadedPolicy, TaskSettings]":
     """The policy, and the task of the config (ConfigDict), or without one that of the DIR."""
+    from jaxrl_llm.ground import sharding
+    from jaxrl_llm.run import loaded
+    from jaxrl_llm.run.settings import TaskSettings, task_settings
+
     if config is None:
         policy = loaded.from_arguments(given, rewards=True)
         assert policy.run is not None

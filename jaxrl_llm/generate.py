@@ -2,30 +2,29 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import jax
-from absl import logging
+from jaxrl_llm.config.command_line import Parser, add_policy
+from jaxrl_llm.config.guard import Guard, guarded
 
-from jaxrl_llm.config import start_up
-from jaxrl_llm.config.command_line import REFUSED, Parser, complain
-from jaxrl_llm.ground.ranges import within
-from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.rollout.streaming import Streamer, as_text
-from jaxrl_llm.run import loaded
-from jaxrl_llm.run.loaded import LoadedPolicy
-from jaxrl_llm.tasks import Prompting, TextTokenizer
+if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
+    from jaxrl_llm.run.talker import Talker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer a prompt or chat; returns the exit code (see command_line.py)."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm generate",
         description="Answer a prompt, or chat, with a checkpoint or the policy of a DIR.\n\n"
         "Without --prompt and --chat the prompt is read from standard input. For a DIR\n"
         "it is rendered as in training, with the template and the chat of its config.",
     )
-    loaded.add_arguments(parser)
+    add_policy(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--prompt", help="the text to continue or the question to answer")
     what.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
@@ -38,47 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer; default: the DIR's bound, or 512")
-    given = parser.parse_args(arguments)
-    logging.set_verbosity(logging.ERROR)
-    try:
-        return _talk(given)
-    except (ValueError, OSError, ImportError) as error:
-        return complain(error, REFUSED)
-    except KeyboardInterrupt:
-        print()
-        return 130
-
-
-class Talker:
-    """Answers to texts and chats, piece by piece; every answer has a seed of its own."""
-
-    def __init__(self, policy: LoadedPolicy, sampling: Sampling, max_tokens: int | None = None, seed: int = 0):
-        settings = None if policy.run is None else policy.run.settings
-        self.tokenizer = policy.tokenizer
-        self.prompting = Prompting() if settings is None else settings.task.prompting
-        length = max_tokens if max_tokens is not None else 512 if settings is None else settings.answer_length
-        within("--seed", seed, 0, 2**32 - 1)
-        self._key, self._answers = jax.random.key(seed), 0
-        self._streamer = Streamer(policy.model, sampling, length, policy.tokenizer.end_ids)
-        self._params = self._streamer.prepare(policy.params)
-
-    def answer(self, prompt: str) -> Iterator[str]:
-        """The answer to a prompt, which is rendered as in the run's config."""
-        return self._stream(self.prompting.text(self.tokenizer, prompt))
-
-    def reply(self, messages: Sequence[dict[str, str]]) -> Iterator[str]:
-        """The next message of a chat; the tokenizer must have a chat template."""
-        assert isinstance(self.tokenizer, TextTokenizer)
-        return self._stream(self.tokenizer.chat(messages, **self.prompting.chat_options))
-
-    def _stream(self, text: str) -> Iterator[str]:
-        uid, self._answers = self._answers, self._answers + 1
-        return as_text(self._streamer.tokens(self._params, self.tokenizer.encode(text), self._key, uid), self.tokenizer)
+    return _talk(parser.parse_args(arguments))
 
 
 def _talk(given: argparse.Namespace) -> int:
     if given.system and not given.chat:
         raise ValueError(f"--system={given.system!r} is part of a chat; give --chat too")
+
+    from absl import logging
+
+    from jaxrl_llm.config import start_up
+    from jaxrl_llm.rollout.sampling import Sampling
+    from jaxrl_llm.run import loaded
+    from jaxrl_llm.run.talker import Talker
+
+    logging.set_verbosity(logging.ERROR)
     sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p)
     start_up.start_jax()
     talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
@@ -88,7 +61,9 @@ def _talk(given: argparse.Namespace) -> int:
     return 0
 
 
-def _chat(talker: Talker, system: str) -> int:
+def _chat(talker: "Talker", system: str) -> int:
+    from jaxrl_llm.tasks import TextTokenizer
+
     if not isinstance(talker.tokenizer, TextTokenizer) or not talker.tokenizer.template:
         raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []

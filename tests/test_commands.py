@@ -18,6 +18,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run import assembly, loaded
 from jaxrl_llm.run.settings import validate
+from jaxrl_llm.run.talker import Talker
 from tests.reference import gguf_files, tiny_run
 
 pytest.importorskip("tokenizers")
@@ -127,7 +128,7 @@ def test_an_export_of_a_tiny_model_trains_on_and_is_read_by_transformers(run, ch
     assert again.task.tokenizer.encode(prompt) == made.settings.task.tokenizer.encode(prompt)
     read = loaded.from_checkpoint(folder)
     assert read.model.config == made.model.config
-    assert "".join(generate.Talker(read, Sampling(0.0), 4).answer(prompt)) == greedy(made, state.trained.policy, prompt)
+    assert "".join(Talker(read, Sampling(0.0), 4).answer(prompt)) == greedy(made, state.trained.policy, prompt)
 
     theirs = assert_transformers_agrees(folder, made.model, state.trained.policy, prompt)
     assert theirs.generation_config.eos_token_id == [1]
@@ -191,7 +192,7 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
     source = made.settings.pretrained
     options = ("--checkpoint", source, "--greedy", "--max-tokens=5")
     code, said, _ = run(generate, *options, "--chat", "--system=Add.", typed="1 + 1?\n2 + 2?\n\n3?\n")
-    talker = generate.Talker(loaded.from_checkpoint(source), Sampling(0.0), 5)
+    talker = Talker(loaded.from_checkpoint(source), Sampling(0.0), 5)
     messages = [{"role": "system", "content": "Add."}]
     for question in ("1 + 1?", "2 + 2?"):
         messages.append({"role": "user", "content": question})

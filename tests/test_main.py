@@ -12,6 +12,7 @@ import pytest
 
 from jaxrl_llm import main as module
 from jaxrl_llm.config import start_up
+from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.run.trainer import Stopped
@@ -36,7 +37,7 @@ def command(monkeypatch, tmp_path, capsys):
     """Runs main in this process on a config and DIR; returns (exit code, printed, printed on standard error)."""
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
-    monkeypatch.setattr(module, "build", lambda settings: Built(settings))
+    monkeypatch.setattr(assembly, "build", lambda settings: Built(settings))
 
     def run(*arguments, config="grpo:smoke", workdir=tmp_path / "run"):
         code = module.main([f"--config={config}", f"--workdir={workdir}", *arguments])
@@ -49,7 +50,7 @@ def command(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def train(monkeypatch):
     """Puts a function of (settings, log, identity) in the place of training."""
-    return lambda function: monkeypatch.setattr(module, "train", lambda run, *rest: function(run.settings, *rest))
+    return lambda function: monkeypatch.setattr(trainer, "train", lambda run, *rest: function(run.settings, *rest))
 
 
 def trained(settings, log, identity):
@@ -71,14 +72,19 @@ def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stopped_run_says_how_to_go_on(command, train, tmp_path, number, code):
-    def interrupted(*args):
+    def interrupted(settings, log, identity):
+        (log.workdir / "checkpoints" / saved).mkdir(parents=True, exist_ok=True)
         raise Stopped("stopped after step 3", number)
 
     train(interrupted)
-    stopped = (code, "\nstopped after step 3; the same command goes on from the newest checkpoint\n", "")
-    assert command() == stopped
+    saved = "none yet"
+    assert command() == (code, "\nstopped after step 3\n", "")
+    saved = "3"
+    said = "\nstopped after step 3; the same command{} goes on from the newest checkpoint\n"
+    assert command() == (code, said.format(""), "")
+    assert command("--restart") == (code, said.format(" without --restart"), "")
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -96,7 +102,7 @@ def test_what_training_would_refuse_is_refused_before_anything_is_written(comman
         raise ValueError("mesh is too large")
 
     train(None)
-    monkeypatch.setattr(module, "build", refuses)
+    monkeypatch.setattr(assembly, "build", refuses)
     assert command() == (2, "", "error: mesh is too large\n")
     assert not (tmp_path / "run").exists()
 

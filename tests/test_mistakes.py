@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import evaluation, main
 from jaxrl_llm.config import start_up
+from jaxrl_llm.run import trainer
 from jaxrl_llm.sweep import __main__ as sweep
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +102,7 @@ def folder(tmp_path_factory):
 def test_a_mistake_is_one_line_and_exit_code_2(typed, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
-    monkeypatch.setattr(main, "train", None)  # would fail: nothing is started
+    monkeypatch.setattr(trainer, "train", None)  # would fail: nothing is started
     command, *arguments = typed.split(" ")
     if command == "train":
         right = ["--config=grpo:smoke", "--workdir=run", f"--config.task.data_dir={folder / 'data'}"]

@@ -3,25 +3,41 @@
 0    done
 1    failed: what was started could not end (a loss that is not finite, a full disk, a damaged checkpoint)
 2    refused: the command line, the config or the DIR is wrong, and nothing was started or written
-130  stopped by Ctrl-C, 143 by SIGTERM: a run has saved its state, and the same command resumes it
+70   a fault of the package: the line names the file with the traceback, and where to report it
+130  stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal (SIGHUP): a run that was training has saved its
+     state, and the same command resumes it
 134  of several processes: JAX aborted this one because another is gone (see docs/several_processes.md)
+141  the reader of its output is gone, as `head` is after ten lines
 """
 
 import argparse
-import difflib
+import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-FAILED, REFUSED = 1, 2
-EXIT_CODES = "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM"
+FAILED, REFUSED, FAULT, BROKEN_PIPE = 1, 2, 70, 141
+EXIT_CODES = (
+    "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM,\n"
+    "129 by the end of its terminal, 70 a fault of jaxrl_llm, 141 output not read"
+)
 
 
 def complain(error: BaseException, code: int) -> int:
     """Print `error: ...` on standard error, in one line; returns the exit code."""
     text = " ".join(str(error).split()) or type(error).__name__
-    print(f"error: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"error: {text}", file=sys.stderr)
     return code
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from jaxrl_llm.config.about import versions  # here, as it takes longer than all the rest
+
+        print(versions())
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +46,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, epilog: str = "", **keywords: Any):
         keywords |= {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(epilog=f"{epilog}\n\n{EXIT_CODES}".lstrip(), **keywords)
+        self.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(complain(ValueError(f"{message}; see --help"), REFUSED))
@@ -37,11 +54,22 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            import difflib
+
             flags = [flag for action in self._actions for flag in action.option_strings]
             close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
             hint = f"did you mean {close[0]}?" if close else "fields are set as --config.block.field=value"
             self.error(f"unknown argument {unknown[0]}; {hint}")
         return given
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """--workdir or --checkpoint, one of which `run.loaded.from_arguments` reads."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--workdir", type=Path, help="the DIR of a run")
+    where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
+    parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
 
 
 def fields_and_rest(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -19,12 +19,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.field_names import unknown_field
+from jaxrl_llm.config.listed import CONFIGS, recipes
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import suggestion
-
-_PACKAGE = Path(__file__).parents[1]
-# A wheel has the configs inside the package; in a checkout they are beside it.
-CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,12 @@ def find(name: str) -> Source:
     bare = path.stem if path.suffix in ("", ".py") and path.parent in (Path(), Path("configs")) else ""
     if bare in own:
         return Source(str((CONFIGS / f"{bare}.py").absolute()), variant)
-    base = (CONFIGS / "base.py").absolute()
-    recipes = load_module(base).objectives.names()  # base.py knows the objectives, this room does not
-    if bare in recipes:
-        return Source(str(base), variant, recipe=bare)
+    known = recipes()
+    if bare in known:
+        return Source(str((CONFIGS / "base.py").absolute()), variant, recipe=bare)
     raise FileNotFoundError(
         f"--config={name} is neither a file nor one of the package's configs ({', '.join(own)}) or recipes "
-        f"({', '.join(recipe for recipe in recipes if recipe not in own)}){suggestion(path.stem, [*own, *recipes])}; "
+        f"({', '.join(recipe for recipe in known if recipe not in own)}){suggestion(path.stem, [*own, *known])}; "
         "give one of these names, or the path of a file that defines get_config(variant)"
     )
 

@@ -89,13 +89,6 @@ def _repair(cache: Path) -> None:
                 entry.unlink(missing_ok=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `join`."""
-    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
-    parser.add_argument("--processes", type=int, help="how many processes there are")
-    parser.add_argument("--process", type=int, help="which of them this is, from 0")
-
-
 def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: int) -> None:
     """Join the other processes of the run, where there are any; before the first computation.
 

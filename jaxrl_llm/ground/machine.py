@@ -1,9 +1,6 @@
-"""What the machine gives a process: its cores, a folder for what can be made again, and the signals that end a run."""
+"""What the machine gives a process: its cores, and a folder for what can be made again."""
 
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -15,32 +12,3 @@ def usable_cores() -> list[int]:
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/jaxrl_llm, or the same below ~/.cache: data, warm starts and compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm"
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the run: saved, after a step and its checkpoint, or at once."""
-
-    def __init__(self, text: str, number: int, saved: bool = False):
-        super().__init__(text)
-        self.signal, self.saved = number, saved
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], int]]:
-    """Gives the number of the signal that asked to stop, 0 so far.
-
-    Ctrl-C and SIGTERM end the run after its current step; a second one ends it at once.
-    """
-    asked = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked:
-            raise Stopped("stopped at once", number)
-        asked.append(number)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked[0] if asked else 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,16 +4,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import logging
-
-from jaxrl_llm.config import loading
-from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
-from jaxrl_llm.plan.programs import PROGRAMS
-from jaxrl_llm.plan.table import as_json, plan, table
-from jaxrl_llm.run.settings import validate
+from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.plan import PROGRAMS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan a config for chips; returns the exit code (see command_line.py)."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
+    from jaxrl_llm.config import listed, loading
+
     parser = Parser(
         prog="jaxrl-llm plan", description="Memory and time of a config on TPUs or GPUs, without having them."
     )
@@ -23,13 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only move, rollout, score or update"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    fields, rest = fields_and_rest(arguments)
+    given = parser.parse_args(rest)
+    source = loading.find(given.config)
+    listed.check_names(path for path, _ in fields)
+
+    # JAX is imported from here on.
+    from absl import logging
+
+    from jaxrl_llm.plan.table import as_json, plan, table
+    from jaxrl_llm.run.settings import validate
+
     logging.set_verbosity(logging.WARNING)
-    try:
-        fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else arguments)
-        given = parser.parse_args(rest)
-        made = plan(validate(loading.load(loading.find(given.config), fields)), given.topology, given.only)
-    except (ValueError, OSError, ImportError) as error:
-        return complain(error, REFUSED)
+    made = plan(validate(loading.load(source, fields)), given.topology, given.only)
     print(table(made))
     if given.json:
         given.json.write_text(as_json(made))

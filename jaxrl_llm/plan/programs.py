@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import SLACK
+from jaxrl_llm.plan import PROGRAMS
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.run.assembly import Run, build
@@ -21,8 +22,6 @@ from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.state import TrainBatch, state_shardings
-
-PROGRAMS = ("move", "rollout", "score", "update")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ notes and the lines at the start and the end of a run scroll by above. While a p
 in place of the numbers, and steps that compiled do not count in the estimate of the remaining time.
 """
 
+import contextlib
 import functools
 import io
 import sys
@@ -36,7 +37,7 @@ class Screen:
 
     def __init__(self, total_steps: int, *, stream: io.TextIOBase | None = None, write: bool = True):
         self.total_steps = total_steps
-        self._stream: Any = sys.stdout if stream is None else stream
+        self._stream: Any = _Terminal(sys.stdout if stream is None else stream)
         self._write = write
         self._row: dict[str, Any] = {"step": 0}
         self._clock = _Clock(total_steps)
@@ -101,6 +102,25 @@ class Screen:
         bar.add_row(f"step {step}/{self.total_steps}", filled, self._clock.text() or self._clock.elapsed())
         words = f"compiling {self._compiling} ..." if self._compiling else "  ".join(_numbers(self._row))
         return Group(bar, Text(words, no_wrap=True, overflow="ellipsis"))
+
+
+class _Terminal:
+    """A stream that may be closed from outside: what a run prints then goes nowhere, and the run goes on."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class _Clock:

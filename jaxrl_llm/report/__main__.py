@@ -1,24 +1,27 @@
 """python -m jaxrl_llm.report DIR: tables, figures and a page of finished or running runs."""
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm.report.write import write_report
+from jaxrl_llm.config.command_line import Parser
+from jaxrl_llm.config.guard import Guard, guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxrl_llm.report", description="Tables, figures and a page of finished or running runs."
-    )
+    """Write the report of a DIR; returns the exit code (see command_line.py)."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
+    parser = Parser(prog="jaxrl-llm report", description="Tables, figures and a page of finished or running runs.")
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
+    given = parser.parse_args(arguments)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    try:
-        print(write_report(parser.parse_args(arguments).dir, width))
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
+
+    from jaxrl_llm.report.write import write_report  # here, so that a wrong command line is refused at once
+
+    print(write_report(given.dir, width))
     return 0
 
 

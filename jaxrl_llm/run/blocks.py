@@ -110,7 +110,7 @@ class EvaluationConfig(Block, prefix="evaluation."):
 class CheckpointConfig(Block, prefix="checkpoint."):
     """What a stopped run resumes from."""
 
-    every: int = declared(20, "steps; also at the end, on Ctrl-C and on SIGTERM", least=1)
+    every: int = declared(20, "steps; also at the end, and when a signal stops the run", least=1)
     keep: int = declared(2, "newest checkpoints that stay", least=1)
 
 

@@ -51,7 +51,10 @@ def meanings() -> dict[str, str]:
 
 
 def field_help() -> str:
-    """Every field with its default, its choices and its meaning, at most 80 columns wide."""
+    """Every field with its default, its choices and its meaning, then the recipes, at most 80 columns wide.
+
+    configs/fields.txt has this text, which `--help` prints (config/listed.py).
+    """
     lines = ["fields, their defaults and what they mean; a config changes some of them:", ""]
     about = meanings()
     for block, fields in itertools.groupby(declared_fields().items(), lambda item: item[0].rpartition(".")[0]):
@@ -59,7 +62,8 @@ def field_help() -> str:
             lines += ["", *_wrapped(f"{block}: {about[block]}")]
         for field, own in fields:
             lines += _wrapped(f"  --config.{field}={own.default}  {own.comment}")
-    return "\n".join(lines)
+    lines += ["", *_wrapped(f"recipes: {', '.join(objectives.names())}")]
+    return "\n".join(lines) + "\n"
 
 
 def _wrapped(line: str) -> list[str]:

@@ -66,15 +66,6 @@ def from_checkpoint(
     return LoadedPolicy(model, params, own)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--workdir or --checkpoint, one of which `from_arguments` reads."""
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--workdir", type=Path, help="the DIR of a run")
-    where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
-    parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
-
-
 def from_arguments(
     given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None, rewards: bool = False
 ) -> LoadedPolicy:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.ground import processes
-from jaxrl_llm.ground.machine import Stopped, interruptible
+from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run.assembly import Run, base_digest, check_base
@@ -29,7 +29,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       FloatingPointError: a loss or gradient is not finite; the message has the step.
       ValueError: a run-time check failed, or the checkpoint belongs to another run.
       OSError: a checkpoint or a log could not be written; the checkpoints before it stay.
-      Stopped: Ctrl-C or SIGTERM, after the current step and its checkpoint.
+      Stopped: Ctrl-C, SIGTERM or the end of the terminal, after the current step and its checkpoint.
     """
     began, settings = time.monotonic(), run.settings
     log.note(opening(run, log.workdir))
@@ -77,7 +77,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
             if stop and not last:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop, saved=True)
-    checkpoints.close()
+        checkpoints.close()
     log.screen.end(closing(log.workdir))
     return evaluated
 

@@ -8,16 +8,14 @@ and every planned step, or if it diverged. DIR/sweep.json records the plan for t
 
 import argparse
 import fcntl
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxrl_llm.config import loading
-from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
-from jaxrl_llm.records.run_log import write_json
-from jaxrl_llm.report.read import Run
-from jaxrl_llm.sweep import launch
+from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
 
@@ -29,8 +27,9 @@ class Program:
     identify: Callable[[str, Sequence[str]], tuple[str, int]]
 
 
-# Both functions import JAX, and do so inside: a bad command line is refused at once and not after seconds.
+# What takes long to import, JAX above all, is imported inside: a bad command line is refused at once.
 def _identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
+    from jaxrl_llm.config import loading
     from jaxrl_llm.run import settings
 
     config = loading.load(loading.find(config_file), fields_and_rest(overrides)[0])
@@ -52,6 +51,10 @@ BRANCHING = Program("jaxrl_llm.sweep.branching", _identify_branches)  # for a sw
 
 def main(arguments: Sequence[str] | None = None, program: Program | None = None) -> int:
     """The command line, over the program that the sweep needs unless one is given; returns the exit code."""
+    return guarded(functools.partial(_command, program), arguments)
+
+
+def _command(program: Program | None, arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm sweep", description="Run or resume a sweep.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
     parser.add_argument("--workdir", required=True, help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed")
@@ -60,13 +63,8 @@ def main(arguments: Sequence[str] | None = None, program: Program | None = None)
     parser.add_argument("--cores_per_run", type=int, default=1, help="the same for every run")
     parser.add_argument("--cluster", help="submitit's executor (slurm, local, debug); default: what submitit finds")
     given = parser.parse_args(arguments)
-    try:
-        sweep = load_sweep(given.sweep)
-        return _run(sweep, program or (BRANCHING if sweep.branching else MAIN), given)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        return complain(error, REFUSED)
-    except KeyboardInterrupt:
-        return 130
+    sweep = load_sweep(given.sweep)
+    return _run(sweep, program or (BRANCHING if sweep.branching else MAIN), given)
 
 
 def load_sweep(name: str) -> Sweep:
@@ -76,6 +74,8 @@ def load_sweep(name: str) -> Sweep:
         FileNotFoundError: there is no such file.
         ValueError: the file does not run (the message has the line), or it has no get_sweep or not that variant.
     """
+    from jaxrl_llm.config import loading
+
     path, _, variant = name.partition(":")
     if not Path(path).is_file():
         raise FileNotFoundError(f"--sweep={path} does not exist; name a file that defines get_sweep(variant)")
@@ -87,6 +87,9 @@ def load_sweep(name: str) -> Sweep:
 
 
 def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
+    from jaxrl_llm.report.read import Run
+    from jaxrl_llm.sweep import launch
+
     workdir = Path(given.workdir)
     slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
     runs = sweep.planned()
@@ -138,6 +141,8 @@ def _identity(program: Program, run: PlannedRun) -> tuple[str, int]:
 
 
 def _finished(folder: Path, config_hash: str, steps: int) -> bool:
+    from jaxrl_llm.report.read import Run
+
     run = Run(folder, "")
     if run.record and run.record["config_hash"] != config_hash:
         raise ValueError(
@@ -149,6 +154,8 @@ def _finished(folder: Path, config_hash: str, steps: int) -> bool:
 
 
 def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str, int]]) -> None:
+    from jaxrl_llm.records.run_log import write_json
+
     rows = [
         {"folder": run.folder, "arm": arm, "condition": run.condition, "seed": run.seed, "config": run.config}
         | {"fields": dict(run.fields), "config_hash": identities[run.folder][0]}

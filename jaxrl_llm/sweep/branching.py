@@ -12,7 +12,6 @@ arm is the config with the arm's fields. DIR holds what a run's DIR holds, of th
 The same command goes on from the newest checkpoint of the trajectory; rows that it will write again are cut.
 """
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from typing import Any
 import jax
 
 from jaxrl_llm.config import loading, start_up
-from jaxrl_llm.config.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
@@ -168,32 +168,27 @@ def _copy(state: TrainState) -> TrainState:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Branch off the trajectory of a DIR, or resume it; returns the exit code (see command_line.py)."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="python -m jaxrl_llm.sweep.branching", description="Fork states of one run into arms.")
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="DIR of the trajectory; the same command resumes it")
     parser.add_argument("--branches", required=True, help="JSON: first, every, rollouts and the fields of each arm")
-    with contextlib.ExitStack() as stack:
-        try:
-            fields, rest = fields_and_rest(sys.argv[1:] if arguments is None else arguments)
-            given = parser.parse_args(rest)
-            planned = plan(given.config, fields, given.branches)
-            start_up.start_jax()
-            log = stack.enter_context(RunLog(given.workdir, planned.parent.settings.steps, write=start_up.is_first()))
-            recorded = read_json(log.workdir / "config.json")
-            if recorded is not None and recorded["config_hash"] != planned.identity:
-                raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
-            trajectory = Trajectory(planned)
-        except (ValueError, OSError, ModuleNotFoundError) as error:
-            return complain(error, REFUSED)
-        try:
-            record = provenance.describe(planned.parent.config, planned.identity, loading.find(given.config))
-            log.write_config(record | {"arms": {arm: setup.config for arm, setup in planned.arms.items()}})
-            log.result(trajectory.run(log))
-        except KeyboardInterrupt:
-            print("\nstopped; the same command goes on from the newest checkpoint")
-            return 130
-        except (ValueError, OSError, FloatingPointError) as error:
-            return complain(error, FAILED)
+    fields, rest = fields_and_rest(arguments)
+    given = parser.parse_args(rest)
+    planned = plan(given.config, fields, given.branches)
+    start_up.start_jax()
+    with RunLog(given.workdir, planned.parent.settings.steps, write=start_up.is_first()) as log:
+        recorded = read_json(log.workdir / "config.json")
+        if recorded is not None and recorded["config_hash"] != planned.identity:
+            raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
+        trajectory = Trajectory(planned)
+        guard.started, guard.workdir = True, log.workdir
+        record = provenance.describe(planned.parent.config, planned.identity, loading.find(given.config))
+        log.write_config(record | {"arms": {arm: setup.config for arm, setup in planned.arms.items()}})
+        log.result(trajectory.run(log))
     return 0
 
 

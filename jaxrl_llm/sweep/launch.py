@@ -1,5 +1,6 @@
 """Start the runs of a sweep: as processes on this machine within a budget of cores, or as jobs of a scheduler."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.machine import usable_cores
+from jaxrl_llm.ground.signals import ending_signals
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
@@ -49,8 +51,9 @@ def run_locally(
 ) -> list[PlannedRun]:
     """Run all of them in this order, at most one in each of the `core_slots`; return those that failed.
 
-    A run that fails leaves failed.json and its output in process.log, and the others go on. On SIGTERM or Ctrl-C the
-    runs are interrupted, so that they save their state, and killed if they do not end; then KeyboardInterrupt goes on.
+    A run that fails leaves failed.json and its output in process.log, and the others go on. On Ctrl-C, SIGTERM or the
+    end of the terminal the runs are interrupted, so that they save their state, and killed if they do not end; then
+    KeyboardInterrupt goes on.
 
     Args:
         lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
@@ -58,7 +61,7 @@ def run_locally(
     """
     waiting, running, failed, minutes = list(runs), [], [], []
     say = functools.partial(print, flush=True)
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     warm = False
     try:
         while waiting or running:
@@ -85,11 +88,13 @@ def run_locally(
                     last = tail(process.folder / "process.log") or [""]
                     write_json(process.folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
     except KeyboardInterrupt:
-        say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
         raise
     finally:
         _stop(running)
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return failed
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -40,6 +41,31 @@ def test_runs(path, tmp_path):
     assert (tmp_path / "GRPO+R2" / "result.json").exists()
 
 
+def first_cell(path):
+    return next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code").source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_address_is_that_of_the_package(path, tmp_path, monkeypatch):
+    """[project.urls] is the one place. Without an address, the first cell says what is missing and clones nothing."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert f'get("JAXRL_LLM_REPOSITORY", "{urls.get("Repository", "")}")' in first_cell(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXRL_LLM_REPOSITORY", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"no public address .*: install its wheel, or set JAXRL_LLM_REPOSITORY"):
+        exec(first_cell(path), {})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_an_installed_package_is_enough(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", None)  # would fail
+    before = [*sys.path]
+    exec(first_cell(path), {})
+    assert sys.path == before
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_first_cell_installs_what_the_runtime_needs(path, device, tmp_path, monkeypatch):
@@ -51,8 +77,8 @@ def test_the_first_cell_installs_what_the_runtime_needs(path, device, tmp_path, 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: name if device == "gpu" else None)
     monkeypatch.setattr(Path, "exists", lambda self: device == "tpu" if self.parts[1:2] == ("dev",) else exists(self))
-    cell = next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
-    exec(cell.source, {})
+    monkeypatch.setenv("JAXRL_LLM_REPOSITORY", "https://example.org/jaxrl_llm")
+    exec(first_cell(path), {})
     clone, install = done
     assert clone[:2] == ["git", "clone"]
     extras = "colab" if device == "cpu" else f"colab,{device}"

@@ -22,7 +22,8 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
 
 parser = argparse.ArgumentParser()
-start_up.add_arguments(parser)
+for name, kind in (("coordinator", str), ("processes", int), ("process", int)):
+    parser.add_argument(f"--{name}", type=kind)
 given = parser.parse_args()
 start_up.join(given, start_timeout_s=60, heartbeat_timeout_s=10)
 index = jax.process_index()

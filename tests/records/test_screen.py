@@ -53,6 +53,18 @@ def test_without_a_terminal_there_is_one_plain_line_a_step(clock):
     )
 
 
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_terminal_that_is_closed_stops_nothing(kind):
+    class Closed(kind):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    screen = Screen(20, stream=Closed())
+    screen.step({"step": 1} | ROW)
+    screen.note("saved")
+    screen.end("next")
+
+
 def test_supervised_training_shows_its_loss():
     stream = io.StringIO()
     screen = Screen(20, stream=stream)

@@ -84,7 +84,7 @@ def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
 
 
 def test_a_folder_without_runs_is_named(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 2
     assert "holds no run: no sweep.json and no metrics.jsonl" in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.ground.signals import ending_signals, interruptible
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
@@ -140,7 +141,21 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_second_signal_does_what_it_did_before():
+    heard = []
+    before = {number: signal.signal(number, lambda *got: heard.append(got[0])) for number in ending_signals()}
+    try:
+        with interruptible() as interrupted:
+            for number in before:
+                os.kill(os.getpid(), number)
+            assert interrupted() == next(iter(before))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert heard == list(before)[1:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
     begin, calls = collect.begin, []

@@ -1,6 +1,7 @@
 """Every tokenizer as tokenizer.json: the same ids here, in transformers, and after it was read back."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,15 @@ def test_end_ids_and_template_are_kept(all_three, tmp_path):
     assert back.fingerprint == trained.fingerprint
     assert back.chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert json.loads(tokenizer_files(trained)["generation_config.json"])["eos_token_id"] == [2, 0]
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, ByteTokenizer()], ids=["characters", "bytes"])
+def test_plain_ones_are_written_without_the_library_as_it_writes_them(tokenizer, monkeypatch):
+    read = pytest.importorskip("tokenizers").Tokenizer.from_str
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        text = tokenizer_files(tokenizer)["tokenizer.json"].decode()
+    assert read(text).to_str(pretty=True) == text
 
 
 def test_a_tokenizer_of_ones_own_has_no_such_files():

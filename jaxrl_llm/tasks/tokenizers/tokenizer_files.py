@@ -1,5 +1,6 @@
 """Tokenizers as the files of the Hugging Face layout: of any tokenizer of this package, or of a newly trained one."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,21 +25,19 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 
     Raises:
         ValueError: a user's own tokenizer class, which has no such form.
-        ImportError: tokenizers is not installed.
     """
-    template, special = "", {"eos_token": _END, "pad_token": _PAD}
     if isinstance(tokenizer, TextTokenizer):
-        backend, template, special = tokenizer.backend, tokenizer.template, tokenizer.special_tokens
-    elif isinstance(tokenizer, CharTokenizer):
-        backend = _without_merges(list(tokenizer.vocabulary), of_bytes=False)
+        return _files(tokenizer.backend, tokenizer.end_ids, tokenizer.template, tokenizer.special_tokens)
+    if isinstance(tokenizer, CharTokenizer):
+        backend = _Pieces(list(tokenizer.vocabulary), of_bytes=False)
     elif isinstance(tokenizer, ByteTokenizer):
-        backend = _without_merges(_byte_characters(), of_bytes=True)
+        backend = _Pieces(_byte_characters(), of_bytes=True)
     else:
         raise ValueError(
             f"{type(tokenizer).__name__} has no tokenizer.json; write its files into the folder by other means, or "
             "train with a tokenizer of tasks.load_tokenizer"
         )
-    return _files(backend, tokenizer.end_ids, template, special)
+    return _files(backend, tokenizer.end_ids, "", {"eos_token": _END, "pad_token": _PAD})
 
 
 def write_tokenizer(folder: str | Path, corpus: Iterable[str], vocab_size: int = 512) -> TextTokenizer:
@@ -92,19 +91,32 @@ def _files(
     return {name: content.encode() for name, content in files.items()}
 
 
-def _without_merges(pieces: list[str], *, of_bytes: bool) -> Any:
-    """A BPE in which every piece is a token, with ids from 2 on."""
-    try:
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    except ImportError as error:
-        raise ImportError("writing tokenizer.json needs tokenizers; pip install 'jaxrl_llm[hf]'") from error
-    vocabulary = {token: i for i, token in enumerate([_PAD, _END, *pieces])}
-    backend: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    if of_bytes:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel() if of_bytes else decoders.Fuse()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (_PAD, _END)])
-    return backend
+@dataclasses.dataclass
+class _Pieces:
+    """A BPE in which every piece is a token, with ids from 2 on, as a tokenizer of `tokenizers` without having that.
+
+    The text is what that library writes, byte for byte: tests/tasks/test_tokenizer_files.py.
+    """
+
+    pieces: list[str]
+    of_bytes: bool
+
+    def token_to_id(self, token: str) -> int:
+        return [_PAD, _END, *self.pieces].index(token)
+
+    def to_str(self, *, pretty: bool) -> str:
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        absent = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+        model = {"type": "BPE"} | dict.fromkeys(absent)
+        model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+        model |= {"vocab": {token: i for i, token in enumerate([_PAD, _END, *self.pieces])}, "merges": []}
+        decoder = level | {"add_prefix_space": True, "use_regex": True} if self.of_bytes else {"type": "Fuse"}
+        whole = {"version": "1.0", "truncation": None, "padding": None}
+        whole |= {"added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate((_PAD, _END))]}
+        whole |= {"normalizer": None, "pre_tokenizer": level if self.of_bytes else None, "post_processor": None}
+        whole |= {"decoder": decoder, "model": model}
+        return json.dumps(whole, indent=2 if pretty else None, ensure_ascii=False)
 
 
 def _byte_characters() -> list[str]:

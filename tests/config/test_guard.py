@@ -1,0 +1,192 @@
+"""What a command ends in: the line, the exit code, the traceback's file; and how soon it answers and hears a signal."""
+
+import importlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.__main__ import COMMANDS
+from jaxrl_llm.config import about, loading
+from jaxrl_llm.config.command_line import Parser
+from jaxrl_llm.config.guard import guarded
+from jaxrl_llm.records.checkpointing import steps_of
+
+ROOT = Path(__file__).parents[2]
+MODULES = [module for module, _ in COMMANDS.values()]
+SIGNALS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
+
+
+def raising(error, started=False, workdir=None):
+    def work(arguments, guard):
+        guard.started, guard.workdir = started, workdir
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("kind", [ValueError, OSError, ModuleNotFoundError, FloatingPointError, UnicodeError])
+def test_an_error_of_the_user_is_one_line(capsys, kind, started):
+    assert guarded(raising(kind("what\n to do"), started), []) == (1 if started else 2)
+    assert capsys.readouterr() == ("", "error: what to do\n")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")])
+def test_too_little_memory_names_what_takes_less(capsys, error):
+    assert guarded(raising(error), []) == 1
+    assert re.fullmatch(r"error: out of memory.*; lower updates\.micro_batch_rows or .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("kind", [KeyError, TypeError, AssertionError, RecursionError, RuntimeError])
+def test_a_fault_of_the_package_leaves_its_traceback_in_a_file(capsys, tmp_path, monkeypatch, kind, started):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    assert guarded(raising(kind("odd"), started, workdir), []) == 70
+    (error,) = capsys.readouterr().err.splitlines()
+    (file,) = (workdir if started else tmp_path).glob("traceback-*.txt")
+    assert f"traceback in {file}; " in error
+    assert "error: a fault of jaxrl_llm (" in error
+    assert "Traceback (most recent call last)" in file.read_text()
+    assert f"jaxrl_llm {metadata.version('jaxrl_llm')}, jax " in file.read_text()
+
+
+@pytest.mark.parametrize("urls", [[], ["Issues, https://example.org/issues", "Repository, https://example.org/x"]])
+def test_where_to_report_comes_from_the_metadata(capsys, tmp_path, monkeypatch, urls):
+    class Installed:
+        version, metadata = "0", type("Metadata", (), {"get_all": lambda self, name: urls})()
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(metadata, "distributions", lambda name: [Installed])
+    guarded(raising(KeyError("odd")), [])
+    ending = f"report it with that file at {about.address('Issues')}" if urls else f"is unknown: {about.NO_ADDRESS}"
+    assert capsys.readouterr().err.endswith(f"{ending}\n")
+    assert about.address("Repository") == ("https://example.org/x" if urls else "")
+
+
+def test_a_fault_of_the_users_own_file_names_its_line(capsys, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def draw(row):\n    return row['nothing']\n")
+    draw = loading.load_module(path).draw
+    assert guarded(lambda arguments, guard: draw({}), []) == 2
+    assert capsys.readouterr().err == f"error: {path}, line 2: KeyError: 'nothing'; correct the file\n"
+
+
+@pytest.mark.parametrize("module", [*MODULES, "jaxrl_llm.sweep.branching"])
+def test_the_guard_is_around_every_command(capsys, tmp_path, monkeypatch, module):
+    def fails(*args):
+        raise LookupError("planted")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Parser, "parse_args", fails)
+    assert importlib.import_module(module).main([]) == 70
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+AT_ONCE = """
+import contextlib, importlib, io, sys
+lines = (
+    "main --help", "main --version", "main --bad", "main --config=grpo", "main --config=nothing --workdir=x",
+    "main --config=grpo --workdir=x --config.optimizer.lr=1", "evaluation --help", "evaluation --workdir=x --k=all",
+    "evaluation --checkpoint=x --config=nothing", "generate --help", "generate --workdir=x --system=y", "export --help",
+    "export", "sweep.__main__ --help", "sweep.__main__ --sweep=nothing.py --workdir=x", "plan.__main__ --help",
+    "plan.__main__ --config=nothing --topology=v5e:2x2", "report.__main__ --help", "report.__main__", "__main__ --help",
+    "__main__ --version", "__main__ trian",
+)
+for line in lines:
+    name, *arguments = line.split()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = importlib.import_module(f"jaxrl_llm.{name}").main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+    assert code == (0 if arguments and arguments[-1] in ("--help", "--version") else 2), line
+    late = {"jax", "orbax", "matplotlib", "tensorboardX"} & sys.modules.keys()
+    assert not late, f"{line} imports {late}"
+"""
+
+
+def test_help_versions_and_refusals_do_without_jax(tmp_path):
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_versions(capsys):
+    with pytest.raises(SystemExit) as stop:
+        Parser(prog="x").parse_args(["--version"])
+    assert stop.value.code == 0
+    assert re.fullmatch(r"jaxrl_llm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
+
+
+def child(body, before=""):
+    """A process that runs this body as the work of a command."""
+    code = f"import signal, sys, time\nfrom jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", f"{code}\n{before}\nsys.exit(guarded(work, None))"]
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+
+
+def test_a_reader_that_is_gone_ends_a_command_without_a_word():
+    with child("    for i in range(10**6): print(i)") as process:
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (141, "")
+
+
+SWALLOWS = """
+    guard.onward = lambda: "; more"
+    print("ready", flush=True)
+    while True:
+        try: time.sleep(0.01)
+        except BaseException: pass
+"""
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_ends_a_command_at_once_and_nothing_swallows_it(name):
+    number = getattr(signal, name)
+    with child(SWALLOWS) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", f"stopped by {SIGNALS[name]}; more\n")
+        assert process.returncode == 128 + number
+
+
+def test_nohup_is_respected():
+    ignored = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with child("    print('ready', flush=True); time.sleep(0.2); return 0", ignored) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", SIGNALS)
+def test_twenty_random_moments_of_a_run(tmp_path, name):
+    """From the start of the process into its training: one line, the exit code, soon; none is lost.
+
+    Before the package is imported, which is Python's own start of about 0.05 seconds, an interrupt is Python's.
+    """
+    number, moments = getattr(signal, name), random.Random(name)
+    command = [sys.executable, "-m", "jaxrl_llm.main", "--config=grpo:smoke", "--config.steps=1000"]
+    for i in range(20):
+        workdir, after = tmp_path / str(i), moments.uniform(0.15, 20)
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, text=True, **pipes)
+        time.sleep(after)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, (after, out, err)
+        said = [line for line in (out + err).splitlines() if line.startswith("stopped")]
+        assert len(said) == 1, (after, out, err)
+        assert ("goes on from the newest checkpoint" in said[0]) == bool(steps_of(workdir)), (after, out, err)
+        assert err.splitlines() == [line for line in said if line.startswith("stopped by")], (after, err)
