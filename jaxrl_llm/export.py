@@ -29,11 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, type=Path, help="the DIR of a run")
     parser.add_argument("--to", required=True, type=Path, help="a folder without a checkpoint; made if need be")
     parser.add_argument("--step", type=int, help="which checkpoint; default: the newest that is intact")
+    loaded.add_trust(parser)
     given = parser.parse_args(arguments)
     logging.set_verbosity(logging.ERROR)
     try:
         start_up.start_jax()
-        policy = loaded.from_workdir(given.workdir, given.step)
+        policy = loaded.from_workdir(given.workdir, given.step, trust=given.trust_code)
         export(policy, given.to)
     except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)

@@ -28,13 +28,17 @@ class LoadedPolicy:
     state: Any = None
 
 
-def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> LoadedPolicy:
+def from_workdir(
+    workdir: str | Path, step: int | None = None, *, rewards: bool = False, trust: bool = False
+) -> LoadedPolicy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
+
+    trust: run the code that the DIR names, whatever it is.
 
     Raises:
         FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and not `rewards`.
     """
-    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr))
+    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr), trust=trust)
     if run.settings.objective.learns_rewards and not rewards:
         raise ValueError(
             f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
@@ -72,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--workdir", type=Path, help="the DIR of a run")
     where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
     parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    add_trust(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust-code", action="store_true", help="run the code that the DIR names; see SECURITY.md")
 
 
 def from_arguments(
@@ -85,8 +94,10 @@ def from_arguments(
     """
     if given.workdir is None and given.step is not None:
         raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
+    if given.workdir is None and given.trust_code:
+        raise ValueError("--trust-code belongs to a DIR; leave it out with --checkpoint, which holds no code")
     if given.workdir is not None and given.dtype is not None:
         raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
     if given.workdir is not None:
-        return from_workdir(given.workdir, given.step, rewards=rewards)
+        return from_workdir(given.workdir, given.step, rewards=rewards, trust=given.trust_code)
     return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
