@@ -21,6 +21,7 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.records.run_log import plain
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
 from jaxrl_llm.run import loaded
@@ -89,7 +90,8 @@ def _pairs(policy: LoadedPolicy, given: argparse.Namespace) -> dict[str, Any]:
     assert policy.run is not None
     metrics, rows = policy.run.source.started(None, given.workdir / "reference").evaluate(policy.state)
     for row in rows[: given.show]:
-        print("{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row))
+        shown = "{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row)
+        print(visible(shown))
     return metrics
 
 
@@ -125,7 +127,7 @@ def _readable(row: dict[str, Any], solved: float) -> str:
     """A prompt with its answers; ✗ marks a wrong one."""
     answers = zip([row["greedy"], *row["sampled"]], [row["reward"], *row["sampled_reward"]], strict=True)
     greedy, *sampled = (f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in answers)
-    return f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}"
+    return visible(f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from absl import logging
 from jaxrl_llm.config import start_up
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain
 from jaxrl_llm.ground.ranges import within
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.streaming import Streamer, as_text
 from jaxrl_llm.run import loaded
@@ -110,7 +111,7 @@ def _print(pieces: Any) -> str:
     """Print pieces as they come; returns the whole."""
     whole = ""
     for piece in pieces:
-        print(piece, end="", flush=True)
+        print(visible(piece), end="", flush=True)
         whole += piece
     print()
     return whole

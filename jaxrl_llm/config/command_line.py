@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from jaxrl_llm.ground.terminal import visible
+
 FAILED, REFUSED = 1, 2
 EXIT_CODES = "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM"
 
@@ -20,7 +22,7 @@ EXIT_CODES = "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 14
 def complain(error: BaseException, code: int) -> int:
     """Print `error: ...` on standard error, in one line; returns the exit code."""
     text = " ".join(str(error).split()) or type(error).__name__
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {visible(text)}", file=sys.stderr)
     return code
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.report.read import Run
 from jaxrl_llm.sweep import launch
@@ -123,7 +124,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     for run in failed:
         log = workdir / run.folder / "process.log"
         print(f"\n{run} failed; the end of {log}:")
-        print("\n".join(f"  {line}" for line in launch.tail(log)))
+        print(visible("\n".join(f"  {line}" for line in launch.tail(log))))
     diverged = len(stopped) - len(failed)
     print(f"{len(todo) - len(stopped)} runs finished, {diverged} diverged, {len(failed)} failed")
     print(f"for the page: python -m jaxrl_llm.report {given.workdir}")

@@ -4,6 +4,7 @@ of time, of memory and of its output, and there in Jinja's sandbox."""
 import functools
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -25,7 +26,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     memory = f"it needs more than {_GIBIBYTES} GiB of memory"
     words = {TIMEOUT: f"it takes longer than {_SECONDS:g} s", DIED: f"{memory}, or crashes", "MemoryError: ": memory}
     if reply.error:
-        raise ValueError(words.get(reply.error, reply.error.removeprefix("TemplateError: ")))
+        raise ValueError(words.get(reply.error) or re.sub("^(Template|Value)Error: ", "", reply.error))
     return reply.value
 
 
