@@ -117,6 +117,19 @@ def test_with_trust_it_runs(here, name):
     assert Path("ran").exists()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["source inside", "file beside"])
+def test_every_command_may_be_told_to_trust(here, command, name):
+    attack(name)
+    assert command.main(["--workdir=DIR", *COMMANDS[command], "--trust-code"]) == 2  # it has no checkpoint
+    assert Path("ran").exists()
+
+
+def test_a_checkpoint_has_no_code_to_trust(here, capsys):
+    assert generate.main(["--checkpoint=x", "--prompt=1", "--trust-code"]) == 2
+    assert "--trust-code belongs to a DIR" in capsys.readouterr().err
+
+
 def test_training_runs_no_code_of_the_dir_that_it_refuses(here, capsys):
     attack("file inside")
     Path("DIR/checkpoints/1").mkdir(parents=True)
