@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_llm.config.command_line import Parser, add_policy, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
     from jaxrl_llm.run.loaded import LoadedPolicy
@@ -101,7 +102,8 @@ def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
     assert policy.run is not None
     metrics, rows = policy.run.source.started(None, given.workdir / "reference").evaluate(policy.state)
     for row in rows[: given.show]:
-        print("{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row))
+        shown = "{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row)
+        print(visible(shown))
     return metrics
 
 
@@ -141,7 +143,7 @@ def _readable(row: dict[str, Any], solved: float) -> str:
     """A prompt with its answers; ✗ marks a wrong one."""
     answers = zip([row["greedy"], *row["sampled"]], [row["reward"], *row["sampled_reward"]], strict=True)
     greedy, *sampled = (f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in answers)
-    return f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}"
+    return visible(f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}")
 
 
 if __name__ == "__main__":

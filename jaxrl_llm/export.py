@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser
+from jaxrl_llm.config.command_line import Parser, add_trust
 from jaxrl_llm.config.guard import Guard, guarded
 
 
@@ -24,6 +24,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--workdir", required=True, type=Path, help="the DIR of a run")
     parser.add_argument("--to", required=True, type=Path, help="a folder without a checkpoint; made if need be")
     parser.add_argument("--step", type=int, help="which checkpoint; default: the newest that is intact")
+    add_trust(parser)
     given = parser.parse_args(arguments)
 
     # JAX is imported from here on.
@@ -34,7 +35,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
 
     logging.set_verbosity(logging.ERROR)
     start_up.start_jax()
-    policy = loaded.from_workdir(given.workdir, given.step)
+    policy = loaded.from_workdir(given.workdir, given.step, trust=given.trust_code)
     exported.export(policy, given.to)
     assert policy.run is not None
     print(f"step {policy.step} of {given.workdir} was written to {given.to}")

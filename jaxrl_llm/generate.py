@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import Parser, add_policy
 from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
     from jaxrl_llm.run.talker import Talker
@@ -85,7 +86,7 @@ def _print(pieces: Any) -> str:
     """Print pieces as they come; returns the whole."""
     whole = ""
     for piece in pieces:
-        print(piece, end="", flush=True)
+        print(visible(piece), end="", flush=True)
         whole += piece
     print()
     return whole

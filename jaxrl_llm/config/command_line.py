@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxrl_llm.ground.terminal import visible
+
 FAILED, REFUSED, FAULT, BROKEN_PIPE = 1, 2, 70, 141
 EXIT_CODES = (
     "exit codes: 0 done, 1 failed, 2 refused, 130 stopped by Ctrl-C, 143 by SIGTERM,\n"
@@ -28,7 +30,7 @@ def complain(error: BaseException, code: int) -> int:
     """Print `error: ...` on standard error, in one line; returns the exit code."""
     text = " ".join(str(error).split()) or type(error).__name__
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {visible(text)}", file=sys.stderr)
     return code
 
 
@@ -69,7 +71,12 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--workdir", type=Path, help="the DIR of a run")
     where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
     parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    add_trust(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust-code", action="store_true", help="run the code that the DIR names; see SECURITY.md")
 
 
 def fields_and_rest(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -1,12 +1,29 @@
 """What the machine gives a process: its cores, and a folder for what can be made again."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def usable_cores() -> list[int]:
     """The cores on which this process may run: fewer than the machine's where it is pinned."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def memory_bytes() -> int:
+    """The memory that this process may use: the machine's, or less where a cgroup (a container, a job) bounds it."""
+    bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, own = line.split(":", 2)
+            limit = {"": "memory.max", "memory": "memory/memory.limit_in_bytes"}.get(kinds)  # versions 2 and 1
+            if limit is not None:
+                place = Path("/sys/fs/cgroup", limit)
+                group = place.parent / own.lstrip("/")
+                for folder in (group, *group.parents):
+                    with suppress(OSError, ValueError):  # none there, or "max"
+                        bounds.append(int((folder / place.name).read_text()))
+    return min(bounds)
 
 
 def cache_folder() -> Path:

@@ -11,15 +11,20 @@ import jax
 
 from jaxrl_llm.config.loading import Source
 from jaxrl_llm.ground.machine import usable_cores
+from jaxrl_llm.records import own_code
 
 
 def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dict[str, Any]:
-    """What config.json records. `source` is the file whose tasks and objectives the config may name."""
+    """What config.json records; notes the code of the run as this user's own.
+
+    source: the file whose tasks and objectives the config may name.
+    """
     packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "config": dict(config),
         "config_hash": config_hash,
         "source": dataclasses.asdict(source),
+        "code": own_code.noted(source.file, config["task"]["options"]),
         "commit": _commit(),
         "versions": {name: _version(name) for name in packages},
         "device": jax.devices()[0].device_kind,

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.config import loading, versions
+from jaxrl_llm.records import own_code
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import read_json
 
@@ -23,20 +24,29 @@ def read_record(workdir: str | Path) -> dict[str, Any] | None:
     return record
 
 
-def recorded_config(workdir: str | Path) -> ConfigDict:
+def recorded_config(workdir: str | Path, *, trust: bool = False, remedy: str = own_code.REMEDY) -> ConfigDict:
     """The config of the run that a DIR holds; tasks and objectives that its config's file registers are known then.
+
+    Args:
+        trust: run whatever code the DIR names; otherwise only what `own_code` knows to be the user's own.
+        remedy: how the user may have it run, for the message.
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: config.json is damaged, or the file of the config is gone or no longer fits.
+        ValueError: config.json is damaged, the file of the config is gone or no longer fits, or the DIR names code that
+            may not run.
     """
     record = read_record(workdir)
     if record is None:
         raise FileNotFoundError(f"{workdir} holds no run (no config.json); give --workdir of a run")
     config = record["config"]
     known = config["task"]["name"] in tasks.names() and config["objective"]["name"] in objectives.names()
-    if not known and "source" in record:
-        source = loading.Source(**record["source"])
+    source = loading.Source(**record["source"]) if not known and "source" in record else None
+    if not trust:
+        own = [Path(source.file).resolve()] if source is not None and Path(source.file).exists() else []
+        files = [*own, *own_code.verifier_files(config["task"].get("options"))]
+        own_code.check(workdir, files, record.get("code"), remedy)
+    if source is not None:
         if not Path(source.file).exists():
             raise FileNotFoundError(
                 f"{source.file}, which registers task {config['task']['name']!r} and objective "

@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jaxrl_llm.ground.terminal import visible
+
 # The programs of a run: name of the compiled function -> name on the screen.
 PHASES = {
     "_prepare": "move of the parameters",
@@ -51,6 +53,7 @@ class Screen:
         _OPEN.add(self)
 
     def note(self, text: str) -> None:
+        text = visible(text)
         if self._live is not None:
             self._live.console.print(Text(text), soft_wrap=True)
         elif self._write:

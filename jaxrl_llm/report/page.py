@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
+from jaxrl_llm.ground.terminal import visible
+
 _CONTENTS = 30  # with more headings the contents list only those of the second level
 
 
@@ -32,6 +34,17 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
 
     lines = [header, ["-" * w for w in widths], *rows]
     return "\n\n".join("\n".join(line(cells, columns) for cells in lines) for columns in blocks)
+
+
+def _plain(text: str) -> str:
+    """Text for Markdown in which nothing is HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _cell(text: str, prose: bool) -> str:
+    """Text for a cell of a table in Markdown; prose may be of others, and shows no link and no picture."""
+    text = _plain(text).replace("|", "\\|").replace("\n", " ")
+    return text.replace("[", "&#91;") if prose else text
 
 
 class Page:
@@ -79,19 +92,19 @@ class Page:
         deepest = 3 if len(headings) <= _CONTENTS else 2
         listed = [heading for heading in headings if 1 < heading["level"] <= deepest]
         title = next((heading["text"] for heading in headings if heading["level"] == 1), "report")
-        environment = jinja2.Environment(  # escapes HTML but not Markdown; an undefined name is an error
+        environment = jinja2.Environment(  # an undefined name is an error
             loader=jinja2.PackageLoader("jaxrl_llm.report"),
             autoescape=jinja2.select_autoescape(["html.j2"]),
             undefined=jinja2.StrictUndefined,
             keep_trailing_newline=True,
         )
-        environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
+        environment.filters |= {"plain": _plain, "cell": _cell}  # in Markdown, which Jinja does not escape
         paths = self._folder / "report.md", self._folder / "report.html"
         for path in paths:
             template = environment.get_template(f"page{path.suffix}.j2")
             text = template.render(blocks=self._blocks, headings=listed, title=title)
             text = re.sub(r"\n{3,}", "\n\n", text) if path.suffix == ".md" else text
-            path.write_text(text.strip() + "\n", encoding="utf-8")
+            path.write_text(visible(text.strip()) + "\n", encoding="utf-8")
         return paths
 
     def _add(self, kind: str, **values: Any) -> None:

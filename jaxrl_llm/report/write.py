@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.report.comparisons import OUTCOMES, findings
 from jaxrl_llm.report.figures import PLOTS
 from jaxrl_llm.report.outcome_figures import differences_by_condition, outcome_by_condition
@@ -55,7 +56,7 @@ def write_report(folder: str | Path, width: int | None = None) -> str:
     _origin(page, study)
     markdown, html = page.write()
     printed.append(f"\nwrote {markdown}, {html} and {folder / 'figures'}")
-    return "\n".join(printed)
+    return visible("\n".join(printed))
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:

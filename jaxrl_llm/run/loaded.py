@@ -28,13 +28,17 @@ class LoadedPolicy:
     state: Any = None
 
 
-def from_workdir(workdir: str | Path, step: int | None = None, *, rewards: bool = False) -> LoadedPolicy:
+def from_workdir(
+    workdir: str | Path, step: int | None = None, *, rewards: bool = False, trust: bool = False
+) -> LoadedPolicy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
+
+    trust: run the code that the DIR names, whatever it is.
 
     Raises:
         FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and not `rewards`.
     """
-    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr))
+    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr), trust=trust)
     if run.settings.objective.learns_rewards and not rewards:
         raise ValueError(
             f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
@@ -76,8 +80,10 @@ def from_arguments(
     """
     if given.workdir is None and given.step is not None:
         raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
+    if given.workdir is None and given.trust_code:
+        raise ValueError("--trust-code belongs to a DIR; leave it out with --checkpoint, which holds no code")
     if given.workdir is not None and given.dtype is not None:
         raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
     if given.workdir is not None:
-        return from_workdir(given.workdir, given.step, rewards=rewards)
+        return from_workdir(given.workdir, given.step, rewards=rewards, trust=given.trust_code)
     return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)

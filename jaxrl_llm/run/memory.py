@@ -10,7 +10,6 @@ saves is not included; `python -m jaxrl_llm.plan` is exact.
 
 import dataclasses
 import math
-import os
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.models import Model, ModelConfig, choose_attention
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.settings import Settings
@@ -107,11 +106,11 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes that one device of the mesh may hold; CPU devices share the machine's memory."""
+    """Bytes that one device of the mesh may hold; CPU devices share what the process may use."""
     here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     device = (here or mesh.devices.flat)[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(len(here), 1)
+        return machine.memory_bytes() // max(len(here), 1)
     return (device.memory_stats() or {}).get("bytes_limit")
 
 

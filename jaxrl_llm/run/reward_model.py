@@ -45,7 +45,7 @@ class RewardModel:
           FileNotFoundError: there is no run or no checkpoint.
           ValueError: the run is of another objective, or of another tokenizer.
         """
-        config = recorded_config(path)
+        config = recorded_config(path, remedy="read it, and if you trust it, train the reward model with it yourself")
         if config.objective.name != "reward_model":
             raise ValueError(
                 f"rewards.reward_model={path} holds a run of {config.objective.name!r}; give the DIR of a run of "

@@ -55,16 +55,18 @@ def begin(workdir: str | Path, *, restart: bool = False) -> None:
     processes.wait_for_all("run_dir.begin")
 
 
-def restored(workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print) -> tuple[Run, int, Any]:
+def restored(
+    workdir: str | Path, step: int | None = None, note: Callable[[str], None] = print, *, trust: bool = False
+) -> tuple[Run, int, Any]:
     """(run, step, state) of a DIR: its own config, its newest intact checkpoint or that of `step`.
 
     A run of adapters loads its base as a resume does: from the checkpoint that it started from, or from its warm start.
-    `note` is called with a line for every damaged checkpoint that was passed over.
+    `note` is called with a line for every damaged checkpoint that was passed over. `trust`: see `recorded_config`.
 
     Raises:
         FileNotFoundError, ValueError: see `recorded_config`, `validate` and `Checkpoints.restore`.
     """
-    run = build(validate(recorded_config(workdir)))
+    run = build(validate(recorded_config(workdir, trust=trust)))
     like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
     step, saved, extra = checkpoints.restore(like.saved(), step, note)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
 
@@ -126,7 +127,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     for run in failed:
         log = workdir / run.folder / "process.log"
         print(f"\n{run} failed; the end of {log}:")
-        print("\n".join(f"  {line}" for line in launch.tail(log)))
+        print(visible("\n".join(f"  {line}" for line in launch.tail(log))))
     diverged = len(stopped) - len(failed)
     print(f"{len(todo) - len(stopped)} runs finished, {diverged} diverged, {len(failed)} failed")
     print(f"for the page: python -m jaxrl_llm.report {given.workdir}")

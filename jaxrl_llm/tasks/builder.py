@@ -51,7 +51,9 @@ def stored(
                     _write(_Builder(dataset, version, name, data_dir, kinds, make()))
     except OSError as error:
         raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
-    sources: Any = tfds.builder_from_directory(folder).as_data_source()
+    # Not `builder_from_directory`, which imports whatever module the folder's features.json names.
+    with _quiet():
+        sources: Any = _Builder(dataset, version, name, data_dir, kinds, {}).as_data_source()
     return {split: _Rows(source, kinds) for split, source in sources.items()}
 
 
@@ -99,10 +101,15 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {int: int, float: float, str: bytes.
 
 def _write(builder: _Builder) -> None:
     """Write a data set without the six lines that TFDS prints and logs about it."""
+    with _quiet(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        builder.download_and_prepare()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            builder.download_and_prepare()
+        yield
     finally:
         logging.set_verbosity(verbosity)

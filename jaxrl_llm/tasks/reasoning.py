@@ -1,8 +1,11 @@
 """Any of the generated tasks of the library reasoning-gym, with its own verifier."""
 
+import ast
 import dataclasses
 import functools
 import json
+import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,10 +57,52 @@ class ReasoningGymVerifier:
 
     def load(self) -> None:
         _dataset(self.dataset, self.settings)
+        evaluate_no_code()
 
     def __call__(self, prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
         dataset = _dataset(self.dataset, self.settings)
         return dataset.score_answer(answer.strip(), dataset[row["index"]])
+
+
+def evaluate_no_code() -> None:
+    """Let no scorer of the library run an answer: some give it to Python's `eval`, some to sympy's `parse_expr`, which
+    evaluates it too. For a worker process, where the library's names may change.
+    """
+    import sympy
+    from sympy.parsing import sympy_parser
+
+    parse = sympy_parser.parse_expr
+
+    def formula(text: str, **options: Any) -> Any:
+        words = re.findall("[A-Za-z]{2,}", text)
+        if not _PLAIN.fullmatch(text) or not _FUNCTIONS.issuperset(words):
+            raise ValueError("it is no formula")
+        return parse(text, **options)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("reasoning_gym"):
+            names = vars(module)
+            names["eval"] = _literal  # before the builtin
+            if names.get("parse_expr") is parse:
+                names["parse_expr"] = formula
+    sympy.parse_expr = formula
+
+
+# A formula has names of one letter or of these functions: what evaluates text or reaches into objects has others.
+_PLAIN = re.compile(r"[0-9A-Za-z\s.,+*/^()!-]*")
+_FUNCTIONS = {"sqrt", "exp", "log", "ln", "abs", "Abs", "pi"} | {
+    f"{a}{name}{h}" for a in ("", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc") for h in ("", "h")
+}
+_LITERAL = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+_LITERAL += (ast.Load,)
+
+
+def _literal(text: str) -> Any:
+    """The value of constants, of lists of them and of arithmetic."""
+    tree = ast.parse(text.strip(), mode="eval")
+    if not all(isinstance(node, _LITERAL) for node in ast.walk(tree)):
+        raise ValueError("it is no literal")
+    return eval(compile(tree, "answer", "eval"))
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ import jaxrl_llm
 from jaxrl_llm import evaluation, main, objectives, tasks
 from jaxrl_llm.__main__ import COMMANDS
 from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.records import own_code
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.run import run_dir
@@ -119,6 +120,7 @@ def trained_elsewhere(tmp_path, monkeypatch):
         run = build(validate(config))
         record = {"config": config.to_dict(), "config_hash": config_hash(config)}
         record["source"] = {"file": source.file, "variant": source.variant}
+        record["code"] = own_code.noted(source.file, config.task.options.to_dict())
         write_json(tmp_path / "run" / "config.json", record)
         checkpoints = Checkpoints(tmp_path / "run")
         checkpoints.save(1, run.blank().saved(), {})
@@ -128,6 +130,7 @@ def trained_elsewhere(tmp_path, monkeypatch):
         return tmp_path / "run"
 
     (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return make
 
 

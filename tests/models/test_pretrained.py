@@ -92,6 +92,7 @@ def test_the_files_are_as_published(saved):
     )
     config = json.loads((path / "config.json").read_text())
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
+    assert (path / "model.safetensors").stat().st_mode == (path / "config.json").stat().st_mode  # that of the umask
 
 
 def test_bfloat16_round_trip_and_conversion(tiny, params_of, tmp_path):

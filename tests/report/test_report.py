@@ -309,10 +309,16 @@ def test_the_page_escapes_what_a_model_wrote(tmp_path):
     page.heading("<b>", level=1)
     page.code("```<script>alert(1)</script>")
     page.table(["a", "b"], [["x|y", "<i>"]])
+    page.table(["answer <b>"], [["![](address) <img src=x> \x1b[2J"]], prose=True)
+    page.text("<img>")
+    page.bullets(["<img>"])
     markdown, html = page.write()
     assert "<script>" not in html.read_text()
     assert "~~~~\n```<script>" in markdown.read_text()
     assert "x\\|y" in markdown.read_text()
+    assert "| !&#91;](address) &lt;img src=x&gt; \\x1b&#91;2J |" in markdown.read_text()
+    assert not re.search(r"<(?!/?script>)\w", markdown.read_text())
+    assert "\x1b" not in markdown.read_text() + html.read_text()
 
 
 def test_text_tables_line_up():

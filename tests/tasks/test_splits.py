@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import subprocess
 import sys
 import threading
@@ -147,3 +148,14 @@ def test_several_processes_may_write_at_once(tmp_path):
     last = splits.generate(tasks.make("sort", **SMALL))["train"].examples[23]["prompt"]
     assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
     assert not list(tmp_path.rglob("*incomplete*"))
+
+
+def test_a_data_set_names_no_module_to_import(tmp_path, monkeypatch):
+    """TFDS would import the module of an unknown feature."""
+    task = tasks.make("sort", train_size=8, test_size=4)
+    before = tasks.all_prompts(task, data_dir=tmp_path)
+    (features,) = tmp_path.rglob("features.json")
+    features.write_text(json.dumps(json.loads(features.read_text()) | {"pythonClassName": "of_others.Feature"}))
+    (tmp_path / "of_others.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tasks.all_prompts(task, data_dir=tmp_path)["prompt"] == before["prompt"]

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import sys
 import time
 import urllib.request
 
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import Prompting, splits, verifiers
+from jaxrl_llm.tasks import Prompting, reasoning, splits, verifiers
+from jaxrl_llm.tasks.reasoning import evaluate_no_code
 from jaxrl_llm.tasks.splits import is_test
 
 ROWS = [{"question": f"What is {n} + {n}? é", "gold": 2 * n, "level": n % 3} for n in range(60)]
@@ -253,3 +255,56 @@ def test_bytes_need_no_training():
     assert tokenizer.decode(ids[:8]) == "naïve " + tasks.UNKNOWN  # cut inside the character
     assert tokenizer.decode([50, 300, 0, 51]) == f"0{tasks.UNKNOWN}{tasks.UNKNOWN}1"
     assert isinstance(tokenizer, tasks.Tokenizer)
+
+
+EVALUATED = [
+    "string_insertion",
+    "spiral_matrix",
+    "binary_matrix",
+    "n_queens",
+    "puzzle24",
+    "countdown",
+    "simple_integration",
+    "polynomial_multiplication",
+]
+
+
+@pytest.fixture
+def no_code():
+    """What `evaluate_no_code` changes, which is for a worker process, is as before afterwards."""
+    sympy = pytest.importorskip("sympy")
+    pytest.importorskip("reasoning_gym")
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("reasoning_gym")}
+    parse, before = sympy.parse_expr, {name: dict(vars(module)) for name, module in modules.items()}
+    evaluate_no_code()
+    yield
+    sympy.parse_expr = parse
+    for name, module in modules.items():
+        vars(module).clear()
+        vars(module).update(before[name])
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_no_scorer_of_reasoning_gym_runs_an_answer(no_code, tmp_path, name):
+    """These give it to `eval` or to sympy's parser. What they may read keeps its score."""
+    dataset = sys.modules["reasoning_gym"].create_dataset(name, seed=0, size=1)
+    mark = str(tmp_path / "ran")
+    spelled = "exec(" + "+".join(f"chr({ord(c)})" for c in f"import pathlib; pathlib.Path({mark!r}).touch()") + ")"
+    called = f"[__import__('pathlib').Path({mark!r}).touch()]"
+    for answer in (called, called[1:-1], spelled):
+        assert dataset.score_answer(answer, dataset[0]) < 0.1
+    assert not (tmp_path / "ran").exists()
+    assert dataset.score_answer(dataset[0]["answer"], dataset[0]) == 1.0
+
+
+def test_a_list_of_reasoning_gym_is_still_read(no_code):
+    dataset = sys.modules["reasoning_gym"].create_dataset("string_insertion", seed=0, size=1)
+    assert dataset.score_answer(str(list(dataset[0]["answer"])), dataset[0]) == 0.1
+
+
+def test_a_worker_of_reasoning_gym_evaluates_no_code(monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    called = []
+    monkeypatch.setattr(reasoning, "evaluate_no_code", lambda: called.append(1))
+    reasoning.ReasoningGymVerifier("chain_sum", "{}").load()
+    assert called

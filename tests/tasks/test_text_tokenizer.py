@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer, write_tokenizer
+from jaxrl_llm.tasks.tokenizers import chat_template
 from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import PRE_TOKENIZERS
 from tests.reference.gguf_files import add_tokenizer, finish
 
@@ -129,6 +131,35 @@ def test_a_template_that_refuses_names_the_message(ours):
         dataclasses.replace(ours, template=ELABORATE).chat([{"role": "tool", "content": "x"}])
     with pytest.raises(ValueError, match="refuses"):  # the sandbox
         dataclasses.replace(ours, template="{{ ''.__class__.__mro__ }}{{ messages.append(1) }}").chat(CHATS[0])
+
+
+HOSTILE = {
+    "{{ 1 + 'a' }}": "TypeError: unsupported operand",
+    "{{ 1 // 0 }}": "ZeroDivisionError: integer division",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "RecursionError: maximum recursion depth",
+    "{% include 'x' %}": "TypeError: no loader for this environment specified",
+    "{% for": "TemplateSyntaxError: unexpected 'end of template'",
+    "{{ nothing.x }}": "UndefinedError: 'nothing' is undefined",
+    "{{ 'a' * 10 ** 9 }}": "it needs more than 1 GiB of memory",
+    "{% for i in range(1000) %}{{ 'a' * 10 ** 6 }}{% endfor %}": "it writes more than 16777216 characters",
+    "{{ 10 ** 100000000 }}": "it takes longer than 0.5 s",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "it takes longer than 0.5 s",
+}
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_hostile_template_is_one_line(ours, monkeypatch, template):
+    """The last ones would never end; Jinja computes the power when it compiles."""
+    monkeypatch.setattr(chat_template, "_SECONDS", 0.5 if "takes" in HOSTILE[template] else 5.0)
+    with pytest.raises(ValueError, match="the chat template refuses the messages") as refused:
+        dataclasses.replace(ours, template=template).chat(CHATS[0])
+    assert f"({HOSTILE[template]}" in str(refused.value)
+    assert str(refused.value).endswith("); change task.system, task.chat_options or set task.chat=False")
+
+
+def test_a_template_knows_the_date(ours):
+    year = dataclasses.replace(ours, template="{{ strftime_now('%Y') }}").chat(CHATS[0])
+    assert int(year) in (datetime.now().year, datetime.now().year - 1)
 
 
 def test_a_tokenizer_without_a_template_says_so(folder, tmp_path):

@@ -86,7 +86,10 @@ def save_pretrained(
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     for file, shard in zip(names, shards, strict=True):
         tensors = {array.names[place]: _tensor(leaves[key], array, place) for key, array, place in shard}
+        (folder / file).touch()
+        mode = (folder / file).stat().st_mode  # that of the umask, which safetensors does not ask
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(mode)
     if count > 1:
         weight_map = {array.names[place]: f for f, s in zip(names, shards, strict=True) for _, array, place in s}
         size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays.values())

@@ -5,10 +5,10 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.tasks.tokenizers.chat_template import rendered
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
 
@@ -66,21 +66,15 @@ class TextTokenizer:
             options: other variables of the template, such as `enable_thinking`.
 
         Raises:
-            ValueError: there is no template, it refuses the messages or it has an error.
-            ImportError: jinja2 is not installed.
+            ValueError: there is no template, or it refuses the messages, has an error or exceeds a limit of `rendered`.
         """
         if not self.template:
             raise ValueError("the tokenizer has no chat template; set task.chat=False or add chat_template.jinja")
-        try:
-            import jinja2
-        except ImportError as error:
-            raise ImportError("chat templates need jinja2; pip install 'jaxrl_llm[hf]'") from error
         values = {"tools": None, "documents": None, **self.special_tokens, **options}
+        values |= {"messages": [dict(one) for one in messages], "add_generation_prompt": add_generation_prompt}
         try:
-            return _compiled(self.template).render(
-                messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **values
-            )
-        except jinja2.TemplateError as error:
+            return rendered(self.template, values)
+        except ValueError as error:
             shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
             raise ValueError(
                 f"the chat template refuses the messages {shown} ({error}); change task.system, task.chat_options or "
@@ -154,38 +148,3 @@ def _json(file: Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON ({error}); write the file again") from error
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
-    """The template, which is untrusted, in Jinja's immutable sandbox."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant wrote; here its body is rendered unchanged."""
-
-        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:  # Jinja's own escapes HTML
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment.from_string(template)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import itertools
 import logging
 import re
 import sys
@@ -158,9 +159,30 @@ class UserVerifier:
         return _function(self.spec)(prompt, answer, gold, row)
 
 
+def code_files(spec: str) -> list[Path]:
+    """The files that `verifier` of this text would run, found without running any; none if it names no function."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name.isidentifier():
+        return []
+    if place.endswith(".py"):
+        return [Path(place)]
+    files, inside = [], None
+    for module in itertools.accumulate(place.split("."), "{}.{}".format):  # a package runs before its modules
+        found = next(filter(None, (finder.find_spec(module, inside) for finder in sys.meta_path)), None)
+        if found is None:
+            break
+        files += [Path(found.origin)] if found.origin is not None else []
+        inside = found.submodule_search_locations
+        if inside is None:
+            break
+    return files
+
+
 @functools.cache
 def _function(spec: str) -> Callable[..., float]:
     place, _, name = spec.rpartition(":")
+    if not name.isidentifier():
+        raise ValueError(f"verifier={spec!r} names no function; write package.module:function or file.py:function")
     try:
         if place.endswith(".py"):
             module_spec = importlib.util.spec_from_file_location(f"verifier_{Path(place).stem}", place)
