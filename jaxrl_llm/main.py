@@ -47,6 +47,7 @@ def _run(arguments: list[str]) -> int:
                 return 0
             run, first = build(settings), start_up.is_first()
             run.memory().check()
+            _ = run.warnings  # raises where every result would be wrong
             log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.ground import machine
+from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.report.read import Run
 from jaxrl_llm.sweep import launch
@@ -87,7 +89,12 @@ def load_sweep(name: str) -> Sweep:
 
 
 def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
-    workdir = Path(given.workdir)
+    workdir = machine.folder_of_its_own(given.workdir)
+    for name in ("cores", "cores_per_run"):  # whatever the launcher makes of them
+        if getattr(given, name) is not None:
+            at_least(f"--{name}", getattr(given, name), 1, "leave it out for the default")
+    if given.launcher == "submitit":
+        launch.check_scheduler(given.cluster)
     slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
     runs = sweep.planned()
     identities = {run.folder: _identity(program, run) for run in runs}

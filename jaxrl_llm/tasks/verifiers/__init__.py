@@ -1,7 +1,7 @@
 """What an answer is worth. In: prompt, answer, the right answer. Out: a reward. Verifiers by name or of the user's
 own; those run in worker processes with limits of time and memory."""
 
-from jaxrl_llm.tasks.verifiers.named_verifiers import exact, number, numeric, verifier
+from jaxrl_llm.tasks.verifiers.named_verifiers import exact, number, numeric, own_answer, verifier
 from jaxrl_llm.tasks.verifiers.verifier_pool import TIMEOUT, Verdict, close, submit
 
-__all__ = ["TIMEOUT", "Verdict", "close", "exact", "number", "numeric", "submit", "verifier"]
+__all__ = ["TIMEOUT", "Verdict", "close", "exact", "number", "numeric", "own_answer", "submit", "verifier"]

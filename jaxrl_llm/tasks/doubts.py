@@ -1,0 +1,111 @@
+"""What makes the data of a task doubtful although they can be read: {name of a warning: what is wrong, what to do}."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.tasks.base import Row, Task
+from jaxrl_llm.tasks.splits import parts
+from jaxrl_llm.tasks.verifiers import own_answer, submit
+
+_READ = 50_000  # rows of a split of a data set, from its start
+_DRAWN = 256  # examples of a task that draws them
+_ISOLATED = 64  # right answers that a verifier in worker processes is asked about
+_RENDERED = 8  # prompts
+_NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
+
+Drawn = Sequence[tuple[str, str, Row]]
+
+
+def doubts(task: Task, answer_length: int) -> dict[str, str]:
+    """The warnings about a task whose answers have at most `answer_length` tokens, the end included.
+
+    Right answers are read by a verifier that has a name; what a rule of the user's own wants to see, only it knows.
+
+    Raises:
+        ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
+    """
+    train, test = _examples(task)
+    return _of_prompts(task, train) | _of_answers(task, [*train, *test], answer_length) | _of_splits(task, train, test)
+
+
+def _examples(task: Task) -> tuple[Drawn, Drawn]:
+    """(train, test) of a data set; of a task that draws its examples the first ones, which no two splits share."""
+    if task.source is None:
+        assert task.sample is not None
+        rng = np.random.default_rng(0)
+        return [parts(task.sample(rng)) for _ in range(_DRAWN)], []
+    read = task.source.read()
+    sizes = {"train": task.train_size, "test": task.test_size}
+    first = {name: itertools.islice(read[name], min(size or _READ, _READ)) for name, size in sizes.items()}
+    return [parts(draw) for draw in first["train"]], [parts(draw) for draw in first["test"]]
+
+
+def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
+    if not task.prompting.chat:  # otherwise `Prompting` itself has seen to it
+        return {}
+    prompts = list(dict.fromkeys(prompt for prompt, *_ in examples))[:_RENDERED]
+    texts = {prompt: task.prompting.text(task.tokenizer, prompt) for prompt in prompts}
+    remedy = "correct chat_template.jinja of the tokenizer, or set task.chat=False"
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        raise ValueError(
+            f"the chat template drops the prompt: {prompts[0]!r:.60} and {prompts[1]!r:.60} are both read as "
+            f"{texts[prompts[0]]!r:.80}; {remedy}"
+        )
+    lost = [prompt for prompt, text in texts.items() if prompt.strip() not in text]
+    if not lost:
+        return {}
+    return {"prompt_altered": f"the chat template changes the prompt {lost[0]!r:.60}; read samples.jsonl, {remedy}"}
+
+
+def _of_answers(task: Task, examples: Drawn, answer_length: int) -> dict[str, str]:
+    right = [own_answer(task.verify, gold) for _, gold, _ in examples]
+    named = None not in right
+    every = max(1, len(examples) // _ISOLATED) if task.isolated else 1
+    asked = range(0, len(examples), every) if named else range(0)
+    questions = [(examples[i][0], right[i] or "", *examples[i][1:]) for i in asked]
+    verdicts = submit(task, questions).result() if questions else []
+
+    missing = {i for i, (_, gold, _) in enumerate(examples) if task.source and gold.strip() in _NOTHING}
+    bounded = named or task.source is None
+    long = {i for i, (_, gold, _) in enumerate(examples) if bounded and not _fits(task, gold, answer_length)}
+    unrewarded = {i for i, verdict in zip(asked, verdicts, strict=True) if verdict.reward < task.solved}
+    found = {
+        "answers_missing": (missing, len(examples), "are empty or null; name the field that holds them"),
+        "answers_too_long": (
+            long,
+            len(examples),
+            f"have more than {answer_length} tokens with EOS; raise rollout.max_new_tokens, or the task's bound",
+        ),
+        "answers_unrewarded": (
+            unrewarded,
+            len(asked),
+            "get no reward from their own verifier; correct them, or choose another verifier",
+        ),
+    }
+    told = {
+        name: f"{len(which)} of {of} right answers of {task.name} {what} (the first: {examples[min(which)][1]!r:.60} "
+        f"to {examples[min(which)][0]!r:.60})"
+        for name, (which, of, what) in found.items()
+        if which
+    }
+    if named and missing | long | unrewarded >= set(asked):
+        raise ValueError(f"no answer can be rewarded: {'; '.join(told.values())}")
+    return told
+
+
+def _fits(task: Task, gold: str, answer_length: int) -> bool:
+    quick = 2 * len(gold.encode()) < answer_length  # hardly any tokenizer makes two tokens of a byte
+    return quick or len(task.ids_of_answer(gold)) <= answer_length
+
+
+def _of_splits(task: Task, train: Drawn, test: Drawn) -> dict[str, str]:
+    known = {prompt for prompt, *_ in train}
+    shared = [prompt for prompt, *_ in test if prompt in known]
+    if not shared:
+        return {}
+    return {
+        "splits_overlap": f"{len(shared)} of {len(test)} test prompts of {task.name} are train prompts too (the first: "
+        f"{shared[0]!r:.60}), so that evaluation measures memory; give the test split prompts of its own"
+    }
