@@ -46,8 +46,8 @@ def _run(arguments: list[str]) -> int:
                 print(f"{reached}\n{closing(given.workdir)}")
                 return 0
             run, first = build(settings), start_up.is_first()
-            run.memory().check()
             _ = run.warnings  # raises where every result would be wrong
+            run.memory().check()
             log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)

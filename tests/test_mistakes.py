@@ -23,6 +23,10 @@ FILES = {
     "broken_sweep.py": "def get_sweep(:\n",
     "bad_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
     "    return Sweep('?', [{'arm': 'A', 'seed': 0, 'optimizer.lr': 1}], 'A', config='grpo:smoke')\n",
+    "good_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', config='grpo:smoke')\n",
+    "slow_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', minutes=-1)\n",
     "half/config.json": '{"config": {"seed"',
     "other/config.json": "[]",
 }
@@ -69,11 +73,17 @@ TABLE = {
     "train --config.rollout.group_size=1": "rollout.group_size=1 leaves grpo nothing to compare an answer with; set",
     "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",
     "train --config.mesh.shape=(64,1,1,1) --config.rollout.prompts=64": "needs 64 devices",
+    "train --config.optimizer.learning_rate=1e9": "optimizer.learning_rate=1e+09: an update of AdamW moves every ",
+    "train --config.task.system=Hi": "set task.chat=True, or clear it by --config.task.system=",
+    "train --config.task.chat_options={'a':1}": "set task.chat=True, or clear it by --config.task.chat_options={}",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
     # DIRs
     "train --workdir=half": "half/config.json is not valid JSON (",
     "train --workdir=other": "other/config.json holds no JSON object",
     "train --workdir=broken.py/run": "cannot be written",
+    "train --workdir=/": "--workdir=/ is no folder of its own; name one, for example --workdir=runs/first",
+    "train --workdir=": "--workdir= is no folder of its own; name one",
+    "train --workdir=/tmp/.. --restart": "--workdir=/tmp/.. is no folder of its own; name one",
     "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
     "evaluate --workdir=half": "half/config.json is not valid JSON (",
     "evaluate": "one of the arguments --workdir --checkpoint is required; see --help",
@@ -82,6 +92,10 @@ TABLE = {
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
     "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
     "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
+    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py, line 4: minutes=-1 is out of range; give minutes at",
+    "sweep --sweep=good_sweep.py --workdir=/": "--workdir=/ is no folder of its own",
+    "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
+    "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",
     "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
 }
 

@@ -66,7 +66,8 @@ class Run:
             rates["critic.learning_rate"] = s.critic.learning_rate
         if s.warm_start.steps:
             rates["warm_start.learning_rate"] = s.warm_start.learning_rate
-        return rate_doubts(rates) | tasks.doubts(s.task, s.answer_length)
+        rewarded = s.objective.reads == "rollouts" and "verifier" in s.rewards.weights
+        return rate_doubts(rates) | tasks.doubts(s.task, s.answer_length, rewarded=rewarded)
 
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""

@@ -11,23 +11,31 @@ from jaxrl_llm.tasks.verifiers import own_answer, submit
 
 _READ = 50_000  # rows of a split of a data set, from its start
 _DRAWN = 256  # examples of a task that draws them
-_ISOLATED = 64  # right answers that a verifier in worker processes is asked about
+_ISOLATED = 64  # right answers about which a verifier in worker processes is asked, evenly over the split
 _RENDERED = 8  # prompts
 _NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
 
 Drawn = Sequence[tuple[str, str, Row]]
 
 
-def doubts(task: Task, answer_length: int) -> dict[str, str]:
+def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str, str]:
     """The warnings about a task whose answers have at most `answer_length` tokens, the end included.
 
     Right answers are read by a verifier that has a name; what a rule of the user's own wants to see, only it knows.
+
+    Args:
+        rewarded: whether training lives on the verifier's rewards.
 
     Raises:
         ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
     """
     train, test = _examples(task)
-    return _of_prompts(task, train) | _of_answers(task, [*train, *test], answer_length) | _of_splits(task, train, test)
+    every = max(1, len(train) // _ISOLATED) if task.isolated and own_answer(task.verify, "") is not None else 1
+    asked = train[::every]
+    found, hopeless = _of_answers(task, [*asked, *test[::every]], answer_length)
+    if rewarded and hopeless.issuperset(range(len(asked))):
+        raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
+    return _of_prompts(task, train) | found | _of_splits(task, train, test)
 
 
 def _examples(task: Task) -> tuple[Drawn, Drawn]:
@@ -59,40 +67,34 @@ def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
     return {"prompt_altered": f"the chat template changes the prompt {lost[0]!r:.60}; read samples.jsonl, {remedy}"}
 
 
-def _of_answers(task: Task, examples: Drawn, answer_length: int) -> dict[str, str]:
+def _of_answers(task: Task, examples: Drawn, answer_length: int) -> tuple[dict[str, str], set[int]]:
+    """The warnings, and the examples whose right answer a verifier by name never rewards."""
     right = [own_answer(task.verify, gold) for _, gold, _ in examples]
-    named = None not in right
-    every = max(1, len(examples) // _ISOLATED) if task.isolated else 1
-    asked = range(0, len(examples), every) if named else range(0)
-    questions = [(examples[i][0], right[i] or "", *examples[i][1:]) for i in asked]
-    verdicts = submit(task, questions).result() if questions else []
-
-    missing = {i for i, (_, gold, _) in enumerate(examples) if task.source and gold.strip() in _NOTHING}
+    questions = [
+        (prompt, own, gold, row) for (prompt, gold, row), own in zip(examples, right, strict=True) if own is not None
+    ]
+    named = bool(questions)
+    verdicts = submit(task, questions).result() if named else []
     bounded = named or task.source is None
-    long = {i for i, (_, gold, _) in enumerate(examples) if bounded and not _fits(task, gold, answer_length)}
-    unrewarded = {i for i, verdict in zip(asked, verdicts, strict=True) if verdict.reward < task.solved}
+    missing = [i for i, (_, gold, _) in enumerate(examples) if task.source and gold.strip() in _NOTHING]
+    long = [i for i, (_, gold, _) in enumerate(examples) if bounded and not _fits(task, gold, answer_length)]
+    unrewarded = [i for i, verdict in enumerate(verdicts) if verdict.reward < task.solved]
+    over = f"have more than {answer_length} tokens with EOS; raise rollout.max_new_tokens, or the task's bound"
     found = {
-        "answers_missing": (missing, len(examples), "are empty or null; name the field that holds them"),
-        "answers_too_long": (
-            long,
-            len(examples),
-            f"have more than {answer_length} tokens with EOS; raise rollout.max_new_tokens, or the task's bound",
-        ),
+        "answers_missing": (missing, "are empty or null; name the field that holds them"),
+        "answers_too_long": (long, over),
         "answers_unrewarded": (
             unrewarded,
-            len(asked),
             "get no reward from their own verifier; correct them, or choose another verifier",
         ),
     }
     told = {
-        name: f"{len(which)} of {of} right answers of {task.name} {what} (the first: {examples[min(which)][1]!r:.60} "
-        f"to {examples[min(which)][0]!r:.60})"
-        for name, (which, of, what) in found.items()
+        name: f"{len(which)} of {len(examples)} right answers of {task.name} {what} (the first: "
+        f"{examples[which[0]][1]!r:.60} to {examples[which[0]][0]!r:.60})"
+        for name, (which, what) in found.items()
         if which
     }
-    if named and missing | long | unrewarded >= set(asked):
-        raise ValueError(f"no answer can be rewarded: {'; '.join(told.values())}")
-    return told
+    return told, {*missing, *long, *unrewarded} if named else set()
 
 
 def _fits(task: Task, gold: str, answer_length: int) -> bool:
