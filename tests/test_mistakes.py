@@ -92,7 +92,7 @@ TABLE = {
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
     "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
     "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
-    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py, line 4: minutes=-1 is out of range; give minutes at",
+    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py: minutes=-1 is out of range; give minutes at least 0",
     "sweep --sweep=good_sweep.py --workdir=/": "--workdir=/ is no folder of its own",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",

@@ -13,7 +13,7 @@ import numpy as np
 
 ROLLOUTS = 10  # in a row, before anything is said
 _FALL = 0.1  # of the best reward
-_TEXTS = {
+TEXTS = {
     "rewards_zero": f"the verifier gave 0 to every answer of {ROLLOUTS} rollouts in a row, which teaches nothing; read "
     "samples.jsonl, then take an easier task, a warm start or a larger rollout.max_new_tokens",
     "rewards_equal": f"all rewards of a rollout were equal, {ROLLOUTS} rollouts in a row, which teaches nothing; read "
@@ -70,5 +70,5 @@ class Watch:
             "rewards_equal": self._equal >= ROLLOUTS and not zero,
             "reward_collapse": fell,
         }
-        self._holding = {name: _TEXTS[name] for name, holds in held.items() if holds}
+        self._holding = {name: TEXTS[name] for name, holds in held.items() if holds}
         return self._holding
