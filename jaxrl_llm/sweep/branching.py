@@ -69,6 +69,7 @@ class Trajectory:
     def run(self, log: RunLog) -> dict[str, Any]:
         """Take the trajectory to its end, branch from its states, and return the last evaluation of a state."""
         settings, identity, branching = self.parent.settings, self.plan.identity, self.plan.branching
+        log.warn(self.parent.warnings)
         state, folder = self.parent.start(log.note), log.workdir / "reference"
         self._check_structures(state)
         parent = self.parent.started(state, folder)
@@ -183,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if recorded is not None and recorded["config_hash"] != planned.identity:
                 raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
             trajectory = Trajectory(planned)
+            _ = trajectory.parent.warnings  # raises where every result would be wrong
         except (ValueError, OSError, ModuleNotFoundError) as error:
             return complain(error, REFUSED)
         try:

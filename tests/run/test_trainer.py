@@ -272,10 +272,30 @@ def test_what_is_doubtful_before_the_first_step_is_said_there(folder, tmp_path, 
     warned = ["learning_rate", "answers_too_long"]
     assert re.findall(r"^warning (\w+): ", said.getvalue(), re.MULTILINE) == warned
     assert [row["log/warnings"] for row in tiny_run.metrics(tmp_path)] == [warned]
-    with config.unlocked():
-        config.warm_start.learning_rate = 1e9
+
+
+def test_what_cannot_but_fail_is_refused_before_the_first_step(folder, tmp_path):
+    """Rates that are used, and right answers that no verifier rewards, where rewards are what a run learns from."""
+    (tmp_path / "null.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": null}}\n' for n in range(40)))
+    null = {"task.name": "jsonl", "task.options": {"path": f"{tmp_path}/null.jsonl"}, "model.vocab_size": None}
+
+    def warnings(name="grpo", **changes):
+        return assembly.build(validate(tiny_run.make_config(folder, name, **changes))).warnings
+
     with pytest.raises(ValueError, match=r"warm_start\.learning_rate=1e\+09: .*nothing of the model is left"):
-        _ = assembly.build(validate(config)).warnings
+        warnings(**{"warm_start.learning_rate": 1e9, "critic.learning_rate": 1e9})
+    separate = {"warm_start.steps": 0, "critic.kind": "separate"}
+    with pytest.raises(ValueError, match=r"^critic\.learning_rate=1e\+09: "):
+        warnings("ppo", **separate, **{"warm_start.learning_rate": 1e9, "critic.learning_rate": 1e9})
+    with pytest.raises(
+        ValueError, match="no answer can be rewarded: 40 of 40 right answers of jsonl are empty or null"
+    ):
+        warnings(**null)
+    for other in (
+        {"name": "sft", "rollout.group_size": 1},
+        {"rewards.verifier_weight": 0.0, "rewards.length_weight": 1.0},
+    ):
+        assert warnings(**null, **other).keys() == {"answers_missing"}
 
 
 @pytest.mark.slow
