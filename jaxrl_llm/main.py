@@ -53,6 +53,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
             print(f"{reached}\n{opening.closing(given.workdir)}")
             return 0
         run, first = assembly.build(settings), start_up.is_first()
+        _ = run.warnings  # raises where every result would be wrong
         run.memory().check()
         log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         guard.started, guard.workdir, guard.onward = True, Path(given.workdir), onward

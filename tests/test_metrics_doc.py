@@ -2,11 +2,12 @@
 
 import re
 
+from jaxrl_llm.records.watch import TEXTS
 from tests.reference.metrics_doc import ROOT, documented
 
 ROOMS = (
     "reward|rollout|eval|loss|grad|optimizer|update|ratio|kl|clip|gate|gradient_weight|mismatch"
-    "|check|routing|time|pairs"
+    "|check|routing|time|pairs|log"
 )
 KEY = re.compile(rf'f?"((?:{ROOMS})/[\w{{}}/]+)"')
 SUFFIXES = ("", "_mean", "_share")  # Moments and the run-time checks add theirs when they are finalised
@@ -32,6 +33,16 @@ def test_every_key_of_the_source_is_documented():
         for key in undocumented(path.read_text(), known)
     }
     assert missing == set(), "add them to docs/metrics.md"
+
+
+def test_every_warning_is_documented():
+    before = {"learning_rate", "prompt_altered", "splits_overlap"}
+    before |= {f"answers_{what}" for what in ("missing", "too_long", "unrewarded")}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert set(rows) >= before | set(TEXTS)
+    source = "".join((ROOT / "jaxrl_llm" / path).read_text() for path in ("tasks/doubts.py", "training/optimizer.py"))
+    assert {name for name in before if f'"{name}": ' not in source} == set()
 
 
 def test_the_search_sees_what_it_should():

@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import evaluation, main
 from jaxrl_llm.config import start_up
+from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.run import trainer
 from jaxrl_llm.sweep import __main__ as sweep
 
@@ -24,6 +25,10 @@ FILES = {
     "broken_sweep.py": "def get_sweep(:\n",
     "bad_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
     "    return Sweep('?', [{'arm': 'A', 'seed': 0, 'optimizer.lr': 1}], 'A', config='grpo:smoke')\n",
+    "good_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', config='grpo:smoke')\n",
+    "slow_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', minutes=-1)\n",
     "half/config.json": '{"config": {"seed"',
     "other/config.json": "[]",
 }
@@ -70,11 +75,16 @@ TABLE = {
     "train --config.rollout.group_size=1": "rollout.group_size=1 leaves grpo nothing to compare an answer with; set",
     "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",
     "train --config.mesh.shape=(64,1,1,1) --config.rollout.prompts=64": "needs 64 devices",
+    "train --config.optimizer.learning_rate=1e9": "optimizer.learning_rate=1e+09: an update of AdamW moves every ",
+    "train --config.task.system=Hi": "set task.chat=True, or clear it by --config.task.system=",
+    "train --config.task.chat_options={'a':1}": "set task.chat=True, or clear it by --config.task.chat_options={}",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
     # DIRs
     "train --workdir=half": "half/config.json is not valid JSON (",
     "train --workdir=other": "other/config.json holds no JSON object",
     "train --workdir=broken.py/run": "cannot be written",
+    "train --workdir=": "--workdir= is no folder of its own; name one, for example --workdir=runs/first",
+    "train --workdir= --restart": "--workdir= is no folder of its own",
     "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
     "evaluate --workdir=half": "half/config.json is not valid JSON (",
     "evaluate": "one of the arguments --workdir --checkpoint is required; see --help",
@@ -83,6 +93,10 @@ TABLE = {
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
     "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
     "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
+    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py: minutes=-1 is out of range; give minutes at least 0",
+    "sweep --sweep=good_sweep.py --workdir= --launcher=none": "--workdir= is no folder of its own",
+    "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
+    "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",
     "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
 }
 
@@ -119,6 +133,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(typed, folder, monkeypatch, capsy
     assert TABLE[typed] in printed.err
     after = (path for path in folder.rglob("*") if not {"__pycache__", "data"} & set(path.parts))
     assert sorted(path for path in before if "data" not in path.parts) == sorted(after)
+
+
+@pytest.mark.parametrize("root", ["", "/", "/tmp/..", "//", "///"])
+def test_a_run_has_a_folder_of_its_own(root, folder, monkeypatch):
+    """Asked of the function: a command that let `/` pass would write there."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=f"^--workdir={root} is no folder of its own"):
+        folder_of_its_own(root)
+    assert folder_of_its_own(".") == Path()
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,9 @@ def one_line(path: Path) -> Iterator[None]:
         raise ValueError(f"{where}: {kind}{error}") from error
 
 
+_WHOLE = ("task.options", "task.chat_options")  # dicts of whatever the task, or the chat template, knows
+
+
 def _set(config: ConfigDict, path: str, text: str) -> None:
     *blocks, field = path.split(".")
     block: Any = config
@@ -142,9 +145,9 @@ def _set(config: ConfigDict, path: str, text: str) -> None:
         if name not in block or not isinstance(block[name], ConfigDict):
             raise ValueError(unknown_field(path, flat(config)))
         block = block[name]
-    if field not in block and blocks not in (["task", "options"], ["task", "chat_options"]):
+    if field not in block and path.rpartition(".")[0] not in _WHOLE:
         raise ValueError(unknown_field(path, flat(config)))
-    if isinstance(block.get(field), ConfigDict) and path != "task.options":
+    if isinstance(block.get(field), ConfigDict) and path not in _WHOLE:
         raise ValueError(f"--config.{path} is a block; set one of its fields: {', '.join(sorted(block[field]))}")
     kind = block.get_type(field) if field in block else object
     value = Declaration(dict if issubclass(kind, ConfigDict) else kind).read(f"--config.{path}", text)

@@ -29,3 +29,10 @@ def memory_bytes() -> int:
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/jaxrl_llm, or the same below ~/.cache: data, warm starts and compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm"
+
+
+def folder_of_its_own(workdir: str | os.PathLike[str]) -> Path:
+    """The path of a DIR; raises ValueError for none, as of an unset variable, and for the root of the file system."""
+    if not os.fspath(workdir) or Path(workdir).resolve() == Path("/"):
+        raise ValueError(f"--workdir={workdir} is no folder of its own; name one, for example --workdir=runs/first")
+    return Path(workdir)

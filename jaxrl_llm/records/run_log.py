@@ -21,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from jaxrl_llm.records.screen import Screen
+from jaxrl_llm.records.watch import Watch
 from jaxrl_llm.records.writers import TensorBoard, WeightsAndBiases
 
 
@@ -102,6 +103,9 @@ class RunLog:
         self.workdir = Path(workdir)
         self._write = write
         self.screen = Screen(total_steps, stream=stream, write=write)
+        self._watch = Watch()
+        self._standing: dict[str, str] = {}  # warnings that hold from the start on
+        self._said: set[str] = set()
         if not write:
             return
         try:
@@ -146,14 +150,30 @@ class RunLog:
                 writer.config(plain(config))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write one row to metrics.jsonl, to every writer and to the screen."""
+        """Write one row to metrics.jsonl, to every writer and to the screen, with the warnings that hold then."""
         if not self._write:
             return
         row = {"step": int(step)} | plain(values)
+        warnings = self._standing | self._watch.after(row)
+        if warnings:
+            row["log/warnings"] = list(warnings)
         _append(self._metrics, [row])
         for writer in self._writers:
             writer.metrics(int(step), row)
         self.screen.step(row)
+        self._say(warnings)
+
+    def warn(self, warnings: Mapping[str, str]) -> None:
+        """Warnings that hold from now on, {name: text}: every row has their names."""
+        self._standing = dict(warnings)
+        self._say(warnings)
+
+    def _say(self, warnings: Mapping[str, str]) -> None:
+        """Show each of them once."""
+        for name, text in warnings.items():
+            if name not in self._said:
+                self.note(f"warning {name}: {text}")
+        self._said |= warnings.keys()
 
     def note(self, text: str) -> None:
         self.screen.note(text)
@@ -185,6 +205,9 @@ class RunLog:
             keep_rows(self.workdir / name, lambda row: row["step"] <= step)
         for writer in self._writers:
             writer.cut(step)
+        self._watch = Watch()
+        for row in read_rows(self.workdir / "metrics.jsonl"):
+            self._watch.after(row)
         (self.workdir / "result.json").unlink(missing_ok=True)
         self._open()
 

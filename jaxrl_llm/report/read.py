@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.records.run_log import read_json, read_rows
+from jaxrl_llm.records.watch import Collapse
 
 CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
 
@@ -17,19 +18,10 @@ CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: 
 def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
     """Index of the rollout at which a run has collapsed, from the mean reward of every rollout; None if it never does.
 
-    A run has collapsed at the first rollout whose mean reward is not finite, or that ends `patience` rollouts in a row
-    below `share` of the highest mean of `patience` rewards in a row so far (at the start: of as many as there are). A
-    mean sets the bar because in a long run of few prompts a single high reward is chance.
+    Half of the bar, five rollouts in a row: see `Collapse`.
     """
-    reward, below, best = np.asarray(reward, np.float64), 0, -np.inf
-    for i, value in enumerate(reward):
-        if not np.isfinite(value):
-            return i
-        best = max(best, np.mean(reward[max(i + 1 - patience, 0) : i + 1]))
-        below = below + 1 if value < share * best else 0
-        if below == patience:
-            return i
-    return None
+    collapse = Collapse(share, patience)
+    return next((i for i, value in enumerate(reward) if collapse.after(float(value))), None)
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,15 @@ class Run:
         if self.failure is not None:
             return f"crashed {where} with exit code {self.failure['exit_code']}: {self.failure['last_line']}"
         return f"stopped {where}" if self.rows else "not started"
+
+    @property
+    def warnings(self) -> list[str]:
+        """The names of the warnings that the rows hold, with the steps from the first row to the last of each."""
+        steps: dict[str, list[int]] = {}
+        for row in self.rows:
+            for name in row.get("log/warnings", ()):
+                steps.setdefault(name, []).append(row["step"])
+        return [f"{name} (steps {held[0]} to {held[-1]})" for name, held in steps.items()]
 
     @property
     def batch(self) -> str:

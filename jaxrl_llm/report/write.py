@@ -75,6 +75,11 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         page.text("Missing or incomplete runs:")
         page.bullets(missing)
         printed += [line, *(f"  {one}" for one in missing), ""]
+    warned = [f"{run.label}: {', '.join(run.warnings)}" for run in study.runs if run.warnings]
+    if warned:
+        page.text("Warnings of the runs, by the names that docs/metrics.md explains:")
+        page.bullets(warned)
+        printed += ["warnings:", *(f"  {one}" for one in warned), ""]
     for condition in study.conditions:
         lines = findings(study, condition)
         if lines and condition:

@@ -20,7 +20,7 @@ from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.optimizer import make_optimizer
+from jaxrl_llm.training.optimizer import make_optimizer, rate_doubts
 from jaxrl_llm.training.pairs import PairData, Pairs
 from jaxrl_llm.training.policy import with_value_head
 from jaxrl_llm.training.rollouts import Rollouts
@@ -52,6 +52,22 @@ class Run:
         """What there is to learn from, in a line; raises ValueError where data are missing or do not fit."""
         _ = self.evaluator
         return self.source.read_data()
+
+    @functools.cached_property
+    def warnings(self) -> dict[str, str]:
+        """What is doubtful before the first step, {name: text}.
+
+        Raises:
+          ValueError: every result would be wrong.
+        """
+        s = self.settings
+        rates = {"optimizer.learning_rate": s.optimizer.learning_rate}
+        if s.critic.kind == "separate":
+            rates["critic.learning_rate"] = s.critic.learning_rate
+        if s.warm_start.steps:
+            rates["warm_start.learning_rate"] = s.warm_start.learning_rate
+        rewarded = s.objective.reads == "rollouts" and "verifier" in s.rewards.weights
+        return rate_doubts(rates) | tasks.doubts(s.task, s.answer_length, rewarded=rewarded)
 
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""

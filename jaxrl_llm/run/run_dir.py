@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.recorded import read_record, recorded_config
 from jaxrl_llm.records.run_log import plain, read_rows
@@ -26,8 +27,8 @@ _SHOWN = 8  # fields that differ
 
 
 def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> None:
-    """Raises ValueError when the config may not run in this DIR; with `restart` it always may."""
-    workdir = Path(workdir)
+    """Raises ValueError when the config may not run in this DIR; with `restart` it may in every folder of its own."""
+    workdir = folder_of_its_own(workdir)
     recorded = None if restart else read_record(workdir)
     if recorded is None or not _has_steps(workdir):
         return

@@ -33,6 +33,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     """
     began, settings = time.monotonic(), run.settings
     log.note(opening(run, log.workdir))
+    log.warn(run.warnings)
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
     state = run.start(log.note)
     run = run.started(state, log.workdir / "reference")

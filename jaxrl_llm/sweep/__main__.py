@@ -16,6 +16,8 @@ from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.ground import machine
+from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
@@ -91,7 +93,12 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     from jaxrl_llm.report.read import Run
     from jaxrl_llm.sweep import launch
 
-    workdir = Path(given.workdir)
+    workdir = machine.folder_of_its_own(given.workdir)
+    for name in ("cores", "cores_per_run"):  # whatever the launcher makes of them
+        if getattr(given, name) is not None:
+            at_least(f"--{name}", getattr(given, name), 1, "leave it out for the default")
+    if given.launcher == "submitit":
+        launch.check_scheduler(given.cluster)
     slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []
     runs = sweep.planned()
     identities = {run.folder: _identity(program, run) for run in runs}

@@ -69,6 +69,7 @@ class Trajectory:
     def run(self, log: RunLog) -> dict[str, Any]:
         """Take the trajectory to its end, branch from its states, and return the last evaluation of a state."""
         settings, identity, branching = self.parent.settings, self.plan.identity, self.plan.branching
+        log.warn(self.parent.warnings)
         state, folder = self.parent.start(log.note), log.workdir / "reference"
         self._check_structures(state)
         parent = self.parent.started(state, folder)
@@ -185,6 +186,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
         if recorded is not None and recorded["config_hash"] != planned.identity:
             raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
         trajectory = Trajectory(planned)
+        _ = trajectory.parent.warnings  # raises where every result would be wrong
         guard.started, guard.workdir = True, log.workdir
         record = provenance.describe(planned.parent.config, planned.identity, loading.find(given.config))
         log.write_config(record | {"arms": {arm: setup.config for arm, setup in planned.arms.items()}})

@@ -140,6 +140,24 @@ def _stop(running: Sequence[_Process]) -> None:
         return
 
 
+def check_scheduler(cluster: str | None) -> None:
+    """Raises ValueError unless submitit can submit to `cluster` here; None: to a scheduler of this machine.
+
+    Without one submitit would start all jobs at once on this machine. To ask an executor itself would write folders.
+
+    Raises:
+        ModuleNotFoundError: submitit is not installed.
+    """
+    here = {name: executor.affinity() for name, executor in _submitit().core.plugins.get_executors().items()}
+    scheduled = max(here.values()) > 1 if cluster is None else here.get(cluster, -1) >= 0
+    if not scheduled:
+        which = "scheduler" if cluster is None else f"--cluster={cluster}"
+        raise ValueError(
+            f"--launcher=submitit finds no {which} on this machine; give the command where SLURM's srun and sbatch "
+            "are, or --launcher=local"
+        )
+
+
 def submit(lines: Sequence[str], workdir: Path, cluster: str | None, *, cores: int, minutes: float) -> list[Any]:
     """Submit one job a shell line as an array, through the optional dependency submitit; return the jobs.
 
@@ -148,11 +166,16 @@ def submit(lines: Sequence[str], workdir: Path, cluster: str | None, *, cores: i
     Raises:
         ModuleNotFoundError: submitit is not installed.
     """
-    try:
-        import submitit
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("launcher=submitit needs submitit; install jaxrl_llm[cluster]") from error
+    submitit = _submitit()
     executor = submitit.AutoExecutor(folder=workdir / "submitit", cluster=cluster)
     executor.update_parameters(timeout_min=max(int(3 * minutes), 10), cpus_per_task=cores, name="jaxrl_llm")
     with executor.batch():
         return [executor.submit(submitit.helpers.CommandFunction(["bash", "-c", line])) for line in lines]
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("launcher=submitit needs submitit; install jaxrl_llm[cluster]") from error
+    return submitit

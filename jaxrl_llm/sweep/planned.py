@@ -9,6 +9,7 @@ configuration. Two runs of one condition and seed are a pair: they must differ i
 
 import itertools
 import json
+import math
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.ground.ranges import in_range
 
 _LABELS = ("arm", "condition", "seed", "config")
 
@@ -126,6 +128,7 @@ class Sweep:
     branching: Branching | None = None
 
     def __post_init__(self) -> None:
+        in_range("minutes", self.minutes, least=0, below=math.inf)
         for run, label in itertools.product(self.runs, ("arm", "seed")):
             if label not in run:
                 raise ValueError(f"run {dict(run)} has no {label!r}; every run of a sweep needs one")

@@ -14,6 +14,7 @@ from jaxrl_llm.tasks.data import (
     prompts,
     supervised,
 )
+from jaxrl_llm.tasks.doubts import doubts
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
 from jaxrl_llm.tasks.tokenizers import (
     UNKNOWN,
@@ -46,6 +47,7 @@ __all__ = [
     "batches",
     "data_name",
     "default_data_dir",
+    "doubts",
     "examples",
     "load_tokenizer",
     "make",

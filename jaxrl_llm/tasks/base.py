@@ -42,10 +42,11 @@ class Prompting:
     def __post_init__(self) -> None:
         if self.template.count(_PLACE) != 1:
             raise ValueError(f"task.template={self.template!r} must hold {_PLACE} once, in place of the prompt")
-        for field in ("system", "chat_options"):
+        for field, nothing in (("system", ""), ("chat_options", "{}")):
             if getattr(self, field) and not self.chat:
                 raise ValueError(
-                    f"task.{field}={getattr(self, field)!r} is part of a chat; set task.chat=True or clear it"
+                    f"task.{field}={getattr(self, field)!r} is part of a chat; set task.chat=True, or clear it by "
+                    f"--config.task.{field}={nothing}"
                 )
 
     def text(self, tokenizer: Tokenizer, prompt: str) -> str:

@@ -58,7 +58,7 @@ def generate(task: Task) -> dict[str, Split]:
         draws = task.source.read()
         for name, split in splits.items():
             for draw in draws[name]:
-                split.add(task, *_parts(draw))
+                split.add(task, *parts(draw))
                 if split.full:
                     break
     for name, split in splits.items():
@@ -76,6 +76,11 @@ def generate(task: Task) -> dict[str, Split]:
 def is_test(prompt: str) -> bool:
     """Whether a prompt belongs to the test split, by a hash of its text."""
     return _digest(prompt) % _TEST_SHARE == 0
+
+
+def parts(draw: Draw) -> tuple[str, str, Row]:
+    """(prompt, right answer, other fields), which are empty where the task gives none."""
+    return draw if len(draw) == 3 else (*draw, {})
 
 
 def default_data_dir() -> Path:
@@ -107,10 +112,6 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _parts(draw: Draw) -> tuple[str, str, Row]:
-    return draw if len(draw) == 3 else (*draw, {})
-
-
 def _draw(task: Task, splits: dict[str, Split]) -> None:
     """Fill the splits."""
     assert task.sample is not None
@@ -118,7 +119,7 @@ def _draw(task: Task, splits: dict[str, Split]) -> None:
     seen: set[str] = set()
     useless = 0
     while open_splits := [name for name, split in splits.items() if not split.full]:
-        prompt, answer, row = _parts(task.sample(rng))
+        prompt, answer, row = parts(task.sample(rng))
         name = "test" if is_test(prompt) else "train"
         kept = False
         if prompt not in seen and name in open_splits:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -35,6 +36,23 @@ def decayed(params: Any) -> Any:
 def _named(params: Any, *words: str) -> Any:
     """Whether one of these words is in the path of a parameter."""
     return jax.tree.map_with_path(lambda path, _: any(word in jax.tree_util.keystr(path) for word in words), params)
+
+
+def rate_doubts(rates: Mapping[str, float]) -> dict[str, str]:
+    """A warning, {name: text}, about learning rates, {field: rate}, that are too high for AdamW.
+
+    Raises:
+      ValueError: one is above 1. An update moves every parameter by about its rate, so nothing of the model is left.
+    """
+    high = {field: rate for field, rate in rates.items() if rate > _HIGH}
+    shown = ", ".join(f"{field}={rate:g}" for field, rate in high.items())
+    moved = f"{shown}: an update of AdamW moves every parameter by about so much; rates that learn are below {_HIGH:g}"
+    if any(rate > 1 for rate in high.values()):
+        raise ValueError(f"{moved}, and above 1 nothing of the model is left; set it to 1e-3 or less")
+    return {"learning_rate": moved} if high else {}
+
+
+_HIGH = 0.1
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:

@@ -98,6 +98,17 @@ def test_values_take_the_type_of_their_field():
     assert read("gspo", "objective.clip_low=None").objective.clip_low is None
 
 
+def test_the_options_of_a_chat_are_cleared_as_its_refusal_says():
+    config = "qwen3_0_6b_gsm8k_grpo"
+    for field, value, cleared in (("chat_options", {"enable_thinking": False}, {}), ("system", "Be brief.", "")):
+        with pytest.raises(ValueError, match="is part of a chat") as refused:
+            tasks.Prompting(**{field: value})
+        remedy = str(refused.value).rpartition("--config.")[2]
+        assert read(config, f"task.system={value}", remedy).to_dict()["task"][field] == cleared
+    assert read(config, "task.chat_options={'a': 1}").task.chat_options.to_dict() == {"a": 1}
+    assert read(config, "task.chat_options.a=1").task.chat_options.to_dict() == {"enable_thinking": False, "a": 1}
+
+
 def test_another_task_does_not_inherit_options(monkeypatch):
     """base.py gives its own task `digits`, which countdown lacks; the sizes of the splits belong to every task."""
     config = read("grpo:smoke", "task.options.numbers=3", "task.name=countdown")

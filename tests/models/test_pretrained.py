@@ -56,6 +56,35 @@ def saved(tiny, params_of, tmp_path):
     return save
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_refused_by_name(saved, value, dtype):
+    _, _, folder = saved(param_dtype=dtype)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name].copy()
+    tensors[name][-1, 3] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"{name} holds weights that are not finite \(NaN or infinity\).*fetch"):
+        load_pretrained(folder)
+    tensors[name][-1, 3] = 3e38  # the largest numbers are numbers
+    save_file(tensors, folder / "model.safetensors")
+    load_pretrained(folder)
+
+
+def test_tensors_that_share_bytes_are_refused(saved):
+    _, _, folder = saved()
+    file = folder / "model.safetensors"
+    length, content = int.from_bytes(file.read_bytes()[:8], "little"), file.read_bytes()
+    header = json.loads(content[8 : 8 + length])
+    first, second = "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+    written = json.dumps(header).encode()
+    file.write_bytes(len(written).to_bytes(8, "little") + written + content[8 + length :])
+    with pytest.raises(ValueError, match=rf"{first} and {second} share bytes \d+ to \d+: fetch it again"):
+        load_pretrained(folder)
+
+
 @EVERY
 def test_round_trip_is_exact(saved, changes):
     model, params, path = saved(**changes)

@@ -148,6 +148,15 @@ def test_half_a_sweep_says_what_is_missing(tmp_path):
     assert (tmp_path / "figures" / "curves_1.png").exists()
 
 
+def test_the_page_has_the_warnings_of_its_runs(tmp_path):
+    names = [["a"], ["a"], ["a", "b"], ["b"]]
+    rows = [{"step": step, "reward/mean": 0.0, "log/warnings": one} for step, one in enumerate(names)]
+    write_rows(tmp_path / "run", rows)
+    printed, label = write_report(tmp_path), load(tmp_path).runs[0].label
+    assert f"warnings:\n  {label}: a (steps 0 to 2), b (steps 2 to 3)\n" in printed
+    assert f"- {label}: a (steps 0 to 2), b (steps 2 to 3)\n" in (tmp_path / "report.md").read_text()
+
+
 def test_a_sweep_in_which_nothing_ran_yet_has_a_page(tmp_path):
     write_sweep(tmp_path, seeds=1, absent=[(arm, 0) for arm in ARMS])
     assert "0 of 4 runs finished" in write_report(tmp_path)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import io
 import logging
 import os
 import re
 import shutil
 import signal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +19,10 @@ from jaxrl_llm.ground.signals import ending_signals, interruptible
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.records.screen import PHASES
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import assembly, trainer
+from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training import collect
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
@@ -265,8 +269,48 @@ def test_training_raises_the_reward(folder, tmp_path):
     """From a short warm start on sorting three digits, in the shapes of the runs above."""
     config = tiny_run.make_config(folder, steps=100, **{"checkpoint.every": 100, "log.diagnostics_every": 0})
     tiny_run.train(tmp_path, config)
-    rewards = [row["reward/mean"] for row in tiny_run.metrics(tmp_path)[1:]]
+    rows = tiny_run.metrics(tmp_path)
+    assert not any("log/warnings" in row for row in rows)
+    rewards = [row["reward/mean"] for row in rows[1:]]
     assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.15, np.round(rewards, 2)
+
+
+def test_what_is_doubtful_before_the_first_step_is_said_there(folder, tmp_path, monkeypatch):
+    """And known to the log, which names it in every row; such a run is refused only where it cannot but fail."""
+    config = tiny_run.make_config(folder, **{"optimizer.learning_rate": 0.5, "rollout.max_new_tokens": 2})
+    monkeypatch.setattr(trainer, "Checkpoints", mock.Mock(side_effect=Killed))  # comes after what is said
+    said = io.StringIO()
+    with RunLog(tmp_path, 4, stream=said) as log:
+        with pytest.raises(Killed):
+            trainer.train(assembly.build(validate(config)), log, "")
+        log.metrics(0, {})
+    warned = ["learning_rate", "answers_too_long"]
+    assert re.findall(r"^warning (\w+): ", said.getvalue(), re.MULTILINE) == warned
+    assert [row["log/warnings"] for row in tiny_run.metrics(tmp_path)] == [warned]
+
+
+def test_what_cannot_but_fail_is_refused_before_the_first_step(folder, tmp_path):
+    """Rates that are used, and right answers that no verifier rewards, where rewards are what a run learns from."""
+    (tmp_path / "null.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": null}}\n' for n in range(40)))
+    null = {"task.name": "jsonl", "task.options": {"path": f"{tmp_path}/null.jsonl"}, "model.vocab_size": None}
+
+    def warnings(name="grpo", **changes):
+        return assembly.build(validate(tiny_run.make_config(folder, name, **changes))).warnings
+
+    with pytest.raises(ValueError, match=r"warm_start\.learning_rate=1e\+09: .*nothing of the model is left"):
+        warnings(**{"warm_start.learning_rate": 1e9, "critic.learning_rate": 1e9})
+    separate = {"warm_start.steps": 0, "critic.kind": "separate"}
+    with pytest.raises(ValueError, match=r"^critic\.learning_rate=1e\+09: "):
+        warnings("ppo", **separate, **{"warm_start.learning_rate": 1e9, "critic.learning_rate": 1e9})
+    with pytest.raises(
+        ValueError, match="no answer can be rewarded: 40 of 40 right answers of jsonl are empty or null"
+    ):
+        warnings(**null)
+    for other in (
+        {"name": "sft", "rollout.group_size": 1},
+        {"rewards.verifier_weight": 0.0, "rewards.length_weight": 1.0},
+    ):
+        assert warnings(**null, **other).keys() == {"answers_missing"}
 
 
 @pytest.mark.slow

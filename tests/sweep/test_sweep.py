@@ -100,6 +100,8 @@ def test_combinators():
         (lambda: Sweep("?", [{"arm": "A"}], baseline="A"), "no 'seed'"),
         (lambda: Sweep("?", [{"arm": "A", "seed": 0}], baseline="B"), "baseline='B' is none of the arms"),
         (lambda: Sweep("?", [{"arm": "A", "seed": 0}] * 2, baseline="A"), "share the labels of 'A/0'"),
+        (lambda: Sweep("?", [], baseline="B", minutes=float("nan")), "minutes=nan is not a number"),
+        (lambda: Sweep("?", [], baseline="B", minutes=-1), "minutes=-1 is out of range"),
         (lambda: core_slots(0, 1), "cores=0"),
         (lambda: core_slots(10_000, 1), "cores=10000 is not between 1 and"),
         (lambda: core_slots(1, 2), "cores_per_run=2"),
@@ -314,6 +316,27 @@ def test_submitit_gets_one_job_a_run(tmp_path, environment, monkeypatch):
     )  # a result is there before its process has ended
     assert whole(tmp_path / "out", "A/0")
     assert whole(tmp_path / "out", "B/0")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ([], "finds no scheduler"),
+        (["--cluster", "slurm"], "no --cluster=slurm"),
+        (["--cluster", "x"], "--cluster=x on"),
+    ],
+)
+def test_submitit_without_a_scheduler_is_refused(cluster, message, tmp_path, monkeypatch, capsys):
+    """Submitit itself would start all runs at once on this machine."""
+    pytest.importorskip("submitit", reason="the launcher is an extra, jaxrl_llm[cluster]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = ["--sweep", str(sweep_file(tmp_path)), "--workdir", str(tmp_path / "out"), "--launcher", "submitit"]
+    assert main([*arguments, *cluster], PROGRAM) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (said.out, said.err.count("\n"), (tmp_path / "out").exists()) == ("", 1, False)
+    (tmp_path / "srun").touch(mode=0o755)
+    launch.check_scheduler(None)
 
 
 def test_a_missing_file_is_named(tmp_path, capsys):

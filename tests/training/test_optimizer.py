@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm.training.optimizer import decayed, make_optimizer, make_schedule
+from jaxrl_llm.training.optimizer import decayed, make_optimizer, make_schedule, rate_doubts
 from tests.reference import tiny_training as tiny
 
 TWOS = np.full((2, 2), 2, np.float32)
@@ -35,6 +35,22 @@ def changes_of(gradients, config, total=10):
     run = jax.jit(lambda params, gradients: jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1])
     change = jax.tree_util.tree_leaves_with_path(jax.device_get(run(PARAMS, np.array(gradients, np.float32))))
     return [{jax.tree_util.keystr(k): v[i] for k, v in change} for i in range(len(gradients))]
+
+
+@pytest.mark.parametrize(
+    ("rates", "warned"), [({"a": 1e-3, "b": 0.1}, False), ({"a": 1e-3, "b": 0.11}, True), ({"a": 1.0}, True)]
+)
+def test_a_rate_that_is_too_high_is_named(rates, warned):
+    assert list(rate_doubts(rates)) == ["learning_rate"] * warned
+    assert "a=0.001" not in rate_doubts(rates).get("learning_rate", "")
+
+
+@pytest.mark.parametrize("rate", [1.01, 1e9])
+def test_a_rate_that_leaves_nothing_of_the_model_is_refused(rate):
+    with pytest.raises(
+        ValueError, match=r"critic\.learning_rate=.*AdamW moves every parameter.*set it to 1e-3 or less"
+    ):
+        rate_doubts({"optimizer.learning_rate": 1e-3, "critic.learning_rate": rate})
 
 
 def test_adamw_by_hand():

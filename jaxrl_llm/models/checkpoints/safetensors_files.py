@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -77,6 +78,10 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if 8 + length + end != size:
         raise ValueError(f"{str(path)!r} has {size} bytes and its header asks for {8 + length + end}: fetch it again")
+    placed = sorted((*entry["data_offsets"], name) for name, entry in header.items())
+    for (_, stop, name), (start, _, other) in itertools.pairwise(placed):
+        if start < stop:
+            raise ValueError(f"{str(path)!r}: {name} and {other} share bytes {start} to {stop}: fetch it again")
     return 8 + length, header
 
 

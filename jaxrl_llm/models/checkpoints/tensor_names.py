@@ -67,19 +67,30 @@ class Stacked:
         return self.own[::-1] if self.transposed else self.own
 
     def read(self, tensors: Mapping[str, StoredTensor], index: tuple[slice, ...], pool: Executor) -> np.ndarray:
-        """The part of the array that `index` selects, read in strips: little more than the result is in memory."""
+        """The part of the array that `index` selects, read in strips: little more than the result is in memory.
+
+        Raises ValueError, with the name of the tensor, for a weight that is not finite.
+        """
         lead = self.names.ndim
         names = self.names[(*index[:lead], ...)]
         bounds = [s.indices(n)[:2] for s, n in zip(index[lead:], self.own, strict=True)]
         out = _aligned((*names.shape, *(stop - start for start, stop in bounds)), np.dtype(self.dtype))
         (first, last), *columns = bounds[::-1] if self.transposed else bounds  # in the layout of the file
 
+        infinite = _bits(np.array(np.inf, self.dtype))  # the bits that are set in every number that is not finite
+
         def fill(place: tuple[int, ...]) -> None:
             into = _bits(out[place].T if self.transposed else out[place])
             for start in range(first, last, _ROWS) if columns else [first]:
                 stop = min(start + _ROWS, last) if columns else last
                 strip = tensors[str(names[place])].rows(start, stop)[(slice(None), *(slice(*c) for c in columns))]
-                into[start - first : stop - first] = _bits(strip.astype(self.dtype, copy=False))
+                bits = _bits(strip.astype(self.dtype, copy=False))
+                if np.max(bits & infinite) == infinite:
+                    raise ValueError(
+                        f"{names[place]} holds weights that are not finite (NaN or infinity), which makes every answer "
+                        "wrong; fetch the checkpoint again, or take one from before its training diverged"
+                    )
+                into[start - first : stop - first] = bits
 
         list(pool.map(fill, np.ndindex(names.shape)))
         return out

@@ -45,6 +45,16 @@ def verifier(spec: str) -> tuple[Callable[[str, str, str, Mapping[str, Any]], fl
     return plain[spec], False
 
 
+def own_answer(verify: Any, gold: str) -> str | None:
+    """The right answer in the form that a verifier by name must find right, if it can read it; None for other rules.
+
+    A rule of the user's own may ask for more than the right answer, a tag around it for example.
+    """
+    if isinstance(verify, MathVerifier):
+        return _as_mathematics(gold)
+    return gold if verify in (exact, numeric) else None
+
+
 def exact(prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
     """1 if the answer is the right one, apart from spaces around it."""
     return float(answer.strip() == gold.strip())
@@ -126,6 +136,11 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return -value if (part["sign"] or "").startswith("-") else value
 
 
+def _as_mathematics(text: str) -> str:
+    """The text as math-verify sees that it is mathematics."""
+    return text if "$" in text or "\\boxed" in text else f"${text}$"
+
+
 @dataclasses.dataclass(frozen=True)
 class MathVerifier:
     """1 if math-verify finds the answer equal to the right one: LaTeX, sets, intervals, expressions, units."""
@@ -139,8 +154,7 @@ class MathVerifier:
     def __call__(self, prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
         from math_verify import parse, verify
 
-        marked = gold if "$" in gold or "\\boxed" in gold else f"${gold}$"
-        right = parse(marked, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        right = parse(_as_mathematics(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         given = parse(answer, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         return float(verify(right, given, timeout_seconds=None))
 

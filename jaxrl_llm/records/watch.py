@@ -1,0 +1,74 @@
+"""What the rows of a run say that is worth a warning, while it goes on.
+
+A warning is a name and a text. Which ones hold follows from the rows alone, so that a run that resumes reads its own
+rows and goes on watching.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+ROLLOUTS = 10  # in a row, before anything is said
+_FALL = 0.1  # of the best reward
+TEXTS = {
+    "rewards_zero": f"the verifier gave 0 to every answer of {ROLLOUTS} rollouts in a row, which teaches nothing; read "
+    "samples.jsonl, then take an easier task, a warm start or a larger rollout.max_new_tokens",
+    "rewards_equal": f"all rewards of a rollout were equal, {ROLLOUTS} rollouts in a row, which teaches nothing; read "
+    "samples.jsonl, then take a harder task or a verifier that tells answers apart",
+    "reward_collapse": f"the mean reward was below {_FALL:g} of its best, {ROLLOUTS} rollouts in a row; go back to "
+    "an earlier checkpoint with a lower optimizer.learning_rate, a stronger clip or a KL",
+}
+
+
+class Collapse:
+    """Follows the mean reward of every rollout and knows when a run has collapsed.
+
+    That is when the mean reward is not finite, or `patience` rollouts in a row were below `share` of the highest mean
+    of `patience` rewards in a row so far (at the start: of as many as there are). A mean sets the bar because in a long
+    run of few prompts a single high reward is chance.
+    """
+
+    def __init__(self, share: float, patience: int):
+        self._share, self._patience = share, patience
+        self._recent: deque[float] = deque(maxlen=patience)
+        self._below = 0
+        self.best = -math.inf
+
+    def after(self, reward: float) -> bool:
+        """Whether the run has collapsed at its next rollout, which has this mean reward."""
+        if not math.isfinite(reward):
+            return True
+        self._recent.append(reward)
+        self.best = max(self.best, float(np.mean(self._recent)))
+        self._below = self._below + 1 if reward < self._share * self.best else 0
+        return self._below >= self._patience
+
+
+class Watch:
+    """Reads the rows of metrics.jsonl one after the other."""
+
+    def __init__(self) -> None:
+        self._collapse = Collapse(_FALL, ROLLOUTS)
+        self._zero = self._equal = 0  # rollouts in a row
+        self._holding: dict[str, str] = {}
+
+    def after(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The warnings that hold after this row, by name; one without rewards of a verifier changes nothing."""
+        mean, spread = row.get("reward/mean"), row.get("reward/std")
+        if mean is None or spread is None or "reward/verifier_weighted" not in row:
+            return self._holding
+        equal = spread <= 1e-6 * abs(mean)  # float32 rounds the mean of equal numbers
+        self._equal = self._equal + 1 if equal else 0
+        self._zero = self._zero + 1 if equal and mean == 0 else 0
+        fell = self._collapse.after(mean) and self._collapse.best > 0  # costs have no bar to fall below
+        zero = self._zero >= ROLLOUTS
+        held = {
+            "rewards_zero": zero,
+            "rewards_equal": self._equal >= ROLLOUTS and not zero,
+            "reward_collapse": fell,
+        }
+        self._holding = {name: TEXTS[name] for name, holds in held.items() if holds}
+        return self._holding

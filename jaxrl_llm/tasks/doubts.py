@@ -1,0 +1,113 @@
+"""What makes the data of a task doubtful although they can be read: {name of a warning: what is wrong, what to do}."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.tasks.base import Row, Task
+from jaxrl_llm.tasks.splits import parts
+from jaxrl_llm.tasks.verifiers import own_answer, submit
+
+_READ = 50_000  # rows of a split of a data set, from its start
+_DRAWN = 256  # examples of a task that draws them
+_ISOLATED = 64  # right answers about which a verifier in worker processes is asked, evenly over the split
+_RENDERED = 8  # prompts
+_NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
+
+Drawn = Sequence[tuple[str, str, Row]]
+
+
+def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str, str]:
+    """The warnings about a task whose answers have at most `answer_length` tokens, the end included.
+
+    Right answers are read by a verifier that has a name; what a rule of the user's own wants to see, only it knows.
+
+    Args:
+        rewarded: whether training lives on the verifier's rewards.
+
+    Raises:
+        ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
+    """
+    train, test = _examples(task)
+    every = max(1, len(train) // _ISOLATED) if task.isolated and own_answer(task.verify, "") is not None else 1
+    asked = train[::every]
+    found, hopeless = _of_answers(task, [*asked, *test[::every]], answer_length)
+    if rewarded and hopeless.issuperset(range(len(asked))):
+        raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
+    return _of_prompts(task, train) | found | _of_splits(task, train, test)
+
+
+def _examples(task: Task) -> tuple[Drawn, Drawn]:
+    """(train, test) of a data set; of a task that draws its examples the first ones, which no two splits share."""
+    if task.source is None:
+        assert task.sample is not None
+        rng = np.random.default_rng(0)
+        return [parts(task.sample(rng)) for _ in range(_DRAWN)], []
+    read = task.source.read()
+    sizes = {"train": task.train_size, "test": task.test_size}
+    first = {name: itertools.islice(read[name], min(size or _READ, _READ)) for name, size in sizes.items()}
+    return [parts(draw) for draw in first["train"]], [parts(draw) for draw in first["test"]]
+
+
+def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
+    if not task.prompting.chat:  # otherwise `Prompting` itself has seen to it
+        return {}
+    prompts = list(dict.fromkeys(prompt for prompt, *_ in examples))[:_RENDERED]
+    texts = {prompt: task.prompting.text(task.tokenizer, prompt) for prompt in prompts}
+    remedy = "correct chat_template.jinja of the tokenizer, or set task.chat=False"
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        raise ValueError(
+            f"the chat template drops the prompt: {prompts[0]!r:.60} and {prompts[1]!r:.60} are both read as "
+            f"{texts[prompts[0]]!r:.80}; {remedy}"
+        )
+    lost = [prompt for prompt, text in texts.items() if prompt.strip() not in text]
+    if not lost:
+        return {}
+    return {"prompt_altered": f"the chat template changes the prompt {lost[0]!r:.60}; read samples.jsonl, {remedy}"}
+
+
+def _of_answers(task: Task, examples: Drawn, answer_length: int) -> tuple[dict[str, str], set[int]]:
+    """The warnings, and the examples whose right answer a verifier by name never rewards."""
+    right = [own_answer(task.verify, gold) for _, gold, _ in examples]
+    questions = [
+        (prompt, own, gold, row) for (prompt, gold, row), own in zip(examples, right, strict=True) if own is not None
+    ]
+    named = bool(questions)
+    verdicts = submit(task, questions).result() if named else []
+    bounded = named or task.source is None
+    missing = [i for i, (_, gold, _) in enumerate(examples) if task.source and gold.strip() in _NOTHING]
+    long = [i for i, (_, gold, _) in enumerate(examples) if bounded and not _fits(task, gold, answer_length)]
+    unrewarded = [i for i, verdict in enumerate(verdicts) if verdict.reward < task.solved]
+    over = f"have more than {answer_length} tokens with EOS; raise rollout.max_new_tokens, or the task's bound"
+    found = {
+        "answers_missing": (missing, "are empty or null; name the field that holds them"),
+        "answers_too_long": (long, over),
+        "answers_unrewarded": (
+            unrewarded,
+            "get no reward from their own verifier; correct them, or choose another verifier",
+        ),
+    }
+    told = {
+        name: f"{len(which)} of {len(examples)} right answers of {task.name} {what} (the first: "
+        f"{examples[which[0]][1]!r:.60} to {examples[which[0]][0]!r:.60})"
+        for name, (which, what) in found.items()
+        if which
+    }
+    return told, {*missing, *long, *unrewarded} if named else set()
+
+
+def _fits(task: Task, gold: str, answer_length: int) -> bool:
+    quick = 2 * len(gold.encode()) < answer_length  # hardly any tokenizer makes two tokens of a byte
+    return quick or len(task.ids_of_answer(gold)) <= answer_length
+
+
+def _of_splits(task: Task, train: Drawn, test: Drawn) -> dict[str, str]:
+    known = {prompt for prompt, *_ in train}
+    shared = [prompt for prompt, *_ in test if prompt in known]
+    if not shared:
+        return {}
+    return {
+        "splits_overlap": f"{len(shared)} of {len(test)} test prompts of {task.name} are train prompts too (the first: "
+        f"{shared[0]!r:.60}), so that evaluation measures memory; give the test split prompts of its own"
+    }
