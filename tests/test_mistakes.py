@@ -69,6 +69,7 @@ TABLE = {
     "train --config.rollout.group_size=1": "rollout.group_size=1 leaves grpo nothing to compare an answer with; set",
     "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",
     "train --config.mesh.shape=(64,1,1,1) --config.rollout.prompts=64": "needs 64 devices",
+    "train --config.mesh.shape=(1,-1,1,1) --config.updates.micro_batch_rows=2": "set updates.micro_batch_rows=4, or",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
     # DIRs
     "train --workdir=half": "half/config.json is not valid JSON (",

@@ -64,7 +64,7 @@ def restored(workdir: str | Path, step: int | None = None, note: Callable[[str],
     Raises:
         FileNotFoundError, ValueError: see `recorded_config`, `validate` and `Checkpoints.restore`.
     """
-    run = build(validate(recorded_config(workdir)))
+    run = build(validate(recorded_config(workdir)), trains=False)
     like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
     step, saved, extra = checkpoints.restore(like.saved(), step, note)
