@@ -8,7 +8,7 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.run_log import RunLog
-from jaxrl_llm.run import run_dir
+from jaxrl_llm.run import run_dir, sameness
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.fields import field_help
 from jaxrl_llm.run.opening import closing, finished
@@ -41,6 +41,7 @@ def _run(arguments: list[str]) -> int:
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
+            sameness.check(config, settings, given.workdir, restart=given.restart)
             run_dir.check(given.workdir, config, restart=given.restart)
             if not given.restart and (reached := finished(given.workdir, settings.steps)):
                 print(f"{reached}\n{closing(given.workdir)}")

@@ -46,6 +46,11 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:
     """Remove an earlier run's files before a start at step 0; the DIR's log must be open, which locks the DIR."""
     workdir = Path(workdir)
+    if not processes.share_folder(workdir):
+        processes.refuse(
+            f"{workdir} is not one folder of all processes: what process 0 writes there is not seen by all; give a "
+            "--workdir that they share"
+        )
     if jax.process_index() == 0:
         if restart:
             shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
