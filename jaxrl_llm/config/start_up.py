@@ -165,10 +165,11 @@ def _heard(limit_s: int) -> Iterator[None]:
         while not joined.wait(min(15.0, limit_s / 4)):
             waited = time.monotonic() - began
             text = f"{_awaited()} ({waited:.0f} s of processes.start_timeout_s={limit_s})"
-            if waited >= limit_s:
+            if waited < limit_s:
+                print(f"waiting for other processes: {text}", file=sys.stderr, flush=True)
+            else:
                 complain(TimeoutError(f"not all processes have joined: {text}; see docs/several_processes.md"), REFUSED)
                 os._exit(REFUSED)  # the main thread is inside JAX, which hears no exception
-            print(f"waiting for other processes: {text}", file=sys.stderr, flush=True)
 
     threading.Thread(target=speak, daemon=True).start()
     try:
