@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
             settings, identity = validate(config), config_hash(config)
             start_up.start_jax()
             start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
-            sameness.check(config, settings, given.workdir, restart=given.restart)
+            sameness.check(config.to_dict(), settings, given.workdir, restart=given.restart)
             run_dir.check(given.workdir, config, restart=given.restart)
             if not given.restart and (reached := finished(given.workdir, settings.steps)):
                 print(f"{reached}\n{closing(given.workdir)}")

@@ -7,11 +7,11 @@ content, time limits and where logs go may differ.
 import hashlib
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks
 from jaxrl_llm.config import loading
@@ -24,7 +24,7 @@ _FREE = ("processes.", "log.wandb")
 _NUMERICS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
 
 
-def check(config: ConfigDict, settings: Settings, workdir: str | Path, *, restart: bool = False) -> None:
+def check(config: Mapping[str, Any], settings: Settings, workdir: str | Path, *, restart: bool = False) -> None:
     """A collective, the first after `start_up.join`.
 
     Raises:
@@ -35,14 +35,15 @@ def check(config: ConfigDict, settings: Settings, workdir: str | Path, *, restar
         processes.require_same(described(config, settings, workdir, restart=restart), limit)
 
 
-def described(config: ConfigDict, settings: Settings, workdir: str | Path, *, restart: bool = False) -> dict[str, str]:
+def described(
+    config: Mapping[str, Any], settings: Settings, workdir: str | Path, *, restart: bool = False
+) -> dict[str, str]:
     """{what: a short text that is equal where it is the same}; with `restart` no checkpoint counts."""
     found = {f"version of {name}": str(version) for name, version in provenance.versions().items()}
     found["version of Python"] = platform.python_version()
     found |= {name: str(getattr(jax.config, name)) for name in _NUMERICS}
     found |= {f"code of {name}": digest for name, digest in _code().items()}
-    raw = config.to_dict()
-    fields = loading.flat(raw) | loading.flat(identity_fields(raw))  # of a checkpoint its content, not its path
+    fields = loading.flat(config) | loading.flat(identity_fields(config))  # of a checkpoint its content, not its path
     for name, value in sorted(fields.items()):
         if not name.startswith(_FREE):
             found[f"config.{name}"] = str(value)
