@@ -71,11 +71,11 @@ class Evaluator:
         """
         group, shards, count = self.samples + 1, sharding.row_shards(self.model.mesh), len(self.prompts["uid"])
         places = np.minimum(np.arange(count + -count % (shards // math.gcd(shards, group))), count - 1)
-        rows: Any = {
-            name: of[places] if isinstance(of, np.ndarray) else [of[i] for i in places]
-            for name, of in self.prompts.items()
-        }
-        batch = PromptBatch(**rows)
+        given: Any = self.prompts
+        arrays = {name: given[name][places] for name in ("uid", "draw", "tokens", "lengths")}
+        batch = PromptBatch(
+            **arrays, **{name: [given[name][i] for i in places] for name in ("prompt", "answer", "row")}
+        )
         engine = Engine(
             self.model,
             Sampling(greedy_last=True),

@@ -80,7 +80,7 @@ def _mesh(model: Model) -> str:
     return f"{mesh.size}: {shape}" if shape else "1"
 
 
-def _not_cut(*models: Model) -> list[str]:
+def _not_cut(*models: Any) -> list[str]:
     """Dimensions of parameters that a mesh does not divide, so that more devices hold the whole of them."""
     return list(dict.fromkeys(one for m in models for one in sharding.undivided(m.axes(), m.shapes(), m.mesh)))
 
