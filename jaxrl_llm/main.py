@@ -34,7 +34,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.config import start_up
     from jaxrl_llm.records import checkpointing, provenance
     from jaxrl_llm.records.run_log import RunLog
-    from jaxrl_llm.run import assembly, opening, run_dir, trainer
+    from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
     from jaxrl_llm.run.settings import config_hash, validate
 
     def onward() -> str:
@@ -48,6 +48,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
         settings, identity = validate(config), config_hash(config)
         start_up.start_jax()
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
+        sameness.check(config.to_dict(), settings, given.workdir, restart=given.restart)
         run_dir.check(given.workdir, config, restart=given.restart)
         if not given.restart and (reached := opening.finished(given.workdir, settings.steps)):
             print(f"{reached}\n{opening.closing(given.workdir)}")

@@ -78,6 +78,7 @@ TABLE = {
     "train --config.optimizer.learning_rate=1e9": "optimizer.learning_rate=1e+09: an update of AdamW moves every ",
     "train --config.task.system=Hi": "set task.chat=True, or clear it by --config.task.system=",
     "train --config.task.chat_options={'a':1}": "set task.chat=True, or clear it by --config.task.chat_options={}",
+    "train --config.mesh.shape=(1,-1,1,1) --config.updates.micro_batch_rows=2": "set updates.micro_batch_rows=4, or",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
     # DIRs
     "train --workdir=half": "half/config.json is not valid JSON (",

@@ -1,17 +1,24 @@
 """What a process does before its first computation: compilation cache, memory that is kept, other processes."""
 
 import argparse
+import contextlib
 import ctypes
 import importlib.util
 import os
+import socket
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import filelock
 import jax
 from absl import logging
+from jax._src import distributed
 
+from jaxrl_llm.config.command_line import REFUSED, complain
 from jaxrl_llm.ground.machine import cache_folder
 
 
@@ -93,7 +100,8 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
     """Join the other processes of the run, where there are any; before the first computation.
 
     What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or comes from SLURM,
-    Open MPI or the TPU pod slice. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
+    Open MPI or the TPU pod slice. A wait is said every 15 seconds; after `start_timeout_s` the process ends with
+    exit code 2. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
     JAX aborts them (exit code 134).
 
     Raises:
@@ -113,9 +121,12 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
         )
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
     try:
-        jax.distributed.initialize(
-            *place, initialization_timeout=start_timeout_s, heartbeat_timeout_seconds=heartbeat_timeout_s
-        )
+        with _heard(start_timeout_s):
+            # JAX would abort with a stack trace, so it has a little longer.
+            limit = start_timeout_s + 30
+            jax.distributed.initialize(
+                *place, initialization_timeout=limit, heartbeat_timeout_seconds=heartbeat_timeout_s
+            )
     except ValueError as error:
         if not (named or launched):
             return  # a TPU host of its own
@@ -133,6 +144,48 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
         leave(1)
 
     sys.excepthook = end
+
+
+@contextlib.contextmanager
+def _heard(limit_s: int) -> Iterator[None]:
+    """While this process waits for the others to join, say so every 15 seconds, and end it after `limit_s`.
+
+    Which of them are missing nobody knows before all are there: JAX's coordinator counts them and tells no one.
+    """
+    began, joined = time.monotonic(), threading.Event()
+
+    def speak() -> None:
+        while not joined.wait(min(15.0, limit_s / 4)):
+            waited = time.monotonic() - began
+            text = f"{_awaited()} ({waited:.0f} s of processes.start_timeout_s={limit_s})"
+            if waited < limit_s:
+                print(f"waiting for other processes: {text}", file=sys.stderr, flush=True)
+            else:
+                complain(TimeoutError(f"not all processes have joined: {text}; see docs/several_processes.md"), REFUSED)
+                os._exit(REFUSED)  # the main thread is inside JAX, which hears no exception
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        joined.set()
+
+
+def _awaited() -> str:
+    """Which process waits, and what it can know of those that it waits for."""
+    state = distributed.global_state
+    if state.client is None or state.coordinator_address is None:
+        return "the launcher has not yet said where they are"
+    here, where = f"this is process {state.process_id} of {state.num_processes}", state.coordinator_address
+    silent = "one that prints no such line has not started"
+    if state.process_id == 0:
+        return f"{here}; {silent}, or cannot reach {where}"
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, ValueError):
+        return f"{here}, and nothing answers at {where}: process 0 has not started, or cannot be reached from here"
+    return f"{here}, and process 0 answers at {where}; {silent}"
 
 
 def leave(code: int, *, alone: bool = True) -> int:

@@ -6,12 +6,56 @@ itself, the verifier above all, is shared out by `share` and comes together agai
 """
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import multihost_utils
+
+
+def require_same(own: Mapping[str, str], limit_s: int) -> None:
+    """Raise in every process if what they give is not the same. They may be of several versions, so that nothing is
+    computed: they exchange texts through the store of JAX's coordinator.
+
+    Args:
+      own: {what: a short text}; what is compared first stands first. limit_s: the longest wait for another process.
+
+    Raises:
+      ValueError: the first difference, its values and the processes that have each of them.
+    """
+    store: Any = distributed.global_state.client
+    place, count = distributed.global_state.process_id, distributed.global_state.num_processes
+    store.key_value_set(f"jaxrl_llm/same/{place}", json.dumps(dict(own)))
+    given = [json.loads(store.blocking_key_value_get(f"jaxrl_llm/same/{i}", limit_s * 1000)) for i in range(count)]
+    if found := first_difference(given):
+        refuse(found)
+
+
+def refuse(message: str) -> NoReturn:
+    """A ValueError that every process raises; none ends, and breaks another's connection, before all are here."""
+    jax.distributed.shutdown()
+    raise ValueError(message)
+
+
+def first_difference(given: Sequence[Mapping[str, str]]) -> str:
+    """The first name whose texts differ between the processes, in a line; "" if there is none."""
+    for name in dict.fromkeys(name for one in given for name in one):
+        values: dict[str, list[int]] = {}
+        for place, one in enumerate(given):
+            values.setdefault(one.get(name, "absent"), []).append(place)
+        if len(values) > 1:
+            shown = [f"{value[:100]} in {_places(places)}" for value, places in values.items()]
+            return f"the processes do not run the same: {name} is {', '.join(shown)}; start all of them alike"
+    return ""
+
+
+def _places(places: Sequence[int]) -> str:
+    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+    return f"process{'es' * (len(places) > 1)} {shown}"
 
 
 def share(count: int) -> range:
@@ -54,6 +98,20 @@ def largest(value: int) -> int:
 def everywhere(true: bool) -> bool:
     """Whether it is true in every process."""
     return not largest(not true)
+
+
+def share_folder(folder: Path) -> bool:
+    """Whether all processes see what the first one writes into a folder."""
+    if jax.process_count() == 1:
+        return True
+    token = folder / f".seen-{gather([time.time_ns()])[0]}"
+    if jax.process_index() == 0:
+        token.touch()
+    wait_for_all("processes.share_folder")
+    seen = everywhere(token.exists())
+    if jax.process_index() == 0:
+        token.unlink()
+    return seen
 
 
 def wait_for_all(place: str) -> None:

@@ -48,27 +48,32 @@ def make_mesh(
         would leave devices of some of them without work.
     """
     devices = list(jax.devices() if devices is None else devices)
+    sizes = resolved(shape, len(devices), field)
+    if math.prod(sizes) < len(devices) and jax.process_count() > 1:
+        raise ValueError(
+            f"mesh={tuple(shape)} over {AXES} takes {math.prod(sizes)} of {len(devices)} devices, and all "
+            f"{jax.process_count()} processes must take part with all of theirs; set a size of {field} to -1"
+        )
+    grid = np.asarray(devices[: math.prod(sizes)]).reshape(sizes)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def resolved(shape: Sequence[int], visible: int, field: str = "mesh.shape") -> tuple[int, ...]:
+    """The five sizes that `make_mesh` gives a mesh of this shape where so many devices are visible; raises as it."""
     sizes = [*shape, *[1] * (len(shape) == len(AXES) - 1)]
     if len(sizes) != len(AXES) or sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
         raise ValueError(
-            f"mesh={tuple(shape)} must be four sizes for {AXES[:-1]}, or five with {AXES[-1]}, at most one of them -1; "
-            f"set {field}"
+            f"{field}={tuple(shape)} must be four whole numbers, for {', '.join(AXES[:-1])}, or five with {AXES[-1]}, "
+            f"at most one of them -1; set {field}"
         )
-    given = f"mesh={tuple(shape)} over {AXES}"
-    needed, visible = math.prod(s for s in sizes if s != -1), len(devices)
+    given, needed = f"mesh={tuple(shape)} over {AXES}", math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         if visible % needed:
             raise ValueError(f"{given} does not divide the {visible} visible devices by {needed}; change {field}")
         sizes[sizes.index(-1)] = visible // needed
     elif needed > visible:
         raise ValueError(f"{given} needs {needed} devices, {visible} are visible; lower {field}, or set a size to -1")
-    elif needed < visible and jax.process_count() > 1:
-        raise ValueError(
-            f"{given} takes {needed} of {visible} devices, and all {jax.process_count()} processes must take part with "
-            f"all of theirs; set a size of {field} to -1"
-        )
-    grid = np.asarray(devices[: math.prod(sizes)]).reshape(sizes)
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return tuple(sizes)
 
 
 def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:
@@ -98,13 +103,36 @@ def spec(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> Partit
     A mesh axis cuts the first dimension that names it. A dimension that its mesh axes do not divide is cut by the first
     of them that do, or stays whole.
     """
-    entries: list[tuple[str, ...]] = []
+    return PartitionSpec(*_cuts(axes, shape, mesh)[0])
+
+
+def _cuts(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """For each dimension the mesh axes that cut it, and those that would if they divided it."""
+    cut: list[tuple[str, ...]] = []
+    left: list[tuple[str, ...]] = []
     for axis, size in zip(axes, shape, strict=True):
-        names = tuple(name for name in _RULES[axis] if not any(name in earlier for earlier in entries))
-        while size % math.prod(mesh.shape[name] for name in names):
-            names = names[:-1]
-        entries.append(names)
-    return PartitionSpec(*entries)
+        names = tuple(name for name in _RULES[axis] if not any(name in earlier for earlier in cut))
+        count = len(names)
+        while size % math.prod(mesh.shape[name] for name in names[:count]):
+            count -= 1
+        cut.append(names[:count])
+        left.append(names[count:])
+    return cut, left
+
+
+def undivided(axes: Any, shapes: Any, mesh: Mesh) -> list[str]:
+    """The dimensions of a tree's arrays that a mesh axis would cut if it divided them: "kv_heads 2 by tensor 4"."""
+    named = jax.tree.leaves(axes, is_leaf=lambda a: isinstance(a, tuple))
+    found = {
+        f"{axis} {size} by {name} {mesh.shape[name]}": None
+        for of, array in zip(named, jax.tree.leaves(shapes), strict=True)
+        for axis, size, left in zip(of, array.shape, _cuts(of, array.shape, mesh)[1], strict=True)
+        for name in left
+        if mesh.shape[name] > 1
+    }
+    return list(found)
 
 
 def shardings(axes: Any, shapes: Any, mesh: Mesh) -> Any:

@@ -80,6 +80,21 @@ def steps_of(workdir: str | Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
+def newest_digest(workdir: str | Path) -> str:
+    """Which checkpoint of a DIR this process sees as the newest: "step 40, DIGEST", or "none". It writes nothing and
+    waits for no other process."""
+    steps = steps_of(workdir)
+    if not steps:
+        return "none"
+    place = Path(workdir).absolute() / "checkpoints" / str(steps[-1])
+    try:
+        with _reader() as reader:
+            payload = reader.restore(place, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]  # pyright: ignore
+        return f"step {steps[-1]}, {payload['digest']}"
+    except Exception:  # Orbax raises exceptions of any type; the restore names the damage
+        return f"step {steps[-1]}, damaged"
+
+
 class Checkpoints:
     """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones."""
 

@@ -19,18 +19,23 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
 
     source: the file whose tasks and objectives the config may name.
     """
-    packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "config": dict(config),
         "config_hash": config_hash,
         "source": dataclasses.asdict(source),
         "code": own_code.noted(source.file, config["task"]["options"]),
         "commit": _commit(),
-        "versions": {name: _version(name) for name in packages},
+        "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "cores": len(usable_cores()),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Of the packages that a run's numbers depend on."""
+    packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {name: _version(name) for name in packages}
 
 
 def _version(package: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
@@ -64,15 +65,23 @@ class Evaluator:
         return float((self._answered(params)[0][:, :-1] >= self.task.solved).mean())
 
     def _answered(self, params: Any) -> tuple[np.ndarray, list[list[str]]]:
-        """Rewards [prompts, samples + 1] and texts, the greedy answer last; one rollout, since each compiles."""
-        group, batch = self.samples + 1, self.prompts
+        """Rewards [prompts, samples + 1] and texts, the greedy answer last; one rollout, since each compiles.
+
+        The last prompt is repeated until the devices divide the rows; otherwise some would repeat others' work.
+        """
+        group, shards, count = self.samples + 1, sharding.row_shards(self.model.mesh), len(self.prompts["uid"])
+        places = np.minimum(np.arange(count + -count % (shards // math.gcd(shards, group))), count - 1)
+        given: Any = self.prompts
+        chosen: Any = {name: given[name][places] for name in ("uid", "draw", "tokens", "lengths")}
+        chosen |= {name: [given[name][i] for i in places] for name in ("prompt", "answer", "row")}
+        batch = PromptBatch(**chosen)
         engine = Engine(
             self.model,
             Sampling(greedy_last=True),
             group,
             self.max_new_tokens,
             self.task.tokenizer.end_ids,
-            slots=self.slots,
+            slots=-(-self.slots // shards) * shards,
             dtype=self.model.config.dtype,
             record_routing=False,
         )
@@ -80,5 +89,5 @@ class Evaluator:
         out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
         engine.release(prepared, params)
         judged = verify(out, self.task, batch, group)
-        texts = [judged.texts[i : i + group] for i in range(0, len(judged.texts), group)]
-        return judged.rewards.reshape(-1, group), texts
+        texts = [judged.texts[i : i + group] for i in range(0, count * group, group)]
+        return judged.rewards.reshape(-1, group)[:count], texts

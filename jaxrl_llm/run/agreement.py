@@ -1,9 +1,9 @@
 """What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from jaxrl_llm.ground.sharding import AXES
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.blocks import Settings
@@ -99,28 +99,69 @@ def _of_rewards(s: Settings) -> Iterator[str]:
         )
 
 
+def check_rows(s: Settings, devices: int) -> None:
+    """Raises ValueError where rows of a run on so many devices would not be divided among those that mesh.shape and
+    rollout.mesh_shape spread them over, so that devices would repeat one another's work or a program not compile.
+
+    For a run about to train; a DIR can be opened on any number of devices.
+    """
+    shape = sharding.resolved(s.mesh.shape, devices)
+    where = sharding.resolved(s.rollout.mesh_shape or shape, math.prod(shape), "rollout.mesh_shape")
+    for fault in (*_of_sizes(s, shape), *_of_rows(s, shape, where)):
+        raise ValueError(fault)
+
+
 def _of_mesh(s: Settings) -> Iterator[str]:
-    shape, shared = s.mesh.shape, s.updates.layout == "shared"
-    if len(shape) not in (len(AXES) - 1, len(AXES)):
-        yield f"mesh.shape={shape} must be four whole numbers, for {', '.join(AXES[:-1])}, or five with {AXES[-1]}"
-    lanes, context = math.prod(shape[:3]), math.prod(shape[4:])  # data, fsdp and expert
-    micro = s.updates.micro_batch_rows or s.rows // s.updates.minibatches
+    """A size of -1 is 1 here, the least that it can become: what that does not divide, no number of devices does."""
+    return _of_sizes(s, sharding.resolved(s.mesh.shape, abs(math.prod(s.mesh.shape))))
+
+
+def _of_sizes(s: Settings, sizes: Sequence[int]) -> Iterator[str]:
+    """sizes: of mesh.shape, none of them -1."""
+    shared, shape = s.updates.layout == "shared", _shown("mesh.shape", s.mesh.shape, sizes)
+    lanes, context = math.prod(sizes[:3]), sizes[4]  # data, fsdp and expert
+    minibatch = s.rows // s.updates.minibatches
+    micro = s.updates.micro_batch_rows or minibatch
     micro //= s.rollout.group_size if shared else 1
     if shared and context > 1:
         yield (
-            f"mesh.shape={shape} splits rows over {context} devices, and updates.layout=shared keeps them whole; "
+            f"{shape} splits rows over {context} devices, and updates.layout=shared keeps them whole; "
             "set the fifth size to 1, or updates.layout=packed"
         )
     if lanes > 1 and (micro % lanes or s.rows % lanes):
+        wider = "" if shared or minibatch % lanes else f"set updates.micro_batch_rows={lanes}, or "
         yield (
-            f"mesh.shape={shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
-            "micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches"
+            f"{shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
+            f"micro-batch; {wider}change mesh.shape, updates.micro_batch_rows or updates.minibatches"
         )
     if s.objective.reads == "rollouts" and lanes * context > 1 and s.rows % (lanes * context):
         yield (
-            f"mesh.shape={shape} samples answers on {lanes * context} devices, which must divide the {s.rows} of a "
+            f"{shape} samples answers on {lanes * context} devices, which must divide the {s.rows} of a "
             "rollout; change mesh.shape, rollout.prompts or rollout.group_size"
         )
+
+
+def _of_rows(s: Settings, sizes: Sequence[int], sampling: Sequence[int]) -> Iterator[str]:
+    """Rows beside those of micro-batches and rollouts; sampling: the sizes of the mesh of rollouts."""
+    shape, parts = _shown("mesh.shape", s.mesh.shape, sizes), math.prod(sizes) // sizes[3]  # all but tensor
+    rows = {"warm_start.batch_size": s.warm_start.batch_size if s.warm_start.steps else 0}
+    if s.objective.reads != "rollouts":  # pairs are scored by so many rows at a time
+        rows["rollout.prompts"] = s.rows // (s.updates.minibatches if s.objective.reads == "pairs" else 1)
+    for field, count in rows.items():
+        if count % parts:
+            yield f"{shape} spreads {count} rows over {parts} devices, which must divide them; change {field}"
+    field, slots, parts = "rollout.mesh_shape", s.rollout.slots, math.prod(sampling) // sampling[3]
+    if s.objective.reads == "rollouts" and slots % parts:
+        shape = _shown(field, s.rollout.mesh_shape, sampling) if s.rollout.mesh_shape else shape
+        yield (
+            f"{shape} decodes on {parts} devices, which must divide rollout.slots={slots}; set "
+            f"rollout.slots={-(-slots // parts) * parts}, or 0"
+        )
+
+
+def _shown(field: str, shape: Sequence[int], sizes: Sequence[int]) -> str:
+    """The field as it is given, with the number of devices where a -1 stands for it."""
+    return f"{field}={tuple(shape)}" + (f" on {math.prod(sizes)} devices" if -1 in shape else "")
 
 
 def _of_critic(s: Settings) -> Iterator[str]:

@@ -15,6 +15,7 @@ from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.checkpointing import digest
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.memory import Memory, needed
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import Settings
@@ -135,9 +136,19 @@ class Run:
         return self if source is self.source else dataclasses.replace(self, source=source)
 
 
-def build(s: Settings, devices: Sequence[Any] | None = None) -> Run:
-    """The compiled functions and fixed data of a run; devices: of another machine, to compile for it without data."""
+def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = True) -> Run:
+    """The compiled functions and fixed data of a run.
+
+    Args:
+      devices: of another machine, to compile for it without data.
+      trains: otherwise a run that is only opened, on whatever devices there are.
+
+    Raises:
+      ValueError: the mesh does not fit the devices, or the devices not the rows; data are missing or do not fit.
+    """
     mesh = sharding.make_mesh(s.mesh.shape, devices)
+    if trains:
+        check_rows(s, mesh.size)
     model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))
     critic_rate = s.critic.learning_rate if s.critic.kind == "separate" else None
     learner = Learner(

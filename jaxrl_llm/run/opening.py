@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
 from jaxrl_llm.records.run_log import read_json, read_rows
@@ -47,6 +48,7 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
         "model": size,
         "trained": _adapters(settings, model),
         "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
+        "not cut": _INDENT.join(folded(_not_cut(model, sampler), ", ")),
         "memory": _INDENT.join(run.memory().lines()),
         "data": _INDENT.join(textwrap.wrap(run.data, 69)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
@@ -76,6 +78,11 @@ def _mesh(model: Model) -> str:
     mesh: Any = model.mesh
     shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
     return f"{mesh.size}: {shape}" if shape else "1"
+
+
+def _not_cut(*models: Any) -> list[str]:
+    """Dimensions of parameters that a mesh does not divide, so that more devices hold the whole of them."""
+    return list(dict.fromkeys(one for m in models for one in sharding.undivided(m.axes(), m.shapes(), m.mesh)))
 
 
 def _rewards(settings: Settings) -> list[str]:

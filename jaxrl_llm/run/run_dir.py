@@ -47,6 +47,11 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:
     """Remove an earlier run's files before a start at step 0; the DIR's log must be open, which locks the DIR."""
     workdir = Path(workdir)
+    if not processes.share_folder(workdir):
+        processes.refuse(
+            f"{workdir} is not one folder of all processes: what process 0 writes there is not seen by all; give a "
+            "--workdir that they share"
+        )
     if jax.process_index() == 0:
         if restart:
             shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
@@ -67,7 +72,7 @@ def restored(
     Raises:
         FileNotFoundError, ValueError: see `recorded_config`, `validate` and `Checkpoints.restore`.
     """
-    run = build(validate(recorded_config(workdir, trust=trust)))
+    run = build(validate(recorded_config(workdir, trust=trust)), trains=False)
     like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
     step, saved, extra = checkpoints.restore(like.saved(), step, note)

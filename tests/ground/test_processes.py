@@ -1,6 +1,11 @@
 """Two real processes: who verifies what, what all know in the end, and how one that fails ends the other."""
 
 import argparse
+import json
+import re
+import socket
+import sys
+import threading
 
 import pytest
 
@@ -81,6 +86,57 @@ def test_two_processes_share_the_work_and_neither_waits_for_one_that_failed(tmp_
         assert (code, "JAX distributed service detected fatal errors" in job.printed(0)) == (-6, True), job.printed(0)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([{"a": "1", "b": "2"}] * 3, ""),
+        (
+            [{"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"a": "1", "b": "2"}],
+            "the processes do not run the same: b is 2 in processes 0, 2, 3 in process 1; start all of them alike",
+        ),
+        ([{}, {"b": "2"}], "b is absent in process 0, 2 in process 1"),
+        ([{"a": "1", "b": "1"}, {"a": "2", "b": "2"}], "a is 1 in process 0, 2 in process 1"),
+        (
+            [{"a": str(place > 9)} for place in range(11)],
+            "in processes 0, 1, 2, 3, 4, 5, 6, 7, ..., True in process 10;",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(monkeypatch, given, message):
+    """In every process, each of which leaves JAX's service before it raises."""
+    assert message in processes.first_difference(given)
+    for place, own in enumerate(given):
+        store = {f"jaxrl_llm/same/{i}": json.dumps(one) for i, one in enumerate(given) if i != place}
+        client = argparse.Namespace(key_value_set=store.__setitem__, blocking_key_value_get=lambda k, ms, s=store: s[k])
+        state = argparse.Namespace(client=client, process_id=place, num_processes=len(given))
+        left = []
+        monkeypatch.setattr(processes.distributed, "global_state", state)
+        monkeypatch.setattr(processes.jax.distributed, "shutdown", lambda left=left: left.append(True))
+        if not message:
+            processes.require_same(own, 1)
+            continue
+        with pytest.raises(ValueError, match=re.escape(message)):
+            processes.require_same(own, 1)
+        assert left
+
+
+def test_a_folder_that_others_do_not_see(monkeypatch, tmp_path):
+    """The mark of the first process, which it takes away again."""
+    assert processes.share_folder(tmp_path)
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "gather", lambda own: [1, 2])
+    monkeypatch.setattr(
+        processes, "wait_for_all", lambda place: seen.append([path.name for path in tmp_path.iterdir()])
+    )
+    monkeypatch.setattr(processes, "everywhere", bool)
+    seen = []
+    assert processes.share_folder(tmp_path)
+    assert seen == [[".seen-1"]]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    assert not processes.share_folder(tmp_path)
+
+
 def test_one_process_agrees_with_itself():
     assert list(processes.share(3)) == [0, 1, 2]
     assert processes.gather([1, "a"]) == [1, "a"]
@@ -121,6 +177,53 @@ def test_a_launcher_that_names_no_coordinator_is_reported(monkeypatch):
     monkeypatch.setattr(start_up.jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match=r"cannot join \(coordinator_address .*see docs/several_processes.md"):
         start_up.join(_given(), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "answers", "message"),
+    [
+        (None, False, "the launcher has not yet said where they are"),
+        (0, False, "this is process 0 of 3; one that prints no such line has not started, or cannot reach localhost:"),
+        (2, True, "this is process 2 of 3, and process 0 answers at localhost:"),
+        (2, False, "this is process 2 of 3, and nothing answers at localhost:"),
+    ],
+)
+def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
+    """Every 15 seconds up to the limit; then the process ends with one line and exit code 2."""
+    codes, clock, ended = [], [0.0], threading.Event()
+
+    class Quick(threading.Event):
+        def wait(self, timeout=None):
+            clock[0] += timeout
+            return ended.is_set() or super().wait(0.001)
+
+    def leave(code):
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(start_up.os, "_exit", leave)
+    monkeypatch.setattr(start_up, "threading", argparse.Namespace(Event=Quick, Thread=threading.Thread))
+    monkeypatch.setattr(start_up, "time", argparse.Namespace(monotonic=lambda: clock[0]))
+    with socket.socket() as coordinator:
+        coordinator.bind(("localhost", 0))
+        if answers:
+            coordinator.listen()
+        address = None if place is None else f"localhost:{coordinator.getsockname()[1]}"
+        client = None if place is None else object()
+        state = argparse.Namespace(client=client, coordinator_address=address, process_id=place, num_processes=3)
+        monkeypatch.setattr(start_up.distributed, "global_state", state)
+        monkeypatch.setattr(start_up.jax.config, "update", lambda *_: None)
+        monkeypatch.setattr(start_up.jax.distributed, "initialize", lambda *_, **__: ended.wait(20))
+        monkeypatch.setattr(start_up.sys, "excepthook", sys.excepthook)
+        start_up.join(_given("a:1", 3, 0), 60, 1)
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert codes == [2]
+    assert [line.rpartition(" (")[2] for line in lines] == [
+        f"{n} s of processes.start_timeout_s=60)" for n in (15, 30, 45)
+    ]
+    assert all(line.startswith("waiting for other processes: " + message) for line in lines)
+    assert last.startswith("error: not all processes have joined: " + message)
+    assert last.endswith("(60 s of processes.start_timeout_s=60); see docs/several_processes.md")
 
 
 def _given(coordinator=None, processes=None, process=None):

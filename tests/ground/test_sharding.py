@@ -35,9 +35,9 @@ def test_a_mesh_takes_the_first_devices(shape, sizes):
         ((-1, 3, 1, 1), r"does not divide the 4 visible devices by 3; change mesh.shape"),
         ((-1, 8, 1, 1), r"does not divide the 4 visible devices by 8"),
         ((-1, -1, 1, 1), r"at most one of them -1; set mesh.shape"),
-        ((1, 1, 1), r"must be four sizes"),
-        ((0, 1, 1, 1), r"must be four sizes"),
-        ((1, 1, 1, 1, 1, 1), r"must be four sizes .* or five with context"),
+        ((1, 1, 1), r"mesh.shape=\(1, 1, 1\) must be four whole numbers"),
+        ((0, 1, 1, 1), r"must be four whole numbers"),
+        ((1, 1, 1, 1, 1, 1), r"must be four whole numbers, .* or five with context"),
     ],
 )
 def test_shapes_that_do_not_fit_name_the_remedy(shape, message):
@@ -53,6 +53,20 @@ def test_several_processes_take_every_device(monkeypatch):
     ):
         sharding.make_mesh((1, 1, 1, 1))
     assert sharding.make_mesh((1, -1, 1, 1)).size == sharding.make_mesh((2, 2, 1, 1)).size == 4
+
+
+def test_what_a_mesh_does_not_divide_is_named():
+    """Two heads over four devices are whole on each; an axis that cuts an earlier dimension is not missed later."""
+    mesh = sharding.make_mesh((1, 1, 1, 4))
+    axes = {"k": ("layers", "embed", "kv_heads", "head_dim"), "o": ("heads", "embed"), "again": (None, "kv_heads")}
+    sizes = {"k": (3, 6, 2, 5), "o": (8, 6), "again": (7, 2)}
+    shapes = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+    assert sharding.undivided(axes, shapes, mesh) == ["kv_heads 2 by tensor 4"]
+    twice = sharding.make_mesh((1, 2, 2, 1))
+    assert sharding.undivided(axes, shapes, twice) == ["embed 6 by expert 2"]
+    assert sharding.undivided(axes, shapes, sharding.make_mesh((2, 1, 1, 2))) == []
+    experts = {"w": ("expert", "embed")}
+    assert sharding.undivided(experts, {"w": jax.ShapeDtypeStruct((4, 6), jnp.float32)}, twice) == []
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 1, 2), (2, 1, 1, 2), (1, 1, 1, 2, 2)], ids=str)

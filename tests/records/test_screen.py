@@ -126,6 +126,7 @@ def test_compilation_is_named_while_it_lasts(monkeypatch):
 def test_a_run_opens_with_what_it_is(tmp_path):
     text = opening(build(validate(tiny_run.make_config(tmp_path))), "runs/x")
     assert max(len(line) for line in text.splitlines()) <= 80
+    assert "not cut" not in text
     for word in (
         "parameters",
         "active (2 of 4 experts)",
@@ -136,6 +137,13 @@ def test_a_run_opens_with_what_it_is(tmp_path):
         "runs/x",
     ):
         assert word in text
+
+
+def test_a_run_opens_with_what_its_meshes_do_not_divide(tmp_path):
+    """Thirteen tokens on four devices of the rollout."""
+    meshes = {"mesh.shape": (1, 4, 1, 1), "rollout.mesh_shape": (1, 1, 1, 4)}
+    lines = opening(build(validate(tiny_run.make_config(tmp_path, **meshes))), "runs/x").splitlines()
+    assert "not cut    vocab 13 by tensor 4" in lines
 
 
 def test_active_parameters_are_those_of_the_top_k(tmp_path):

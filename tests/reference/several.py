@@ -42,8 +42,11 @@ class Job:
             member.wait()
 
 
-def start(folder: Path, count: int, arguments: Sequence[str]) -> Job:
-    """`python ARGUMENTS --coordinator ... --processes COUNT --process INDEX`, or one process without these."""
+def start(folder: Path, count: int, *arguments: Sequence[str]) -> Job:
+    """`python ARGUMENTS --coordinator ... --processes COUNT --process INDEX`, or one process without these.
+
+    arguments: of every process in turn, or once for all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -54,7 +57,7 @@ def start(folder: Path, count: int, arguments: Sequence[str]) -> Job:
     members = []
     for index in range(count):
         place = [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={index}"]
-        command = [sys.executable, *arguments, *(place if count > 1 else [])]
+        command = [sys.executable, *arguments[min(index, len(arguments) - 1)], *(place if count > 1 else [])]
         with open(folder / f"{index}.txt", "w") as output:
             members.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
     return Job(folder, members)

@@ -1,5 +1,6 @@
 """pass@k by enumeration, and an evaluation against its own rollout: which answers count, and for what."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
 from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.rollout.trajectory import Trajectory
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS
 
 SAMPLES, BOUND = 3, 3
@@ -81,3 +84,28 @@ def test_an_evaluation_counts_the_drawn_answers_and_the_greedy_one_apart(model, 
         assert row["prompt"] == f"prompt {i}"
         assert [*row["sampled"], row["greedy"]] == texts[i].tolist()
         assert [*row["sampled_reward"], row["reward"]] == rewards[i].tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "prompts", "slots"), [((1, 1, 1, 1), 4, 5), ((3, 1, 1, 1), 6, 6), ((2, 1, 1, 1), 4, 6)]
+)
+def test_the_devices_divide_what_they_evaluate(monkeypatch, model, shape, prompts, slots):
+    """Four prompts with four answers each, in at most five slots: on three devices two prompts more, which do not
+    count, and one slot more."""
+    seen = []
+
+    def generate(engine, params, tokens, lengths, uids, key):
+        seen.append((len(tokens), len(lengths), engine.slots))
+        answers = np.repeat(tokens[:, :1], engine.group_size, axis=0)
+        mask = np.ones_like(answers, bool)
+        arrays = (answers, mask.astype(np.int32), mask, answers.astype(np.float32), np.zeros(len(answers), bool))
+        return Trajectory(*map(jax.numpy.asarray, arrays))
+
+    monkeypatch.setattr(Engine, "generate", generate)
+    monkeypatch.setattr(Engine, "prepare", lambda engine, params: params)
+    spread = dataclasses.replace(model, mesh=sharding.make_mesh(shape))
+    rates, rows = Evaluator(spread, TASK, BATCH, SAMPLES, BOUND, slots=5)({})
+    assert seen == [(prompts, prompts, slots)]
+    assert [row["prompt"] for row in rows] == BATCH["prompt"]
+    assert [row["greedy"] for row in rows] == [TASK.tokenizer.decode([first]) for first in PROMPTS[:, 0].tolist()]
+    assert rates["eval/greedy_reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))

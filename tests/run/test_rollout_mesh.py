@@ -1,5 +1,7 @@
 """Runs that sample on a mesh of their own are the runs of one mesh, resume bit for bit, and say what they move."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from jaxrl_llm.records.recorded import recorded_config
 from jaxrl_llm.records.run_log import plain, read_rows, write_json
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.run import assembly
+from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.training.experience import Scorer
 from tests.reference import tiny_run
@@ -99,7 +102,7 @@ def test_a_run_is_that_of_one_mesh_and_resumes_bit_for_bit(folder, tmp_path, mon
     [
         ((1, 1, 1, 2), r"rollout\.mesh_shape=\(1, 1, 1, 2\) takes 2 of the 4 devices .* set one of its sizes to -1"),
         ((2, 1, 1, 4), "needs 8 devices, 4 are visible; lower rollout.mesh_shape"),
-        ((1, 1, 4), "must be four sizes .* set rollout.mesh_shape"),
+        ((1, 1, 4), "must be four whole numbers.* set rollout.mesh_shape"),
         ((-1, 1, 1, 3), "does not divide the 4 visible devices by 3; change rollout.mesh_shape"),
         ((4, 1, 1, 1), r"rollout\.mesh_shape=\(4, 1, 1, 1\) spreads answers over 4 devices.* the 6 of a rollout"),
     ],
@@ -109,6 +112,81 @@ def test_a_mesh_that_does_not_fit_is_one_line(folder, shape, message):
     config = tiny_run.make_config(folder, **changes, **{"rollout.mesh_shape": shape})
     with pytest.raises(ValueError, match=message):
         assembly.build(validate(config))
+
+
+ROWS = {  # of 4 prompts x 4 answers in 2 minibatches, a warm start of 64 answers a step, on so many devices
+    "a micro-batch": (
+        32,
+        {},
+        r"mesh.shape=\(1, -1, 1, 1\) on 32 devices spreads rows over 32 devices, which must divide "
+        "the 8 rows of a micro-batch; change mesh.shape, updates.micro_batch_rows or updates.minibatches",
+    ),
+    "a micro-batch that can be wider": (
+        8,
+        {"updates.micro_batch_rows": 4},
+        "the 4 rows of a micro-batch; set updates.micro_batch_rows=8, or",
+    ),
+    "a rollout": (
+        32,
+        {"mesh.shape": (1, 1, 1, 1, -1)},
+        r"-1\) on 32 devices samples answers on 32 devices, which must divide the 16 of a",
+    ),
+    "a warm start": (
+        8,
+        {"warm_start.batch_size": 20},
+        "spreads 20 rows over 8 devices, .* change warm_start.batch_size",
+    ),
+    "slots": (
+        4,
+        {"rollout.slots": 6},
+        r"decodes on 4 devices, which must divide rollout.slots=6; set rollout.slots=8, or 0",
+    ),
+    "slots on a mesh of their own": (
+        4,
+        {"rollout.slots": 6, "mesh.shape": (1, 1, 1, -1), "rollout.mesh_shape": (-1, 1, 1, 1)},
+        r"rollout.mesh_shape=\(-1, 1, 1, 1\) on 4 devices decodes on 4 devices",
+    ),
+    "pairs": (
+        4,
+        {
+            "objective.name": "dpo",
+            "rollout.group_size": 2,
+            "updates.shuffle": "groups",
+            "rollout.prompts": 6,
+            "mesh.shape": (1, 1, 1, 1, -1),
+            "replay.mode": "off",
+        },
+        "spreads 6 rows over 4 devices, which must divide them; change rollout.prompts",
+    ),
+    "a mesh that takes no such number": (
+        6,
+        {"mesh.shape": (1, -1, 4, 1)},
+        "does not divide the 6 visible devices by 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_a_mesh_is_checked_once_its_devices_are_known(folder, case):
+    """Rows that the devices do not divide are refused, also where -1 stands for their number; without them it fits."""
+    devices, changes, message = ROWS[case]
+    common = {"rollout.prompts": 4, "rollout.group_size": 4, "warm_start.batch_size": 64, "mesh.shape": (1, -1, 1, 1)}
+    settings = validate(tiny_run.make_config(folder, **common | changes))
+    check_rows(settings, math.prod(size for size in settings.mesh.shape if size > 0))
+    with pytest.raises(ValueError, match=message):
+        check_rows(settings, devices)
+
+
+def test_a_run_is_built_only_where_its_rows_are_divided(folder):
+    """A DIR can be opened on any devices, and a compilation for others is refused as a run is."""
+    changes = {"mesh.shape": (1, -1, 1, 1), "rollout.prompts": 3, "rollout.group_size": 2, "updates.minibatches": 1}
+    settings = validate(tiny_run.make_config(folder, **changes))
+    for devices in (None, jax.devices()):
+        with pytest.raises(
+            ValueError, match=r"on 4 devices spreads rows over 4 devices, .* the 6 rows of a micro-batch"
+        ):
+            assembly.build(settings, devices)
+    assert assembly.build(settings, jax.devices(), trains=False).model.mesh.size == 4
 
 
 def test_the_models_of_a_run(folder):

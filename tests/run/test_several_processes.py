@@ -8,10 +8,13 @@ import time
 import numpy as np
 import pytest
 
+from jaxrl_llm.config import loading
+from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.records.run_log import read_rows
 from tests.reference import several, tiny_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
+long = pytest.mark.long
 
 STEPS = 6
 _LOST = 15  # seconds in which a process has noticed that another is gone
@@ -69,6 +72,67 @@ def close(rows, others):
             np.testing.assert_allclose(given, wanted, rtol=2e-3, atol=1e-4, err_msg=f"step {row['step']} {name}")
 
 
+def small(folder, workdir, **changes):
+    """Two steps of four answers each, from fresh parameters of one layer."""
+    changes = {
+        "steps": 2,
+        "mesh.shape": "(1,-1,1,1)",
+        "model.num_hidden_layers": 1,
+        "warm_start.steps": 0,
+        "rollout.prompts": 2,
+        "rollout.group_size": 4,
+        "evaluation.prompts": 2,
+        "evaluation.samples": 1,
+        "log.diagnostics_every": 0,
+        "task.data_dir": folder / "data",
+    } | changes
+    fields = [f"--config.{name}={value}" for name, value in changes.items()]
+    return ["-m", "jaxrl_llm.main", "--config=grpo:smoke", f"--workdir={workdir}", *fields]
+
+
+def test_a_small_pair_trains_as_one(folder, tmp_path):
+    """Two processes with two devices each, and this one with four."""
+    arguments = small(folder, tmp_path / "two")
+    job = several.start(tmp_path / "job", 2, arguments)
+    try:
+        fields, _ = fields_and_rest(arguments)
+        tiny_run.train(tmp_path / "one", loading.load(loading.find("grpo:smoke"), fields))
+        assert job.codes(300) == [0, 0], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    close(tiny_run.metrics(tmp_path / "two"), tiny_run.metrics(tmp_path / "one"))
+    assert tiny_run.samples(tmp_path / "two") == tiny_run.samples(tmp_path / "one")
+
+
+def test_a_pair_that_does_not_run_the_same_is_refused(folder, tmp_path):
+    """Both end, and nothing is written."""
+    commands = [small(folder, tmp_path / "run", **{"optimizer.learning_rate": rate}) for rate in (1e-3, 1e-2)]
+    job = several.start(tmp_path / "job", 2, *commands)
+    try:
+        assert job.codes(120) == [2, 2], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    message = (
+        "the processes do not run the same: config.optimizer.learning_rate is 0.001 in process 0, 0.01 in process 1"
+    )
+    for index in range(2):
+        (said,) = [line for line in job.printed(index).splitlines() if line.startswith("error")]
+        assert said == f"error: {message}; start all of them alike"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pair_with_two_dirs_is_refused(folder, tmp_path):
+    commands = [small(folder, tmp_path / name) for name in ("here", "there")]
+    job = several.start(tmp_path / "job", 2, *commands)
+    try:
+        assert job.codes(120) == [1, 1], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    assert "here is not one folder of all processes" in job.printed(0)
+    assert "there is not one folder of all processes" in job.printed(1)
+
+
+@long
 @pytest.mark.parametrize("count", [2, 4])
 def test_they_train_as_one(whole, count):
     """Same mesh of four devices, warm start included. The samples are those of one process."""
@@ -81,6 +145,7 @@ def test_they_train_as_one(whole, count):
     assert recorded["devices"] == several.DEVICES
 
 
+@long
 def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
     """Two processes: the parameters, and then the rows, go from one to the other and change no answer."""
     changes = {"rollout.mesh_shape": "(1,1,1,-1)", "warm_start.cache_dir": folder / "cache2"}
@@ -97,6 +162,7 @@ def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
     assert tiny_run.samples(tmp_path / "run") == tiny_run.samples(expected)
 
 
+@long
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_path, count):
     """The state after step 4, to the end of the run."""
@@ -113,6 +179,7 @@ def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_pat
     close(tiny_run.metrics(tmp_path / "run"), tiny_run.metrics(whole(2)))
 
 
+@long
 @pytest.mark.parametrize(("name", "victim"), [("KILL", 1), ("STOP", 1), ("KILL", 0), ("STOP", 0)])
 def test_one_is_lost_and_the_others_end(whole, folder, tmp_path, name, victim):
     """Within seconds, with a message; the same commands then end as the run that nothing disturbed, bit for bit."""
@@ -138,6 +205,7 @@ def test_one_is_lost_and_the_others_end(whole, folder, tmp_path, name, victim):
     assert tiny_run.samples(workdir) == tiny_run.samples(expected)
 
 
+@long
 def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
     expected, workdir = whole(2), tmp_path / "run"
     job = several.start(tmp_path / "job", 2, command(folder, workdir, 2))

@@ -1,0 +1,146 @@
+"""The launch lines of the documents, read from them: each compiles for 8, 32, 64 and 256 devices or is refused."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.config import loading
+from jaxrl_llm.run.agreement import check_rows
+from jaxrl_llm.run.settings import validate
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DEVICES = (8, 32, 64, 256)
+# The same rows and meshes, and of the sizes what is quick to compile.
+SMALL = {
+    "model.num_hidden_layers": 1,
+    "model.hidden_size": 64,
+    "model.head_dim": 8,
+    "model.intermediate_size": 64,
+    "model.moe_intermediate_size": 16,
+    "model.vocab_size": 512,
+    "task.options.prompt_length": 8,
+    "task.options.answer_length": 4,
+}
+
+
+def documented():
+    """{line: (config, fields, the devices that the text around it states or 0)} of every page."""
+    found = {}
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL):
+            for number, command in enumerate(block.split("jaxrl_llm.main")[1:]):
+                fields = settings_of(command)
+                if "mesh.shape" in fields:
+                    (config,) = re.findall(r"--config[ =]([\w:./]+)", command)
+                    found[f"{page.stem} {config} {' '.join(fields)} {len(found)}.{number}"] = (
+                        config,
+                        fields,
+                        stated(block),
+                    )
+            for line in block.splitlines():
+                if line.startswith("--config.mesh.shape"):  # to be added to a command
+                    found[f"{page.stem} {line}"] = "qwen3_0_6b_gsm8k_grpo", settings_of(line), 0
+    found["the config of 30B as it is"] = "qwen3_30b_a3b_gsm8k_gspo", {}, 32
+    return found
+
+
+def settings_of(command):
+    pairs = re.findall(r"--config\.([\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\"]+)", command)
+    return {name: value.strip("'\"") for name, value in pairs}
+
+
+def stated(block):
+    """How many devices the launcher in the block starts; 0: it does not say."""
+    for pattern in (
+        r"--nodes=(\d+) --ntasks-per-node=(\d+)",
+        r"mpirun -n (\d+)",
+        r"(?s)parallelism: (\d+).*nvidia.com/gpu: (\d+)",
+        r"--processes=(\d+)",
+    ):
+        if counts := re.findall(pattern, block):
+            return math.prod(map(int, counts[0] if isinstance(counts[0], tuple) else counts))
+    return 0
+
+
+LINES = documented()
+
+
+def settings(config, fields):
+    return validate(loading.load(loading.find(config), list(fields.items())))
+
+
+def refusal(line, devices):
+    """What a run of the line says on so many devices, "" if it takes them."""
+    config, fields, _ = LINES[line]
+    try:
+        check_rows(settings(config, fields), devices)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_every_launcher_is_read():
+    """Five launchers, two lines that are added to one, and a mesh in a config."""
+    assert len(LINES) >= 8
+    assert sorted(counts for _, _, counts in LINES.values() if counts) == [2, 16, 16, 32, 32]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_documented_line_runs_on_the_devices_that_it_states(line):
+    """On others it may be refused, in a line that names a field to set."""
+    *_, count = LINES[line]
+    assert not refusal(line, count or 8)
+    for said in filter(None, (refusal(line, devices) for devices in DEVICES)):
+        assert re.search(r"mesh.shape=\(.*; (set|change|lower) (mesh|rollout|updates)\.\w+|needs 32 devices", said)
+        assert "\n" not in said
+
+
+def test_more_devices_take_more_rows():
+    """What the refusals of the 0.6B model's line lead to."""
+    fields = {"mesh.shape": "(1,-1,1,1)", "rollout.slots": "256"}
+    for devices, prompts, rows in ((64, 64, 64), (128, 64, 128), (256, 128, 256)):
+        changed = fields | {"rollout.prompts": str(prompts), "updates.micro_batch_rows": str(rows)}
+        check_rows(settings("qwen3_0_6b_gsm8k_grpo", changed), devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [range(9), pytest.param(range(9, 257), marks=pytest.mark.long)], ids=["8", "256"])
+def test_the_documented_lines_compile(counts):
+    """Rollout and update of every line, for the numbers of devices that it is not refused on."""
+    cases = []
+    for line, (config, fields, count) in LINES.items():
+        for devices in sorted(({*DEVICES, count} - {0}).intersection(counts)):
+            case = [config, fields | ({} if config.endswith(":smoke") else SMALL), devices]
+            if not refusal(line, devices) and case not in cases and (fields or devices == count):
+                cases.append(case)
+    program = "from tests.run.test_launch_lines import compiled; compiled()"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={max(DEVICES)}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(cases),
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == len(cases) >= 5
+
+
+def compiled():
+    """In a process with 256 devices: the cases of standard input."""
+    import jax
+
+    from jaxrl_llm.plan.programs import compile_run
+
+    for config, fields, devices in json.load(sys.stdin):
+        programs = compile_run(settings(config, fields), jax.devices()[:devices], ("rollout", "update"))
+        print(config, devices, [program.name for program in programs], flush=True)
