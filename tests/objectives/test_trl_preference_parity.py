@@ -18,6 +18,7 @@ from jaxrl_llm.ground.metrics import finalize
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture(scope="module")
 def torch():
     return pytest.importorskip("torch", reason="parity with TRL needs the bench extra: pip install jaxrl_llm[bench]")

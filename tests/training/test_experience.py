@@ -113,15 +113,17 @@ def test_one_update_a_rollout_scores_nothing():
 
 
 def test_one_update_a_rollout_compares_itself_with_the_sampler():
-    """Its forward gives the numbers that a scoring pass before it would have given."""
-    learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0), packed=True)
+    """Its forward gives the numbers that a scoring pass before it would have given. The reference is another policy."""
+    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
     other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     policy = Policy(tiny.draw_params(MODEL, seed=1))
     other = learner.score(policy, tiny.draw_trajectory().tokens, [PADDED], other)
     trajectory = tiny.draw_trajectory(other.recorded)
-    scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
-    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])
+    scored = Scorer(learner, OFF, tiny.GROUP)(state(), policy, trajectory, [PADDED])
+    np.testing.assert_array_equal(scored.batch.ref_logprobs, other.logprobs)
+    assert np.abs(np.asarray(scored.batch.old_logprobs - other.logprobs)[MASK]).max() > 0.1
+    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), policy, trajectory, [PADDED])
     found, wanted = M.finalize(learner.update(state(), alone.batch, PADDED)[1]), M.finalize(scored.metrics)
     names = [f"check/old_sampler_{part}" for part in ("mean", "share")]
     for name in (*names, "routing/flips_sampler_old", "routing/flips_sampler_old_by_layer"):
