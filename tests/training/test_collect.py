@@ -48,7 +48,7 @@ PLAIN = weighting()
 
 
 class Prompts:
-    """Batches of three prompts; prompt number n of the stream reads "n="."""
+    """Batches of three prompts; prompt number n of the stream reads "n=". Its uid in the data is another number."""
 
     def __init__(self):
         self.batches = 0
@@ -63,7 +63,13 @@ class Prompts:
         tokens = np.array([TASK.tokenizer.encode(t) for t in text], np.int32)
         lengths = np.full(PROMPTS, 2, np.int32)
         return tasks.PromptBatch(
-            uid=draw, draw=draw, tokens=tokens, lengths=lengths, prompt=text, answer=["1"] * PROMPTS, row=[{}] * PROMPTS
+            uid=draw[::-1],
+            draw=draw,
+            tokens=tokens,
+            lengths=lengths,
+            prompt=text,
+            answer=["1"] * PROMPTS,
+            row=[{}] * PROMPTS,
         )
 
     def get_state(self):
