@@ -51,7 +51,8 @@ def logistic_loss(
 def square_loss(difference: PerPair, beta: float) -> PerPair:
     """(D - 1 / (2 beta))^2: the difference D of scores, [p], has a target beyond which it does not grow.
 
-    Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta.
+    Source: IPO, arXiv 2310.12036 eq. 17, whose tau is beta and whose D is of sums over the answers. The recipe `ipo`
+    has TRL's means over them; aggregation="sequence_mean_token_sum" gives the equation.
     """
     return (difference - 1 / (2 * beta)) ** 2
 

@@ -69,8 +69,8 @@ def check_updates(
     truncated: bool,
     answers: int,
 ) -> None:
-    """Finite losses and gradients; no missing record under replay; current/old = 1 at the first update; old/sampler = 1
-    where both are float32.
+    """Finite losses and gradients; whole pairs; no missing record under replay; current/old = 1 at the first update;
+    old/sampler = 1 where both are float32.
 
     The maximum is not checked, because one flipped near-tie may exceed any bound. A flip moves every later token of its
     answer, so the share of tokens may reach that of one answer out of `answers`.
@@ -84,6 +84,11 @@ def check_updates(
                 f"step {step}, update {number} of {len(updates)}: the loss or gradient is not finite (loss "
                 f"{update['loss/total']}, gradient norm {update['grad/norm']}); lower optimizer.learning_rate or set "
                 "optimizer.clip_norm"
+            )
+        if update.get("pairs/incomplete", 0) > 0:
+            raise ValueError(
+                f"step {step}, update {number} of {len(updates)}: {update['pairs/incomplete']:.1%} of pairs lack one "
+                "of their answers in their micro-batch and teach nothing; a layout must keep both answers together"
             )
     lost = scored.get("check/unrecorded", 0)
     if lost > 0:

@@ -1,6 +1,8 @@
-"""Random tiny checkpoints of every family, written by transformers: logits, router, greedy answers, and back again."""
+"""Tiny checkpoints of every family: the logits that transformers gave once, and where it is installed, router, greedy
+answers, and back again."""
 
 import json
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -12,57 +14,33 @@ from jaxrl_llm.models import ModelConfig, load_pretrained, read_published, save_
 from jaxrl_llm.models.checkpoints.pretrained_config import family_of, from_published, to_published
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
+from tests.reference.families import FAMILIES, GOLDEN, TOKENS, config_of, logits_of, model_of, write_folder
 
-torch = pytest.importorskip("torch", reason="parity needs torch: pip install 'jaxrl_llm[bench]'")
-transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install 'jaxrl_llm[bench]'")
+GOLDENS = json.loads(GOLDEN.read_text())
 
-SIZES = dict(
-    vocab_size=24,
-    hidden_size=32,
-    intermediate_size=20,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=48,
-    bos_token_id=None,
-    eos_token_id=[21, 22],
-    pad_token_id=23,
-    initializer_range=0.3,
-)
-PLAIN, THETA = {"rope_type": "default", "rope_theta": 100.0}, 100.0
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=100.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=64,  # the frequencies 1, 1/10 and two lower: kept, mixed, divided
-)
-MOE = dict(num_experts=4, num_experts_per_tok=2)
-MIXED = dict(**MOE, head_dim=8, moe_intermediate_size=12, num_hidden_layers=3, mlp_only_layers=[1], norm_topk_prob=True)
-FAMILIES = {
-    "qwen3": ("Qwen3", dict(head_dim=12, num_key_value_heads=1)),
-    "qwen3_moe": ("Qwen3Moe", MIXED),
-    "llama": ("Llama", dict(head_dim=12)),
-    "llama-tied": ("Llama", dict(tie_word_embeddings=True)),
-    "llama3": ("Llama", dict(rope_parameters=LLAMA3)),
-    "qwen2": ("Qwen2", dict()),
-    "qwen2-tied": ("Qwen2", dict(tie_word_embeddings=True)),
-    "olmoe": ("Olmoe", dict(MOE)),
-    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
-}
+needs_transformers = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torch") is None, reason="parity needs torch: pip install 'jaxrl_llm[bench]'"),
+]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "qwen2-tied")) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", GOLDENS)
+def test_golden_logits(tmp_path, forward, family):
+    """A published checkpoint gives the logits that transformers computed of it."""
+    golden = GOLDENS[family]
+    model, params = load_pretrained(write_folder(tmp_path, golden["config"], golden["shapes"]))
+    with jax.default_matmul_precision("highest"):
+        logits, _ = forward(model, params, jnp.asarray(TOKENS[:1]))
+    np.testing.assert_allclose(logits[0], golden["logits"], atol=5e-5)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=needs_transformers) for name in FAMILIES])
 def checkpoint(request, tmp_path_factory):
     """(their model, the folder that they wrote)."""
-    name, changes = FAMILIES[request.param]
+    import torch
+
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, "rope_parameters": PLAIN, **changes})
-    config.get_text_config()._attn_implementation = "eager"
-    theirs = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    theirs = model_of(config_of(request.param))
     with torch.no_grad():
         for parameter_name, parameter in theirs.named_parameters():
             if "norm" in parameter_name or "bias" in parameter_name:  # ones and zeros would be no test of them
@@ -77,19 +55,13 @@ def loaded(checkpoint):
     return load_pretrained(checkpoint[1])
 
 
-TOKENS = np.random.default_rng(4).integers(0, 20, (3, 9))
-
-
-def their_logits(model):
-    with torch.no_grad():
-        return model(torch.from_numpy(TOKENS)).logits.numpy()
-
-
 def test_logits_and_router(checkpoint, loaded, forward):
+    import torch
+
     theirs, (model, params) = checkpoint[0], loaded
     with jax.default_matmul_precision("highest"):
         logits, routing = forward(model, params, jnp.asarray(TOKENS))
-    np.testing.assert_allclose(logits, their_logits(theirs), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(logits, logits_of(theirs), rtol=2e-5, atol=2e-5)
     assert np.std(logits) > 0.1
     if model.config.num_moe_layers:
         with torch.no_grad():
@@ -103,6 +75,8 @@ def test_logits_and_router(checkpoint, loaded, forward):
 
 def test_greedy_answers(checkpoint, loaded):
     """Through prefill and cache. Two ends of an answer are known to transformers; ours runs on past them."""
+    import torch
+
     theirs, (model, params) = checkpoint[0], loaded
     with torch.no_grad():
         full = theirs.generate(
@@ -115,6 +89,8 @@ def test_greedy_answers(checkpoint, loaded):
 
 
 def test_export_is_what_was_imported(checkpoint, loaded, tmp_path):
+    import transformers
+
     theirs, folder = checkpoint
     model, params = loaded
     save_pretrained(params, model.config, tmp_path / "ours", published=read_published(folder))
@@ -124,7 +100,7 @@ def test_export_is_what_was_imported(checkpoint, loaded, tmp_path):
         np.testing.assert_array_equal(tensor, before[name])
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
     assert type(again) is type(theirs)
-    np.testing.assert_array_equal(their_logits(again), their_logits(theirs))
+    np.testing.assert_array_equal(logits_of(again), logits_of(theirs))
     assert again.config.max_position_embeddings == 48
     assert again.config.eos_token_id == again.generation_config.eos_token_id == [21, 22]
     assert again.config.rope_parameters == theirs.config.rope_parameters
@@ -133,15 +109,17 @@ def test_export_is_what_was_imported(checkpoint, loaded, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, reread, params)
 
 
-def test_families_are_told_apart():
-    """Each config.json gives a ModelConfig of the same family; what no family computes is refused."""
-    for name, (theirs, changes) in FAMILIES.items():
-        make = getattr(transformers, f"{theirs}Config")
-        published = make(**{**SIZES, "rope_parameters": PLAIN, **changes}).to_dict()
-        config = from_published(published, "float32")
-        assert family_of(config) == published["model_type"], name
-        assert from_published(to_published(config)) == config
-        assert json.dumps(to_published(config))
+@pytest.mark.parametrize("family", GOLDENS)
+def test_families_are_told_apart(family):
+    """Each config.json gives a ModelConfig of the same family."""
+    published = GOLDENS[family]["config"]
+    config = from_published(published)
+    assert family_of(config) == published["model_type"]
+    assert from_published(to_published(config)) == config
+    assert json.dumps(to_published(config))
+
+
+def test_what_no_family_computes_is_refused():
     sizes = dict(vocab_size=8, hidden_size=32, num_attention_heads=4, head_dim=8)
     for changes in (
         dict(qk_norm="full"),

@@ -342,6 +342,7 @@ def test_saving_refuses_to_mix_and_to_misname(tiny, params_of, saved, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @EVERY
 def test_equals_transformers(saved, forward, tmp_path, changes, dtype):

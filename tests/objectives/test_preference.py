@@ -88,6 +88,12 @@ def test_golden_value(name, expected):
     np.testing.assert_allclose(evaluated(objectives.make(name), GOLDEN)[0], expected, rtol=1e-7)
 
 
+def test_equation_17_of_ipo_is_of_sums():
+    """log(pi/pi_ref) of the answers 1 and -0.5, 0 and 0.5: ((1.5 - 5)^2 + (-0.5 - 5)^2) / 2 with tau 0.1."""
+    objective = objectives.make("ipo", aggregation="sequence_mean_token_sum")
+    np.testing.assert_allclose(evaluated(objective, GOLDEN)[0], 21.25, rtol=1e-7)
+
+
 def test_metrics_of_the_golden_batch():
     batch = {**GOLDEN, "entropy": np.full((4, 3), 0.5)}
     got = finalize(metrics_of(objectives.make("dpo"), batch))

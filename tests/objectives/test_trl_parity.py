@@ -133,6 +133,7 @@ def our_loss(recipe, arrays):
     return float(value), np.asarray(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_same_value_and_gradient(case, torch_and_trainer):
     settings, recipe = CASES[case]
@@ -143,6 +144,7 @@ def test_same_value_and_gradient(case, torch_and_trainer):
     assert np.abs(theirs[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_policy_term_of_ppo(torch_and_trainer):
     """TRL 1.16 has no PPO; its clip over the tokens of a batch with an advantage for every token is PPO's policy term.
 
@@ -163,6 +165,7 @@ def test_advantages_with_their_constant():
     np.testing.assert_allclose(got, np.asarray([0.75, -0.25, -0.25, -0.25]) / 0.5001, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_empty_row_counts_there_and_not_here(torch_and_trainer):
     """A difference of convention: TRL divides by all four rows, we by the three that have tokens."""
     arrays = random_arrays(empty_row=True)

@@ -16,6 +16,8 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground.metrics import finalize
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def torch():

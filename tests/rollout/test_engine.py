@@ -140,6 +140,12 @@ def test_an_answer_ends_with_its_eos(free, ended, eos):
     assert {(True, False), (False, True), (False, False)} <= seen
 
 
+def test_an_answer_whose_eos_is_its_last_token_allowed_is_whole(engine, eos, ended, sample):
+    found = sample(dataclasses.replace(engine, end_ids=(eos,)), limits=ended.loss_mask.sum(1).astype(np.int32))
+    assert_same(found, ended)
+    assert 0 < found.truncated.sum() < ROWS
+
+
 @pytest.mark.parametrize("slots", [0, 5])
 def test_an_answer_ends_with_the_first_of_several_ends(engine, free, eos, sample, slots):
     """By hand from the answers that never end; only those without any of the ends are truncated."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollout.sampling import Sampling, answer_keys
+from jaxrl_llm.rollout.sampling import Sampling, answer_keys, exponential
 from jaxrl_llm.rollout.sampling import draw as sample
 from tests.reference.truncated_sampling import truncated
 
@@ -37,6 +37,37 @@ def test_draws_follow_the_cut_distribution(temperature, top_k, top_p):
     assert (share[expected == 0] == 0).all()
     # Five standard deviations of a share of n draws.
     assert (np.abs(share - expected) <= 5 * np.sqrt(expected * (1 - expected) / n) + 1e-9).all()
+
+
+@pytest.fixture(scope="module")
+def smallest():
+    """The numbers of the race of the 2^18 words that win it for a rare token."""
+    return np.asarray(jax.jit(exponential)(~jnp.arange(2**18, dtype=jnp.uint32)), np.float64)
+
+
+@pytest.mark.parametrize("p", [1e-6, 1e-7, 1e-8, 1e-9])
+def test_rare_tokens_are_drawn_at_their_share(p, smallest):
+    """Over all words, not by chance: a number e wins against the smallest of the rest over its weight, which is
+    exponential with rate 1 - p, with probability exp(-(1 - p) e / p). The words left out have less than 1e-20."""
+    assert np.sum(np.exp(-(1 - p) * smallest / p)) / 2**32 == pytest.approx(p, rel=3e-3 if p < 5e-9 else 5e-5)
+
+
+def test_the_numbers_of_the_race_are_exponential(smallest):
+    """The quantile of every word, at all scales and where the two forms meet: never 0, never infinite."""
+    count = np.unique(np.geomspace(1, 2**32, 4000).astype(np.int64) - 1)
+    found = np.asarray(jax.jit(exponential)(~jnp.asarray(count.astype(np.uint32))), np.float64)
+    np.testing.assert_allclose(found[:-1], -np.log1p(-(count[:-1] + 0.5) / 2**32), rtol=4e-6, atol=0)
+    assert 16 < found[-1] < 17
+    assert 1e-10 < found[0] == smallest[0]
+
+
+@pytest.mark.parametrize(("steps", "wins"), [(10, True), (40, True), (49, False), (400, False)])
+def test_a_draw_races_with_all_bits_of_its_words(steps, wins, monkeypatch):
+    """A token of 2^-26 against one whose number is log 2: it wins below 2^-26 log 2, which is 44.4 steps of 2^-32."""
+    words = jnp.array([2**31, 2**32 - 1 - steps], jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: words)
+    logits, keys = jnp.array([[0.0, -26 * np.log(2)]]), answer_keys(jax.random.key(0), jnp.arange(1), 1)
+    assert sample(logits, keys, jnp.zeros(1, jnp.int32), Sampling())[0][0] == wins
 
 
 def test_greedy_is_the_mode_with_log_prob_zero():

@@ -17,6 +17,7 @@ from jaxrl_llm.run import assembly, run_dir
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.tasks import CharTokenizer
+from jaxrl_llm.training import experience
 from jaxrl_llm.training.state import parameter_axes
 from tests.reference import tiny_reward_model, tiny_run
 from tests.reference import tiny_training as tiny
@@ -149,10 +150,23 @@ def test_a_run_is_identified_by_what_the_reward_model_is(folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def straight(folder, tmp_path_factory):
+def coefficients():
+    """Of the KL inside the reward, those that the advantages of `straight` were made with."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def straight(folder, tmp_path_factory, coefficients):
     """(config, DIR, last evaluation, what was said) of PPO with a reward model, steered KL and critic warm-up."""
-    workdir, config = tmp_path_factory.mktemp("straight"), rlhf(folder)
-    return config, workdir, *tiny_run.train(workdir, config)
+    workdir, config, advantages = tmp_path_factory.mktemp("straight"), rlhf(folder), experience._advantages
+
+    def watched(*arguments):
+        coefficients.append(arguments[-1])
+        return advantages(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experience, "_advantages", watched)
+        return config, workdir, *tiny_run.train(workdir, config)
 
 
 def test_what_a_run_logs(straight):
@@ -176,10 +190,11 @@ def test_what_a_run_logs(straight):
         assert "reward/verifier_weighted" not in row
 
 
-def test_the_coefficient_follows_the_controller(straight):
+def test_the_coefficient_follows_the_controller(straight, coefficients):
     """Step by step from the logged KL, which is 0 as long as the policy is its start: 1 % of 20 % less a step."""
     rows, controller = tiny_run.metrics(straight[1])[1:], KlController(0.1, target=0.5)
     assert [row["kl/reward_coef"] for row in rows[:3]] == pytest.approx([0.1, 0.098, 0.09604])
+    assert [row["kl/reward_coef"] for row in rows] == pytest.approx([float(x) for x in coefficients])
     for row, after in itertools.pairwise(rows):
         assert after["kl/reward_coef"] == controller.next(row["kl/reward_coef"], row["kl/ref_answer"])
     assert rows[0]["kl/ref_answer"] == rows[1]["kl/ref_answer"] == 0  # the critic warms up

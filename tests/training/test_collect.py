@@ -1,22 +1,30 @@
 """Rewards, length shaping and dynamic sampling, on answers written by hand instead of sampled."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs import base
-from jaxrl_llm import tasks
+from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import verify
+from jaxrl_llm.training import collect
 from jaxrl_llm.training.collect import DynamicSampling, begin
-from jaxrl_llm.training.reward_sources import RewardConfig
+from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.replay import ReplayConfig
+from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
+from jaxrl_llm.training.rollouts import Rollouts
+from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 from tests.tasks import verifiers_for_tests
 
@@ -40,7 +48,7 @@ PLAIN = weighting()
 
 
 class Prompts:
-    """Batches of three prompts; prompt number n of the stream reads "n="."""
+    """Batches of three prompts; prompt number n of the stream reads "n=". Its uid in the data is another number."""
 
     def __init__(self):
         self.batches = 0
@@ -55,7 +63,13 @@ class Prompts:
         tokens = np.array([TASK.tokenizer.encode(t) for t in text], np.int32)
         lengths = np.full(PROMPTS, 2, np.int32)
         return tasks.PromptBatch(
-            uid=draw, draw=draw, tokens=tokens, lengths=lengths, prompt=text, answer=["1"] * PROMPTS, row=[{}] * PROMPTS
+            uid=draw[::-1],
+            draw=draw,
+            tokens=tokens,
+            lengths=lengths,
+            prompt=text,
+            answer=["1"] * PROMPTS,
+            row=[{}] * PROMPTS,
         )
 
     def get_state(self):
@@ -144,6 +158,37 @@ def test_mixed_groups_are_kept_in_draw_order():
     assert found.metrics["reward/mean"] == pytest.approx((3 * 2 + 5) / 18)
     assert found.metrics["reward/zero_advantage_groups"] == pytest.approx(4 / 9)
     assert found.tokens == 17 * 2 + 4
+
+
+def test_every_step_samples_with_its_own_key(monkeypatch):
+    """fold_in(run key, step), whatever the stream."""
+    keys = []
+
+    def ask(engine, params, stream, task, key, *others):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return begin(engine, params, stream, task, key, *others)
+
+    monkeypatch.setattr(collect, "begin", ask)
+    engine = Script(tiny.make_model(), Sampling(), GROUP, BOUND, 1, answers=(MIXED,) * 12)
+    learner = Learner(engine.model, objectives.make("grpo"), optax.sgd(1.0))
+    scorer, state = Scorer(learner, ReplayConfig(), GROUP), make_state(engine.model, {}, learner.optimizer)
+    for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1)):
+        source = Rollouts(engine, scorer, TASK, None, seed, PROMPTS, tiny.UPDATES, OFF, PLAIN)
+        source.sample(RolloutStream(Prompts()), step, state).finish()
+    assert len(set(keys)) == 3
+    assert keys[3] == keys[0]
+
+
+def test_a_stream_goes_on_with_what_its_rewards_carry():
+    """The place in the data, the steered coefficient and the centre: all three are in the checkpoint alone."""
+    before, after = RolloutStream(Prompts(), kl_coef=0.1), RolloutStream(Prompts(), kl_coef=0.1)
+    next(before)
+    before.kl_coef = 0.05
+    before.centred(jnp.array([1.0, 2.0]))
+    after.set_state(json.loads(json.dumps(before.get_state())))
+    np.testing.assert_array_equal(next(after)["draw"], np.arange(PROMPTS, 2 * PROMPTS))
+    assert after.kl_coef == 0.05
+    np.testing.assert_array_equal(after.centred(jnp.array([4.0, 6.0])), [2.5, 4.5])
 
 
 def test_the_bound_leaves_groups_without_a_loss():

@@ -76,6 +76,18 @@ def test_only_answers_that_were_cut_off_are_bootstrapped():
     np.testing.assert_array_equal(_advantages(objective, tiny.GROUP, none_cut, score(3.0), None)[2], returns)
 
 
+def test_a_steered_coefficient_takes_the_place_of_the_objectives_own():
+    """gamma = lambda = 1: the return of the first token has all of the answer's KL, times the coefficient."""
+    t, batch = tiny.draw_trajectory(), tiny.draw_batch()
+    objective = objectives.make("ppo", reward_kl_coef=0.3, kl_target=1.0)
+    old = Scored(logprobs=batch.old_logprobs, state_values=jnp.zeros(MASK.shape))
+    returns = _advantages(objective, tiny.GROUP, t, old, batch.ref_logprobs, jnp.float32(0.05))[2]
+    kl = np.sum(np.asarray(batch.old_logprobs - batch.ref_logprobs), axis=1, where=MASK)
+    expected = np.asarray(t.rewards) - 0.05 * kl
+    found = np.asarray(returns)[:, tiny.PROMPT]
+    np.testing.assert_allclose(found[tiny.ANSWERS > 0], expected[tiny.ANSWERS > 0], rtol=1e-4, atol=1e-5)
+
+
 def test_group_advantages_stand_on_answer_tokens_alone():
     t = tiny.draw_trajectory()
     advantages, values, returns = _advantages(objectives.make("grpo"), tiny.GROUP, t, Scored(), None)
@@ -113,15 +125,17 @@ def test_one_update_a_rollout_scores_nothing():
 
 
 def test_one_update_a_rollout_compares_itself_with_the_sampler():
-    """Its forward gives the numbers that a scoring pass before it would have given."""
-    learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0), packed=True)
+    """Its forward gives the numbers that a scoring pass before it would have given. The reference is another policy."""
+    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
     other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     policy = Policy(tiny.draw_params(MODEL, seed=1))
     other = learner.score(policy, tiny.draw_trajectory().tokens, [PADDED], other)
     trajectory = tiny.draw_trajectory(other.recorded)
-    scored = Scorer(learner, OFF, tiny.GROUP)(state(), None, trajectory, [PADDED])
-    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), None, trajectory, [])
+    scored = Scorer(learner, OFF, tiny.GROUP)(state(), policy, trajectory, [PADDED])
+    np.testing.assert_array_equal(scored.batch.ref_logprobs, other.logprobs)
+    assert np.abs(np.asarray(scored.batch.old_logprobs - other.logprobs)[MASK]).max() > 0.1
+    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), policy, trajectory, [PADDED])
     found, wanted = M.finalize(learner.update(state(), alone.batch, PADDED)[1]), M.finalize(scored.metrics)
     names = [f"check/old_sampler_{part}" for part in ("mean", "share")]
     for name in (*names, "routing/flips_sampler_old", "routing/flips_sampler_old_by_layer"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground.masking import bucket
-from jaxrl_llm.training.layout import lay_out, minibatches, sequence_ids
+from jaxrl_llm.training.layout import epochs_of, lay_out, minibatches, sequence_ids
 from jaxrl_llm.training.micro_batches import padded, take
 from tests.reference import tiny_training as tiny
 
@@ -112,6 +112,20 @@ def test_minibatches_are_a_keyed_permutation(shuffle):
     assert (np.concatenate(first) != np.concatenate(draw(1))).any()
     groups_whole = all(len(set(rows.reshape(-1, 4)[i] // 4)) == 1 for rows in first for i in range(2))
     assert groups_whole == (shuffle == "groups")
+
+
+def test_every_epoch_of_every_step_has_its_own_permutation():
+    """Keyed by seed, step and epoch: whoever draws it again gets the same."""
+    mask = np.ones((8, TIME), bool)
+
+    def orders(seed, step):
+        cut = epochs_of(mask, mask, 4, TIME, config(minibatches=2, epochs=2), seed=seed, step=step)
+        return [tuple(row for layout in epoch for row in layout.index[:, :, 0].ravel() // TIME) for epoch in cut]
+
+    drawn = [*orders(0, 1), *orders(0, 2), *orders(1, 1)]
+    assert all(sorted(order) == list(range(8)) for order in drawn)
+    assert len(set(drawn)) == 6
+    assert orders(0, 1) == drawn[:2]
 
 
 def test_sequence_ids_are_rows_of_the_rollout():

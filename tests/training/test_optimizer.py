@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from jaxrl_llm.training.optimizer import decayed, make_optimizer, make_schedule, rate_doubts
+from jaxrl_llm.training.state import Trained
 from tests.reference import tiny_training as tiny
 
 TWOS = np.full((2, 2), 2, np.float32)
@@ -97,6 +98,15 @@ def test_the_router_has_a_rate_of_its_own(factor):
         assert not slowed[1][name].any()
     for other in plain[0].keys() - {name}:
         np.testing.assert_array_equal(slowed[1][other], plain[1][other])
+
+
+def test_a_critic_has_its_own_rate_and_no_factor_for_its_router():
+    optimizer = make_optimizer(config(router_factor=0.0), 10, critic_learning_rate=0.04)
+    given = Trained(PARAMS, PARAMS)
+    found, _ = jax.jit(optimizer.update)(given, optimizer.init(given), given)
+    for part, router, head in ((found.policy, 0.0, -0.01), (found.critic, -0.04, -0.04)):
+        np.testing.assert_allclose(part["moe"]["mlp"]["router"], router, rtol=2e-3)
+        np.testing.assert_allclose(part["ends"]["head"], head, rtol=2e-3)
 
 
 def test_the_global_norm_is_clipped():

@@ -1,6 +1,7 @@
 """One update on pairs: micro-batches, packing, a shared prompt and devices change nothing of its gradient."""
 
 import functools
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
+from jaxrl_llm.training.pairs import PairData, Pairs
+from jaxrl_llm.training.pending import check_updates
 from jaxrl_llm.training.state import TrainBatch, make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -95,6 +98,22 @@ def test_devices_change_nothing(name, mesh):
 def test_a_shared_prompt_changes_nothing(name):
     """Both answers in one row behind their prompt."""
     assert_same(update(name, "shared", 4), update(name, *CUTS["whole"]))
+
+
+def test_a_run_lays_pairs_out_whole():
+    """Packed, both rows of a pair in one micro-batch; where they are not, the run stops."""
+    updates = UpdateConfig(minibatches=1, micro_batch_rows=4, layout="packed", shuffle="groups")
+    learner = Learner(tiny.make_model(num_experts=0), objectives.make("simpo"), DESCENT, packed=True)
+    data = Mock(spec=PairData, answer_length=8, have_margins=False)
+    stream = iter([arrays() | {"uid": np.arange(PAIRS)}])
+    drawn = Pairs(learner, data, 0, PAIRS, updates).next(stream, 1, make_state(learner.model, {}, DESCENT))
+    ((layout,),) = drawn.epochs
+    members = [set(part[part >= 0] // TIME) for part in layout.index]
+    assert sum(map(len, members)) == 2 * PAIRS
+    assert all({row ^ 1 for row in rows} == rows for rows in members)
+    bounds = dict(dtype="float32", sampler_dtype="float32", truncated=False, answers=2 * PAIRS)
+    with pytest.raises(ValueError, match=r"step 3, update 2 of 2: 25\.0% of pairs lack one of their answers"):
+        check_updates(3, {}, [{"pairs/incomplete": 0.0}, {"pairs/incomplete": 0.25}], **bounds)
 
 
 def test_only_centring_moves_the_bias():
