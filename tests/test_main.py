@@ -27,6 +27,7 @@ class Built:
 
     settings: Settings
     made_from: dict = dataclasses.field(default_factory=dict)
+    warnings: dict = dataclasses.field(default_factory=dict)
 
     def memory(self):
         return Memory({"parameters": 1}, {"cache": 1}, {"gradients": 1}, available=None)

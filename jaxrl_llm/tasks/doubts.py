@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.verifiers import own_answer, submit
 
 _READ = 50_000  # rows of a split of a data set, from its start
 _DRAWN = 256  # examples of a task that draws them
-_ISOLATED = 64  # right answers about which a verifier in worker processes is asked, evenly over the split
+_ISOLATED = 64  # right answers of a split about which a verifier in worker processes is asked
 _RENDERED = 8  # prompts
 _NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
 
@@ -30,9 +30,8 @@ def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str
         ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
     """
     train, test = _examples(task)
-    every = max(1, len(train) // _ISOLATED) if task.isolated and own_answer(task.verify, "") is not None else 1
-    asked = train[::every]
-    found, hopeless = _of_answers(task, [*asked, *test[::every]], answer_length)
+    asked = _asked(task, train)
+    found, hopeless = _of_answers(task, [*asked, *_asked(task, test)], answer_length)
     if rewarded and hopeless.issuperset(range(len(asked))):
         raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
     return _of_prompts(task, train) | found | _of_splits(task, train, test)
@@ -50,8 +49,14 @@ def _examples(task: Task) -> tuple[Drawn, Drawn]:
     return [parts(draw) for draw in first["train"]], [parts(draw) for draw in first["test"]]
 
 
+def _asked(task: Task, examples: Drawn) -> Drawn:
+    """The examples whose right answers are looked at, evenly over the split."""
+    in_workers = task.isolated and own_answer(task.verify, "") is not None
+    return examples[:: -(-len(examples) // _ISOLATED) or 1] if in_workers else examples
+
+
 def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
-    if not task.prompting.chat:  # otherwise `Prompting` itself has seen to it
+    if not task.prompting.chat:  # then `Prompting` itself has seen to it
         return {}
     prompts = list(dict.fromkeys(prompt for prompt, *_ in examples))[:_RENDERED]
     texts = {prompt: task.prompting.text(task.tokenizer, prompt) for prompt in prompts}

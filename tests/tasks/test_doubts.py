@@ -113,5 +113,6 @@ def test_a_template_that_drops_the_prompt_is_refused_and_one_that_changes_it_is_
 @pytest.mark.slow  # starts worker processes
 def test_mathematics_is_asked_in_the_form_that_its_verifier_reads(tmp_path):
     pytest.importorskip("math_verify")
-    rows = [("a", "\\frac{1}{2}"), ("b", "$x^2$"), ("c", "12")]
+    rows = [("a", "\\frac{1}{2}"), ("b", "$x^2$"), ("c", "12"), *GOOD] * 4
     assert tasks.doubts(jsonl(tmp_path, rows, rows[:1], verifier="math"), 64).keys() == {"splits_overlap"}
+    assert "of 47 right" in tasks.doubts(jsonl(tmp_path, rows, verifier="math"), 1, rewarded=False)["answers_too_long"]
