@@ -72,9 +72,9 @@ class Evaluator:
         group, shards, count = self.samples + 1, sharding.row_shards(self.model.mesh), len(self.prompts["uid"])
         places = np.minimum(np.arange(count + -count % (shards // math.gcd(shards, group))), count - 1)
         given: Any = self.prompts
-        chosen: Any = {name: given[name][places] for name in ("uid", "draw", "tokens", "lengths")}
-        chosen |= {name: [given[name][i] for i in places] for name in ("prompt", "answer", "row")}
-        batch = PromptBatch(**chosen)
+        rows: Any = {name: given[name][places] for name in ("uid", "draw", "tokens", "lengths")}
+        rows |= {name: [given[name][i] for i in places] for name in ("prompt", "answer", "row")}
+        batch = PromptBatch(**rows)
         engine = Engine(
             self.model,
             Sampling(greedy_last=True),
