@@ -1,5 +1,6 @@
 """Verifiers in worker processes: one that hangs is killed and counted, one that raises is a counted 0."""
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -116,9 +117,18 @@ def test_workers_end_with_their_program(tmp_path):
         "submit(task, [('', 'print', '', {})]).result()\n"
         "submit(task, [('', 'hang', '', {})])\n"
     )
-    before = set(psutil.pids())
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
+    mark = {"STARTED_BY": str(tmp_path)}  # other tests have workers too
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | mark,
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "a verifier may print\n"
-    left = [p for p in set(psutil.pids()) - before if psutil.pid_exists(p)]
-    assert not [p for p in left if "import work" in " ".join(psutil.Process(p).cmdline())]
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            left += [process] * (mark.items() <= process.environ().items())
+    assert left == []
