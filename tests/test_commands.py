@@ -12,6 +12,7 @@ import pytest
 
 from jaxrl_llm import evaluation, export, generate, tasks
 from jaxrl_llm.config import start_up
+from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.models import load_pretrained, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
@@ -198,7 +199,7 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": "".join(talker.reply(messages))})
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    assert (code, said) == (0, "".join(f"{answer}\n" for answer in answers))
+    assert (code, said) == (0, "".join(f"{visible(answer)}\n" for answer in answers))
 
 
 @pytest.mark.slow

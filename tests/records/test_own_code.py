@@ -164,6 +164,14 @@ def test_what_the_user_trained_with_runs_until_it_changes(here, way):
         recorded_config("DIR")
 
 
+@pytest.mark.parametrize("place", ["inside", "linked"])
+def test_code_inside_the_dir_does_not_run_although_its_user_trained_with_it(here, place):
+    attack(f"file {place}")
+    own_code.noted(str(Path("DIR/x.py")), {})
+    with pytest.raises(ValueError, match=r"DIR/x\.py is code .* does not run: it lies inside the DIR"):
+        recorded_config("DIR")
+
+
 def test_digests_leave_the_hash_of_a_config_alone(here):
     config = record()
     assert config_hash(config) == config_hash(recorded_config("DIR"))
