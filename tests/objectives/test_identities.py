@@ -155,3 +155,12 @@ def test_router_shift_carries_no_gradient():
         jnp.asarray(batch["router_logprobs"])
     )
     assert not np.asarray(gradient).any()
+
+
+def test_entropy_is_a_bonus_and_the_kl_a_cost():
+    """At ratio 1 and advantage 0 the loss is those two terms: 0.2 k3(q) - 0.1 H, log q = log pi_ref - log pi = -0.5."""
+    ones = np.ones((1, 3))
+    given = {"logprobs": -ones, "old_logprobs": -ones, "advantages": 0 * ones, "mask": ones > 0}
+    objective = objectives.make("grpo", kl_coef=0.2, entropy_coef=0.1)
+    loss = objective(**given, ref_logprobs=-1.5 * ones, entropy=2 * ones)[0]
+    np.testing.assert_allclose(loss, 0.2 * (np.exp(-0.5) - 1 + 0.5) - 0.1 * 2, rtol=1e-5)
