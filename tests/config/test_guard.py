@@ -1,5 +1,6 @@
 """What a command ends in: the line, the exit code, the traceback's file; and how soon it answers and hears a signal."""
 
+import contextlib
 import importlib
 import random
 import re
@@ -126,12 +127,17 @@ def test_versions(capsys):
     assert re.fullmatch(r"jaxrl_llm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
 
 
+@contextlib.contextmanager
 def child(body, before=""):
-    """A process that runs this body as the work of a command."""
+    """A process that runs this body as the work of a command, killed in the end."""
     code = f"import signal, sys, time\nfrom jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", f"{code}\n{before}\nsys.exit(guarded(work, None))"]
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_reader_that_is_gone_ends_a_command_without_a_word():
@@ -156,7 +162,7 @@ def test_a_signal_ends_a_command_at_once_and_nothing_swallows_it(name):
     with child(SWALLOWS) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        assert process.communicate(timeout=60) == ("", f"stopped by {SIGNALS[name]}; more\n")
+        assert process.communicate(timeout=20) == ("", f"stopped by {SIGNALS[name]}; more\n")
         assert process.returncode == 128 + number
 
 
@@ -184,7 +190,10 @@ def test_twenty_random_moments_of_a_run(tmp_path, name):
         process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, text=True, **pipes)
         time.sleep(after)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
         assert process.returncode == 128 + number, (after, out, err)
         said = [line for line in (out + err).splitlines() if line.startswith("stopped")]
         assert len(said) == 1, (after, out, err)
