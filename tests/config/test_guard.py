@@ -11,10 +11,11 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxrl_llm.__main__ import COMMANDS
-from jaxrl_llm.config import about, loading
+from jaxrl_llm.config import about, loading, start_up
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import guarded
 from jaxrl_llm.records.checkpointing import steps_of
@@ -43,6 +44,15 @@ def test_an_error_of_the_user_is_one_line(capsys, kind, started):
 def test_too_little_memory_names_what_takes_less(capsys, error):
     assert guarded(raising(error), []) == 1
     assert re.fullmatch(r"error: out of memory.*; lower updates\.micro_batch_rows or .*\n", capsys.readouterr().err)
+
+
+def test_what_breaks_among_several_processes_is_said_by_their_hook(monkeypatch):
+    said = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(start_up, "leave", lambda code, alone: 10 * code + alone)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(str(error)))
+    assert guarded(raising(jax.errors.JaxRuntimeError("UNAVAILABLE"), True), []) == 11
+    assert said == ["UNAVAILABLE"]
 
 
 @pytest.mark.parametrize("started", [False, True])
