@@ -1,5 +1,6 @@
 """What a command ends in: the line, the exit code, the traceback's file; and how soon it answers and hears a signal."""
 
+import contextlib
 import importlib
 import random
 import re
@@ -10,10 +11,11 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxrl_llm.__main__ import COMMANDS
-from jaxrl_llm.config import about, loading
+from jaxrl_llm.config import about, loading, start_up
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import guarded
 from jaxrl_llm.records.checkpointing import steps_of
@@ -42,6 +44,15 @@ def test_an_error_of_the_user_is_one_line(capsys, kind, started):
 def test_too_little_memory_names_what_takes_less(capsys, error):
     assert guarded(raising(error), []) == 1
     assert re.fullmatch(r"error: out of memory.*; lower updates\.micro_batch_rows or .*\n", capsys.readouterr().err)
+
+
+def test_what_breaks_among_several_processes_is_said_by_their_hook(monkeypatch):
+    said = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(start_up, "leave", lambda code, alone: 10 * code + alone)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(str(error)))
+    assert guarded(raising(jax.errors.JaxRuntimeError("UNAVAILABLE"), True), []) == 11
+    assert said == ["UNAVAILABLE"]
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -126,12 +137,17 @@ def test_versions(capsys):
     assert re.fullmatch(r"jaxrl_llm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
 
 
+@contextlib.contextmanager
 def child(body, before=""):
-    """A process that runs this body as the work of a command."""
+    """A process that runs this body as the work of a command, killed in the end."""
     code = f"import signal, sys, time\nfrom jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", f"{code}\n{before}\nsys.exit(guarded(work, None))"]
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_reader_that_is_gone_ends_a_command_without_a_word():
@@ -156,7 +172,7 @@ def test_a_signal_ends_a_command_at_once_and_nothing_swallows_it(name):
     with child(SWALLOWS) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        assert process.communicate(timeout=60) == ("", f"stopped by {SIGNALS[name]}; more\n")
+        assert process.communicate(timeout=20) == ("", f"stopped by {SIGNALS[name]}; more\n")
         assert process.returncode == 128 + number
 
 
@@ -184,7 +200,10 @@ def test_twenty_random_moments_of_a_run(tmp_path, name):
         process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, text=True, **pipes)
         time.sleep(after)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
         assert process.returncode == 128 + number, (after, out, err)
         said = [line for line in (out + err).splitlines() if line.startswith("stopped")]
         assert len(said) == 1, (after, out, err)

@@ -67,11 +67,20 @@ def test_end_ids_and_template_are_kept(all_three, tmp_path):
 
 @pytest.mark.parametrize("tokenizer", [CHARACTERS, ByteTokenizer()], ids=["characters", "bytes"])
 def test_plain_ones_are_written_without_the_library_as_it_writes_them(tokenizer, monkeypatch):
-    read = pytest.importorskip("tokenizers").Tokenizer.from_str
+    of = pytest.importorskip("tokenizers")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         text = tokenizer_files(tokenizer)["tokenizer.json"].decode()
-    assert read(text).to_str(pretty=True) == text
+    like = of.Tokenizer.from_str(text)
+    assert like.to_str(pretty=True) == text
+    own = of.Tokenizer(of.models.BPE(vocab=like.get_vocab(with_added_tokens=True), merges=[]))
+    if isinstance(tokenizer, ByteTokenizer):
+        own.pre_tokenizer = of.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        own.decoder = of.decoders.ByteLevel()
+    else:
+        own.decoder = of.decoders.Fuse()
+    own.add_special_tokens([of.AddedToken(x, special=True, normalized=False) for x in ("<|pad|>", "<|end|>")])
+    assert own.to_str(pretty=True) == text
 
 
 def test_a_tokenizer_of_ones_own_has_no_such_files():
