@@ -5,11 +5,16 @@ config hash). Orbax notices missing, extra and misshapen leaves but neither flip
 digests.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import math
 import re
 import shutil
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,11 +85,41 @@ def steps_of(workdir: str | Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
+def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
+    """{"digests", "extra", "digest"} of a checkpoint as it was saved, without its state; nothing is written.
+
+    Raises:
+      ValueError: it cannot be read, or is not what was saved.
+    """
+    path = Path(workdir) / "checkpoints" / str(step)
+    try:
+        with _reader() as reader:
+            items = ocp.args.Composite(payload=ocp.args.JsonRestore())  # pyright: ignore
+            return _checked(reader.restore(path.absolute(), args=items)["payload"])
+    except Exception as error:  # Orbax raises exceptions of any type
+        raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
+
+
+def _checked(payload: dict[str, Any]) -> dict[str, Any]:
+    if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
+        raise ValueError("its payload differs from its digest")
+    return payload
+
+
 class Checkpoints:
-    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones."""
+    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones.
+
+    Raises:
+      OSError: the folder is not there and cannot be made.
+    """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
         self.folder = Path(workdir).absolute() / "checkpoints"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
+        _quiet()
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
@@ -150,8 +185,7 @@ class Checkpoints:
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
         state, payload = restored["state"], restored["payload"]
-        if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
-            raise ValueError("its payload differs from its digest")
+        _checked(payload)
         if different := [name for name, own in digests(state).items() if payload["digests"].get(name) != own]:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
         return state, payload["extra"]
@@ -180,10 +214,6 @@ class Checkpoints:
                 "differ from their digests"
             )
         return restored["state"]
-
-    def digest_of(self, step: int) -> str:
-        """The digest of a checkpoint as it was saved: of all leaves and of the caller's JSON."""
-        return self._manager.restore(step, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]["digest"]  # pyright: ignore
 
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
@@ -214,6 +244,26 @@ class Checkpoints:
                 f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
                 "same command"
             ) from error
+
+
+@functools.cache
+def _quiet() -> None:
+    """Let Orbax report a failed write by what it raises alone; its threads print up to 400 lines of tracebacks too."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(lambda record: not _raised_in_orbax(record))
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        # TensorStore tells each of the writes that are left of a loop that has ended with the first.
+        if threading.current_thread() is threading.main_thread() or str(error) != "Event loop is closed":
+            shown(kind, error, trace)
+
+    sys.excepthook = show
+
+
+def _raised_in_orbax(record: logging.LogRecord) -> bool:
+    frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
+    return any("orbax" in frame.f_code.co_filename for frame, _ in frames)
 
 
 def _reader() -> ocp.Checkpointer:
