@@ -9,6 +9,7 @@ A DIR that learnt from pairs is judged on its held-out pairs too, a reward model
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from absl import logging
 
 from jaxrl_llm import tasks
 from jaxrl_llm.config import loading, start_up
-from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.config.command_line import FAILED, REFUSED, Parser, complain, fields_and_rest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.ranges import at_least
-from jaxrl_llm.records.run_log import plain
+from jaxrl_llm.records.run_log import add_rows, plain
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
 from jaxrl_llm.run import loaded
 from jaxrl_llm.run.loaded import LoadedPolicy
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     ks = _checked(given, fields)
     config = None if given.config is None else loading.load(loading.find(given.config), fields)
+    log = None if given.workdir is None else given.workdir / "evaluation.jsonl"
+    if log is not None and log.parent.is_dir() and not os.access(log if log.exists() else log.parent, os.W_OK):
+        print(f"warning: {log} cannot be written, so the result is printed only", file=sys.stderr)
+        log = None
     start_up.start_jax()
     policy, target = _policy_and_task(given, config)
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
@@ -64,9 +69,11 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     if objective is not None and objective.reads == "pairs":
         result |= _pairs(policy, given)
     print(json.dumps(plain(result)))
-    if given.workdir is not None:
-        with open(given.workdir / "evaluation.jsonl", "a") as log:
-            log.write(json.dumps(plain(result)) + "\n")
+    if log is not None:
+        try:
+            add_rows(log, [result])
+        except OSError as error:
+            return complain(OSError(f"{error} (the result above is whole, and only not recorded)"), FAILED)
     return 0
 
 

@@ -28,3 +28,13 @@ def json_object(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object; {remedy}")
     return value
+
+
+def check_encoding(path: str | os.PathLike[str], head: bytes) -> None:
+    """Raises ValueError, with the remedy, if the first bytes of a text file are not those of UTF-8 text."""
+    known = {b"\x1f\x8b": ("gzip", "unpack it first"), b"\xfd7zXZ": ("xz", "unpack it first")}
+    known |= {b"(\xb5/\xfd": ("zstd", "unpack it first"), b"PK\x03\x04": ("zip", "unpack it first")}
+    known |= dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16", "save it as UTF-8"))
+    for start, (name, remedy) in known.items():
+        if head.startswith(start):
+            raise ValueError(f"{path} is {name} and not UTF-8 text; {remedy}")

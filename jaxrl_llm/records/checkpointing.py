@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import sys
-import threading
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -138,7 +139,13 @@ class Checkpoints:
         payload: dict[str, Any] = {"digests": digests(state), "extra": dict(extra)}
         payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
-        self._writing(lambda: self._manager.save(step, args=items))
+
+        def write() -> None:
+            if jax.process_index() == 0:  # Orbax's threads would wait minutes for a folder that could not be made
+                os.rmdir(tempfile.mkdtemp(prefix=".writable", dir=self.folder))
+            self._manager.save(step, args=items)
+
+        self._writing(write)
 
     def restore(
         self, like: Any, step: int | None = None, note: Callable[[str], None] = lambda line: None
@@ -241,8 +248,8 @@ class Checkpoints:
             kept = steps_of(self.folder.parent)
             left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
             raise OSError(
-                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
-                "same command"
+                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room, or let it be "
+                "written, and give the same command"
             ) from error
 
 
@@ -251,14 +258,14 @@ def _quiet() -> None:
     """Let Orbax report a failed write by what it raises alone; its threads print up to 400 lines of tracebacks too."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(lambda record: not _raised_in_orbax(record))
-    shown = sys.excepthook
+    shown = sys.unraisablehook
 
-    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    def show(unraisable: Any) -> None:
         # TensorStore tells each of the writes that are left of a loop that has ended with the first.
-        if threading.current_thread() is threading.main_thread() or str(error) != "Event loop is closed":
-            shown(kind, error, trace)
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
 
-    sys.excepthook = show
+    sys.unraisablehook = show
 
 
 def _raised_in_orbax(record: logging.LogRecord) -> bool:

@@ -124,8 +124,8 @@ def missing_steps(rows: Iterable[Mapping[str, Any]], first: int, last: int) -> s
 
 
 def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    with open(path, "a", encoding="utf-8") as log:
-        _append(log, [plain(row) for row in rows])
+    with _written(path), open(path, "a", encoding="utf-8") as log:
+        log.write(_lines([plain(row) for row in rows]))
 
 
 def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> str:
@@ -269,8 +269,12 @@ class RunLog:
 
 def _append(log: IO[str], rows: Iterable[Mapping[str, Any]]) -> None:
     with _written(log.name):
-        log.write("".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows))
+        log.write(_lines(rows))
         log.flush()
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _replace(path: Path, content: bytes) -> None:

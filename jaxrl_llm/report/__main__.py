@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:
         print(write_report(parser.parse_args(arguments).dir, width))
-    except FileNotFoundError as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -132,7 +132,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in raw.items() if value is not None}
     try:
         defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"))
-    except ValueError:
+    except (ValueError, TypeError):  # an unknown recipe, or a field of another kind
         defaults = {}
     known = {key: value for key, value in defaults.items() if value is not None}
     return {**config, "objective": {**known, **given}} if raw else dict(config)

@@ -74,6 +74,10 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         page.text("Missing or incomplete runs:")
         page.bullets(missing)
         printed += [line, *(f"  {one}" for one in missing), ""]
+    if damaged := study.damaged():
+        page.text("Damaged files, of which what can be read is shown:")
+        page.bullets(damaged)
+        printed += ["damaged files, of which what can be read is shown:", *(f"  {one}" for one in damaged), ""]
     for condition in study.conditions:
         lines = findings(study, condition)
         if lines and condition:

@@ -83,7 +83,10 @@ def load_sweep(name: str) -> Sweep:
     if not hasattr(module, "get_sweep"):
         raise ValueError(f"--sweep={path} defines no get_sweep(variant) -> Sweep")
     with loading.one_line(Path(path)):
-        return module.get_sweep(variant) if variant else module.get_sweep()
+        sweep = module.get_sweep(variant) if variant else module.get_sweep()
+    if not isinstance(sweep, Sweep):
+        raise ValueError(f"get_sweep of {path} returned {sweep!r:.80}; return a jaxrl_llm.sweep.Sweep")
+    return sweep
 
 
 def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
