@@ -67,7 +67,7 @@ def scan_rows(path: str | os.PathLike[str]) -> tuple[list[tuple[bytes, dict[str,
     """
     rows, damaged, seen = [], [], set()
     content = io.BytesIO(Path(path).read_bytes() if Path(path).exists() else b"")
-    known_by, once = _KNOWN_BY.get(Path(path).name, ({"step": int}, False))
+    known_by, once = _KNOWN_BY.get(Path(path).name, ({}, False))
     for number, line in enumerate(content, 1):
         if not line.endswith(b"\n") or not line.strip():
             continue
@@ -87,6 +87,7 @@ def scan_rows(path: str | os.PathLike[str]) -> tuple[list[tuple[bytes, dict[str,
 # What identifies a row of a file, and whether it may be there once only.
 _KNOWN_BY: dict[str, tuple[dict[str, type], bool]] = {
     "metrics.jsonl": ({"step": int}, True),
+    "samples.jsonl": ({"step": int}, False),
     "branches.jsonl": ({"state": int, "arm": str, "step": int}, True),
 }
 

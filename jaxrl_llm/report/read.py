@@ -57,8 +57,7 @@ class Run:
     @cached_property
     def record(self) -> Mapping[str, Any]:
         record = self._object("config.json")
-        config = record.get("config", {})
-        if not isinstance(config, dict) or not isinstance(config.get("objective") or {}, dict):
+        if not isinstance(record.get("config", {}), dict):
             self.damage.append(f"{self.workdir / 'config.json'} holds no config of a run")
             return {}
         return record
@@ -252,8 +251,8 @@ def _is_numbers(value: Any) -> bool:
 def load(folder: str | os.PathLike[str]) -> Study:
     """The study in a folder: a sweep if it has sweep.json, a run if it has metrics.jsonl.
 
-    Otherwise, and where sweep.json is damaged, every folder below it that holds metrics.jsonl is a run. Its path names the arm, except for a last part
-    that is a number, which is the seed.
+    Otherwise, and where sweep.json is damaged, every folder below it that holds metrics.jsonl is a run. Its path names
+    the arm, except for a last part that is a number, which is the seed.
 
     Raises:
         FileNotFoundError: there is no run in the folder.

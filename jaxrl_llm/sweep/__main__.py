@@ -142,9 +142,12 @@ def _identity(program: Program, run: PlannedRun) -> tuple[str, int]:
 
 def _finished(folder: Path, config_hash: str, steps: int) -> bool:
     run = Run(folder, "")
-    if run.record and run.record["config_hash"] != config_hash:
+    found = run.record.get("config_hash", config_hash)
+    if run.damage:
+        raise ValueError(run.damage[0])
+    if found != config_hash:
         raise ValueError(
-            f"{folder} holds a run of another configuration (config_hash {run.record['config_hash']}, "
+            f"{folder} holds a run of another configuration (config_hash {found}, "
             f"planned {config_hash}); give another --workdir, or remove that folder"
         )
     whole = run.finished and bool(run.rows) and run.rows[-1]["step"] >= steps
