@@ -110,7 +110,8 @@ def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None)
             verbatim.ids(kind, text)
         except ValueError as error:
             reason = "too long" if isinstance(error, TooLong) else "unknown character"
-            raise _BadLine(reason, *str(error).rsplit("; ", 1)) from None
+            seen, _, remedy = str(error).rpartition("; ")
+            raise _BadLine(reason, seen or remedy, remedy if seen else "correct the line") from None
     margin = row.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) < float("inf"):
         raise _BadLine("wrong type", f"margin={margin!r} is no finite number", "give a number or leave it out")
