@@ -48,7 +48,8 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
             "wrote them, bring config.json back, or give another --workdir"
         )
     if lost := _lost(
-        workdir, config.checkpoint.every if recorded is None else recorded["config"]["checkpoint"]["every"]
+        workdir,
+        config.to_dict()["checkpoint"]["every"] if recorded is None else recorded["config"]["checkpoint"]["every"],
     ):
         raise ValueError(
             f"{workdir} has logged steps but no checkpoint any more, and starting again would erase {lost}; bring its "

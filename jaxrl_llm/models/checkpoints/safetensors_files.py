@@ -100,8 +100,9 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    sizes = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    return sizes and all(type(n) is int and n >= 0 for n in (*shape, *offsets)) and offsets[0] <= offsets[1]
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return False
+    return all(type(n) is int and n >= 0 for n in (*shape, *offsets)) and offsets[0] <= offsets[1]
 
 
 def _plain_name(name: Any) -> bool:
