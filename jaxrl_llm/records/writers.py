@@ -96,9 +96,9 @@ class TensorBoard:
             os.replace(part, path)
 
     def close(self) -> None:
-        if self._open_writer is not None:
-            self._open_writer.close()
-            self._open_writer = None
+        writer, self._open_writer = self._open_writer, None
+        if writer is not None:
+            writer.close()
 
 
 class WeightsAndBiases:

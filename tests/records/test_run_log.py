@@ -176,11 +176,11 @@ def test_a_full_disk_names_the_file_and_lets_the_lock_go(tmp_path):
     (tmp_path / "metrics.jsonl").unlink()
     write(tmp_path, [0])
     (path,) = tmp_path.glob("events.out.*")
-    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+    with open("/dev/full", "wb", buffering=0) as full, RunLog(tmp_path, 10, stream=io.StringIO()) as log:
         log.metrics(1, {"a": 1.0})
         board = log._writers[0]._open_writer._py_recordio_writer
         board._writer.close()
-        board._writer = open("/dev/full", "wb", buffering=0)
+        board._writer = full
         with pytest.raises(OSError, match=r"the log in .* cannot be written"):
             log.metrics(2, {"a": 1.0})
     assert path.exists()
