@@ -9,6 +9,7 @@ A DIR that learnt from pairs is judged on its held-out pairs too, a reward model
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -56,10 +57,14 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     from absl import logging
 
     from jaxrl_llm.config import start_up
-    from jaxrl_llm.records.run_log import plain
+    from jaxrl_llm.records.run_log import add_rows, plain
 
     logging.set_verbosity(logging.ERROR)
     config = None if source is None else loading.load(source, fields)
+    log = None if given.workdir is None else given.workdir / "evaluation.jsonl"
+    if log is not None and log.parent.is_dir() and not os.access(log if log.exists() else log.parent, os.W_OK):
+        print(f"warning: {log} cannot be written, so the result is printed only", file=sys.stderr)
+        log = None
     start_up.start_jax()
     policy, target = _policy_and_task(given, config)
     result: dict[str, Any] = {} if policy.step is None else {"step": policy.step}
@@ -72,9 +77,11 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     if objective is not None and objective.reads == "pairs":
         result |= _pairs(policy, given)
     print(json.dumps(plain(result)))
-    if given.workdir is not None:
-        with open(given.workdir / "evaluation.jsonl", "a") as log:
-            log.write(json.dumps(plain(result)) + "\n")
+    if log is not None:
+        try:
+            add_rows(log, [result])
+        except OSError as error:
+            return complain(OSError(f"{error} (the result above is whole, and only not recorded)"), FAILED)
     return 0
 
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import main as module
 from jaxrl_llm.config import start_up
+from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.settings import Settings
@@ -132,6 +134,40 @@ def test_a_dir_of_another_config_is_refused_with_the_fields_that_differ(command,
     assert "task.name: sort -> countdown, task.options.digits: 3 -> absent);" in error
     assert command("--config.steps=9", "--config.log.samples=0")[0] == 0  # may change on resume
     assert command("--config.seed=1", "--restart")[0] == 0
+
+
+def test_a_lost_or_wrong_config_json_locks_nobody_out(command, train, tmp_path):
+    """The checkpoints say whose DIR it is, before anything is written; erasing them is never the advice."""
+
+    def saves(settings, log, identity):
+        trained(settings, log, identity)
+        shutil.rmtree(log.workdir / "checkpoints")
+        checkpoints = Checkpoints(log.workdir)
+        checkpoints.save(2, {"a": np.zeros(1)}, {"config_hash": identity})
+        checkpoints.close()
+        return {}
+
+    train(saves)
+    record = tmp_path / "run" / "config.json"
+    assert command()[0] == 0
+    original = record.read_text()
+    train(trained)
+    for damage in (None, '{"config": {', '{"config": 1}'):
+        record.unlink() if damage is None else record.write_text(damage)
+        code, _, error = command("--config.seed=1")
+        assert (code, record.exists()) == (2, damage is not None)
+        assert "--restart" not in error
+        assert ("lost its config.json" in error) == (damage is None)
+        (tmp_path / "run" / "result.json").unlink()
+        assert command("--config.steps=9")[0] == 0
+        assert json.loads(record.read_text())["config_hash"] == json.loads(original)["config_hash"]
+    record.write_text(json.dumps(json.loads(original) | {"config_hash": "another"}))
+    assert command("--config.steps=10")[0] == 0  # another start had written its own
+    record.unlink()
+    for path in (tmp_path / "run" / "checkpoints").rglob("metadata"):
+        path.write_bytes(b"")
+    code, _, error = command("--config.steps=11")
+    assert (code, record.exists(), "--restart" in error) == (2, False, False)
 
 
 def test_logs_are_not_erased_because_checkpoints_are_gone(command, train, tmp_path):

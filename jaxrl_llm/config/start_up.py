@@ -31,12 +31,18 @@ def start_jax() -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
     _keep_freed_memory()
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.environ.get("JAX_COMPILATION_CACHE_MAX_SIZE") != "-1":
+            _repair(cache)
+    except OSError as error:
+        jax.config.update("jax_compilation_cache_dir", None)
+        print(f"warning: no compiled program is kept: {cache} cannot be written ({error})", file=sys.stderr)
+        return
     jax.config.update("jax_compilation_cache_dir", str(cache))
     for name, value in _CACHE.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    if os.environ.get("JAX_COMPILATION_CACHE_MAX_SIZE") != "-1":
-        _repair(cache)
 
 
 _CACHE = {
@@ -89,7 +95,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 def _repair(cache: Path) -> None:
     """Remove entries that a killed writer left without their access time: one of them would stop all later writes."""
-    cache.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(cache / ".lockfile"):
         for entry in cache.glob("*-cache"):
             if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():

@@ -5,11 +5,17 @@ config hash). Orbax notices missing, extra and misshapen leaves but neither flip
 digests.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import math
+import os
 import re
 import shutil
+import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,26 +86,53 @@ def steps_of(workdir: str | Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
+def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
+    """{"digests", "extra", "digest"} of a checkpoint as it was saved, without its state; nothing is written.
+
+    Raises:
+      ValueError: it cannot be read, or is not what was saved.
+    """
+    path = Path(workdir) / "checkpoints" / str(step)
+    try:
+        with _reader() as reader:
+            items = ocp.args.Composite(payload=ocp.args.JsonRestore())  # pyright: ignore
+            return _checked(reader.restore(path.absolute(), args=items)["payload"])
+    except Exception as error:  # Orbax raises exceptions of any type
+        raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
+
+
 def newest_digest(workdir: str | Path) -> str:
     """Which checkpoint of a DIR this process sees as the newest: "step 40, DIGEST", or "none". It writes nothing and
     waits for no other process."""
     steps = steps_of(workdir)
     if not steps:
         return "none"
-    place = Path(workdir).absolute() / "checkpoints" / str(steps[-1])
     try:
-        with _reader() as reader:
-            payload = reader.restore(place, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]  # pyright: ignore
-        return f"step {steps[-1]}, {payload['digest']}"
-    except Exception:  # Orbax raises exceptions of any type; the restore names the damage
+        return f"step {steps[-1]}, {saved_payload(workdir, steps[-1])['digest']}"
+    except ValueError:  # the restore names the damage
         return f"step {steps[-1]}, damaged"
 
 
+def _checked(payload: dict[str, Any]) -> dict[str, Any]:
+    if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
+        raise ValueError("its payload differs from its digest")
+    return payload
+
+
 class Checkpoints:
-    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones."""
+    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones.
+
+    Raises:
+      OSError: the folder is not there and cannot be made.
+    """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
         self.folder = Path(workdir).absolute() / "checkpoints"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
+        _quiet()
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
@@ -118,7 +151,13 @@ class Checkpoints:
         payload: dict[str, Any] = {"digests": digests(state), "extra": dict(extra)}
         payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
-        self._writing(lambda: self._manager.save(step, args=items))
+
+        def write() -> None:
+            if jax.process_index() == 0:  # Orbax's threads would wait minutes for a folder that could not be made
+                os.rmdir(tempfile.mkdtemp(prefix=".writable", dir=self.folder))
+            self._manager.save(step, args=items)
+
+        self._writing(write)
 
     def restore(
         self, like: Any, step: int | None = None, note: Callable[[str], None] = lambda line: None
@@ -165,8 +204,7 @@ class Checkpoints:
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
         state, payload = restored["state"], restored["payload"]
-        if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
-            raise ValueError("its payload differs from its digest")
+        _checked(payload)
         if different := [name for name, own in digests(state).items() if payload["digests"].get(name) != own]:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
         return state, payload["extra"]
@@ -196,10 +234,6 @@ class Checkpoints:
             )
         return restored["state"]
 
-    def digest_of(self, step: int) -> str:
-        """The digest of a checkpoint as it was saved: of all leaves and of the caller's JSON."""
-        return self._manager.restore(step, args=ocp.args.Composite(payload=ocp.args.JsonRestore()))["payload"]["digest"]  # pyright: ignore
-
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
         for step in self._manager.all_steps():
@@ -226,9 +260,29 @@ class Checkpoints:
             kept = steps_of(self.folder.parent)
             left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
             raise OSError(
-                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room and give the "
-                "same command"
+                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room, or let it be "
+                "written, and give the same command"
             ) from error
+
+
+@functools.cache
+def _quiet() -> None:
+    """Let Orbax report a failed write by what it raises alone; its threads print up to 400 lines of tracebacks too."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(lambda record: not _raised_in_orbax(record))
+    shown = sys.unraisablehook
+
+    def show(unraisable: Any) -> None:
+        # TensorStore tells each of the writes that are left of a loop that has ended with the first.
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
+
+    sys.unraisablehook = show
+
+
+def _raised_in_orbax(record: logging.LogRecord) -> bool:
+    frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
+    return any("orbax" in frame.f_code.co_filename for frame, _ in frames)
 
 
 def _reader() -> ocp.Checkpointer:

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.config import loading, versions
 from jaxrl_llm.records import own_code
-from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.checkpointing import saved_payload, steps_of
 from jaxrl_llm.records.run_log import read_json
 
 
@@ -20,7 +20,10 @@ def read_record(workdir: str | Path) -> dict[str, Any] | None:
         and {"task", "objective", "optimizer", "warm_start", "checkpoint"} <= record["config"].keys()
         and "config_hash" in record
     ):
-        raise ValueError(f"{workdir}/config.json lacks what a run records in it; bring it back, or use --restart")
+        raise ValueError(
+            f"{workdir}/config.json lacks what a run records in it; bring it back from a copy, or remove it: where "
+            "there are checkpoints, the command that trained them writes it anew"
+        )
     return record
 
 
@@ -62,4 +65,20 @@ def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
     steps = steps_of(workdir)
     if not steps:
         raise FileNotFoundError(f"{workdir} holds no checkpoint of a run")
-    return steps[-1], Checkpoints(workdir).digest_of(steps[-1])
+    return steps[-1], saved_payload(workdir, steps[-1])["digest"]
+
+
+def saved_hash(workdir: str | Path) -> str | None:
+    """The hash of the config that wrote the newest checkpoint of a DIR that can be read; None without one.
+
+    Raises:
+        ValueError: there are checkpoints, and none can be read.
+    """
+    steps = steps_of(workdir)
+    for step in reversed(steps):
+        try:
+            return saved_payload(workdir, step)["extra"].get("config_hash")
+        except ValueError:
+            if step == steps[0]:
+                raise
+    return None

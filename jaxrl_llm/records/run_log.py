@@ -9,17 +9,20 @@ wandb/          the same for Weights & Biases, if it is on
 result.json     written once, when the run is complete: its presence is what "finished" means
 """
 
+import contextlib
 import fcntl
 import io
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from jaxrl_llm.ground.json_files import decoded, json_object
 from jaxrl_llm.records.screen import Screen
 from jaxrl_llm.records.watch import Watch
 from jaxrl_llm.records.writers import TensorBoard, WeightsAndBiases
@@ -49,32 +52,99 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The object in the file; None if there is no file. Raises ValueError if it holds something else."""
-    path = Path(path)
-    if not path.exists():
-        return None
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); bring it back from a copy, or remove it") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object; bring it back from a copy, or remove it")
-    return value
+    return json_object(path, "bring it back from a copy, or remove it") if Path(path).exists() else None
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file, without a half-written last line; none if there is no file."""
-    return [json.loads(line) for line in _whole_lines(path)] if Path(path).exists() else []
+    """The rows of a .jsonl file, without damaged lines and a half-written last one; none if there is no file."""
+    return [row for _, row in scan_rows(path)[0]]
+
+
+def scan_rows(path: str | os.PathLike[str]) -> tuple[list[tuple[bytes, dict[str, Any]]], list[tuple[int, bytes, str]]]:
+    """Every (line, row) of a .jsonl file, and every (number of the line, line, reason) of those that are damaged.
+
+    Damaged is what is no JSON object, lacks the fields by which its rows are known (`_KNOWN_BY`), or repeats them where
+    they stand for one row. A half-written last line, which a kill leaves, is neither.
+    """
+    rows, damaged, seen = [], [], set()
+    content = io.BytesIO(Path(path).read_bytes() if Path(path).exists() else b"")
+    known_by, once = _KNOWN_BY.get(Path(path).name, ({}, False))
+    for number, line in enumerate(content, 1):
+        if not line.endswith(b"\n") or not line.strip():
+            continue
+        try:
+            row = _row(line, known_by)
+            name = tuple(row[field] for field in known_by)
+            if once and name in seen:
+                raise ValueError(f"it repeats the row of {_named(row, known_by)}")
+        except ValueError as error:
+            damaged.append((number, line, str(error)))
+        else:
+            seen.add(name)
+            rows.append((line, row))
+    return rows, damaged
+
+
+# What identifies a row of a file, and whether it may be there once only.
+_KNOWN_BY: dict[str, tuple[dict[str, type], bool]] = {
+    "metrics.jsonl": ({"step": int}, True),
+    "samples.jsonl": ({"step": int}, False),
+    "branches.jsonl": ({"state": int, "arm": str, "step": int}, True),
+}
+
+
+def _row(line: bytes, known_by: Mapping[str, type]) -> dict[str, Any]:
+    row = decoded(line.decode())
+    if not isinstance(row, dict):
+        raise ValueError("it holds no JSON object")
+    for field, kind in known_by.items():
+        if type(row.get(field)) is not kind:
+            raise ValueError(f"{field}={row.get(field)!r:.40} is not {'a whole number' if kind is int else 'text'}")
+    if b"\\ud" in line.lower():
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    return row
+
+
+def _named(row: Mapping[str, Any], fields: Iterable[str]) -> str:
+    return ", ".join(f"{field} {row[field]}" for field in fields if row[field] != "")
+
+
+def said_of_damage(path: str | os.PathLike[str], damaged: Sequence[tuple[int, bytes, str]]) -> str:
+    """ "DIR/metrics.jsonl, line 3 and 2 more are damaged (line 3: it holds no JSON object)"; "" if nothing is."""
+    if not damaged:
+        return ""
+    number, _, reason = damaged[0]
+    more = f" and {len(damaged) - 1} more are" if len(damaged) > 1 else " is"
+    return f"{path}, line {number}{more} damaged ({reason})"
+
+
+def missing_steps(rows: Iterable[Mapping[str, Any]], first: int, last: int) -> str:
+    """The steps from first to last that have no row, as "3" or "0 to 4, 7"; "" if there is none."""
+    known = sorted({step for row in rows if first <= (step := row["step"]) <= last})
+    gaps = [(a + 1, b - 1) for a, b in itertools.pairwise([first - 1, *known, last + 1]) if b - a > 1]
+    return ", ".join(f"{a} to {b}" if a < b else f"{a}" for a, b in gaps)
 
 
 def add_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    with open(path, "a", encoding="utf-8") as log:
-        _append(log, [plain(row) for row in rows])
+    with _written(path), open(path, "a", encoding="utf-8") as log:
+        log.write(_lines([plain(row) for row in rows]))
 
 
-def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Remove all rows but the wanted ones, and a half-written last line, from a .jsonl file if it exists."""
-    if Path(path).exists():
-        _replace(Path(path), b"".join(line for line in _whole_lines(path) if wanted(json.loads(line))))
+def keep_rows(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> str:
+    """Remove all rows but the wanted ones, and a half-written last line, from a .jsonl file if it exists.
+
+    Damaged lines move to NAME.damaged beside it. Returns what is to be said of them, "" if there are none.
+    """
+    path = Path(path)
+    if not path.exists():
+        return ""
+    rows, damaged = scan_rows(path)
+    aside = path.with_name(f"{path.name}.damaged")
+    if damaged:
+        with _written(aside), open(aside, "ab") as kept:
+            kept.writelines(line for _, line, _ in damaged)
+    _replace(path, b"".join(line for line, row in rows if wanted(row)))
+    return f"{said_of_damage(path, damaged)}; set aside in {aside}" if damaged else ""
 
 
 class RunLog:
@@ -89,6 +159,7 @@ class RunLog:
     Raises:
         OSError: the DIR cannot be written, or another process is writing it.
         ModuleNotFoundError: `wandb` is given and its package is not installed.
+        ValueError: Weights & Biases cannot be reached, or nobody is logged in.
     """
 
     def __init__(
@@ -120,10 +191,10 @@ class RunLog:
             raise OSError(f"workdir={self.workdir} is being written by another process; wait or stop it") from error
         try:
             self._writers = [TensorBoard(self.workdir), *([WeightsAndBiases(wandb, self.workdir)] if wandb else [])]
-        except ModuleNotFoundError:
+            self._open()
+        except BaseException:
             self._lock.close()
             raise
-        self._open()
 
     def _open(self) -> None:
         self._metrics = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")
@@ -140,7 +211,8 @@ class RunLog:
         self.screen.close()
         if self._write and not self._lock.closed:
             for log in (self._metrics, self._samples, *self._writers, self._lock):
-                log.close()
+                with contextlib.suppress(OSError):  # what is still there could not be written, and that was raised
+                    log.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """What `provenance.describe` knows of the run."""
@@ -158,8 +230,9 @@ class RunLog:
         if warnings:
             row["log/warnings"] = list(warnings)
         _append(self._metrics, [row])
-        for writer in self._writers:
-            writer.metrics(int(step), row)
+        with _written(f"the log in {self.workdir}"):
+            for writer in self._writers:
+                writer.metrics(int(step), row)
         self.screen.step(row)
         self._say(warnings)
 
@@ -183,26 +256,32 @@ class RunLog:
         if self._write and rows:
             plain_rows = [plain(row) for row in rows]
             _append(self._samples, [{"step": int(step)} | row for row in plain_rows])
-            for writer in self._writers:
-                writer.samples(int(step), plain_rows)
+            with _written(f"the log in {self.workdir}"):
+                for writer in self._writers:
+                    writer.samples(int(step), plain_rows)
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Write result.json, the mark of a finished run: call it last."""
         if self._write:
             write_json(self.workdir / "result.json", values)
 
-    def cut(self, step: int) -> None:
-        """Remove every row later than `step` from every log, and half-written last lines.
+    def cut(self, step: int, first: int = 0) -> None:
+        """Remove every row later than `step` from every log, and half-written last lines; note damaged and lost rows.
 
         Call it on resume with the step of the restored checkpoint, or with -1 when there is none: a run that died
-        between two checkpoints has written rows that the resumed run writes again.
+        between two checkpoints has written rows that the resumed run writes again. The first row is that of `first`.
         """
         if not self._write:
             return
         for log in (self._metrics, self._samples):
             log.close()
         for name in ("metrics.jsonl", "samples.jsonl"):
-            keep_rows(self.workdir / name, lambda row: row["step"] <= step)
+            if said := keep_rows(self.workdir / name, lambda row: row["step"] <= step):
+                self.note(said)
+        if lost := missing_steps(read_rows(self.workdir / "metrics.jsonl"), first, step):
+            self.note(
+                f"{self.workdir / 'metrics.jsonl'} has lost the rows of steps {lost}; the run goes on without them"
+            )
         for writer in self._writers:
             writer.cut(step)
         self._watch = Watch()
@@ -213,16 +292,26 @@ class RunLog:
 
 
 def _append(log: IO[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    log.write("".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows))
-    log.flush()
+    with _written(log.name):
+        log.write(_lines(rows))
+        log.flush()
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _replace(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with _written(path):
+        part.write_bytes(content)
+        os.replace(part, path)
 
 
-def _whole_lines(path: str | os.PathLike[str]) -> list[bytes]:
-    lines = Path(path).read_bytes().splitlines(keepends=True)
-    return [line for line in lines if line.endswith(b"\n") and line.strip()]
+@contextlib.contextmanager
+def _written(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give what fails in here the name of the file: a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({error}); make room there and give the same command") from error

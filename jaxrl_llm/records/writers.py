@@ -10,6 +10,7 @@ import json
 import os
 import struct
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,18 +49,18 @@ class TensorBoard:
         self._open_writer: Any = None
         self._config: Row | None = None
 
-    @property
-    def _writer(self) -> Any:
+    def _add(self, step: int, summary: Any) -> None:
+        """Write one event here and now: the thread of SummaryWriter dies on a full disk, and who flushes it waits."""
+        library = _tensorboardx()
         if self._open_writer is None:
             # Event files are named by the second: the suffix keeps a quick resume from opening the one before.
             earlier = len(list(self._workdir.glob("events.out.*")))
-            self._open_writer = _tensorboardx().SummaryWriter(
-                logdir=str(self._workdir), filename_suffix=f".{earlier}", flush_secs=10
-            )
+            self._open_writer = library.event_file_writer.EventsWriter(f"{self._workdir}/events", f".{earlier}")
             if self._config is not None and not earlier:
                 lines = json.dumps(self._config, indent=1).splitlines()
-                self._open_writer.add_text("config", "\n".join(f"    {line}" for line in lines), 0)
-        return self._open_writer
+                self._add(0, library.summary.text("config", "\n".join(f"    {line}" for line in lines)))
+        event = library.proto.event_pb2.Event(summary=summary, step=step, wall_time=time.time())
+        self._open_writer.write_event(event)
 
     def config(self, config: Row) -> None:
         """Written as text with the first metrics of a DIR; a resumed run has the same configuration."""
@@ -67,24 +68,26 @@ class TensorBoard:
 
     def metrics(self, step: int, row: Row) -> None:
         for name, value in scalars(row).items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            self._add(step, _tensorboardx().summary.scalar(name, value))
+        if self._open_writer is not None:
+            self._open_writer.flush()
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
         for name, held_out in (("samples/train", False), ("samples/test", True)):
             some = [row for row in rows if (row.get("split") == "test") == held_out]
             if some:  # TensorBoard renders Markdown; text that is indented stays as it is
                 text = "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in some)
-                self._writer.add_text(name, text, step)
+                self._add(step, _tensorboardx().summary.text(name, text))
 
     def cut(self, step: int) -> None:
         """Remove every record later than `step`, broken ends, and files that keep no record.
 
-        TensorBoard's purge_step would only hide the old rows, and only from some readers. Wall times stay.
+        A file with a record that is none is kept beside it as damaged.NAME. TensorBoard's purge_step would only hide
+        the old rows, and only from some readers. Wall times stay.
         """
         self.close()
         for path in self._workdir.glob("events.out.*"):
-            kept = list(_records(path.read_bytes(), step))
+            kept = list(_records(path, step))
             if not any(event.HasField("summary") for event, _ in kept):
                 path.unlink()
                 continue
@@ -93,9 +96,9 @@ class TensorBoard:
             os.replace(part, path)
 
     def close(self) -> None:
-        if self._open_writer is not None:
-            self._open_writer.close()
-            self._open_writer = None
+        writer, self._open_writer = self._open_writer, None
+        if writer is not None:
+            writer.close()
 
 
 class WeightsAndBiases:
@@ -103,6 +106,7 @@ class WeightsAndBiases:
 
     Raises:
         ModuleNotFoundError: the package is not installed.
+        ValueError: it refuses the run, as without a login.
     """
 
     def __init__(self, project: str, workdir: Path):
@@ -116,14 +120,20 @@ class WeightsAndBiases:
         if not known.exists():
             known.write_text(uuid.uuid4().hex[:12])
         self._table = wandb.Table
-        self._run = wandb.init(
-            project=project,
-            name=workdir.resolve().name,
-            dir=str(workdir),
-            id=known.read_text().strip(),
-            resume="allow",
-            settings=wandb.Settings(silent=True),
-        )
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=workdir.resolve().name,
+                dir=str(workdir),
+                id=known.read_text().strip(),
+                resume="allow",
+                settings=wandb.Settings(silent=True),
+            )
+        except Exception as error:  # its own classes, which share no base
+            raise ValueError(
+                f"log.wandb={project!r} cannot start a run ({error}); log in with `wandb login`, set "
+                "WANDB_MODE=offline, or set log.wandb=''"
+            ) from error
 
     def config(self, config: Row) -> None:
         self._run.config.update(dict(config), allow_val_change=True)
@@ -143,15 +153,19 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def _records(content: bytes, last_step: int) -> Iterator[tuple[Any, bytes]]:
+def _records(path: Path, last_step: int) -> Iterator[tuple[Any, bytes]]:
     """The records (length u64, crc u32, data, crc u32) of an event file up to a step, without a broken end."""
-    event_pb2, start = _tensorboardx().proto.event_pb2, 0
+    event_pb2, start, content = _tensorboardx().proto.event_pb2, 0, path.read_bytes()
     while start + 12 <= len(content):
         (length,) = struct.unpack_from("<Q", content, start)
         end = start + 12 + length + 4
         if end > len(content):
             return
-        event = event_pb2.Event.FromString(content[start + 12 : end - 4])
+        try:
+            event = event_pb2.Event.FromString(content[start + 12 : end - 4])
+        except Exception:  # protobuf's own class, which it has moved before
+            path.with_name(f"damaged.{path.name}").write_bytes(content)
+            return
         if not event.HasField("summary") or event.step <= last_step:
             yield event, content[start:end]
         start = end

@@ -54,7 +54,10 @@ class Page:
         self._folder = folder
         self._blocks: list[dict[str, Any]] = []
         self._anchors: Counter[str] = Counter()
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "figures").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"DIR={folder} cannot be written ({error}); copy it to a folder that can") from error
 
     def heading(self, text: str, level: int = 2) -> None:
         plain = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") or "section"  # as Markdown renderers name them

@@ -1,7 +1,7 @@
 """Read the DIRs of runs: one run, a folder of runs, or a sweep with its sweep.json."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.records.run_log import read_json, read_rows
+from jaxrl_llm.records.run_log import missing_steps, read_json, said_of_damage, scan_rows
 from jaxrl_llm.records.watch import Collapse
 
 CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
@@ -35,12 +35,48 @@ class Run:
     branch: str = ""  # runs of one seed and several branches start from states of one trajectory: not independent
 
     @cached_property
+    def damage(self) -> list[str]:
+        """What is wrong with its files, a line each; it is left out of everything else."""
+        return []
+
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        return read_rows(self.workdir / "metrics.jsonl")
+        rows = self._read("metrics.jsonl", lambda row: [key for key in row if not _is_numbers(row[key])])
+        if lost := missing_steps(rows, 0, max((row["step"] for row in rows), default=-1)):
+            self.damage.append(f"{self.workdir / 'metrics.jsonl'} has no rows of steps {lost}")
+        return rows
 
     @cached_property
     def record(self) -> Mapping[str, Any]:
-        return read_json(self.workdir / "config.json") or {}
+        record = self._object("config.json")
+        if not isinstance(record.get("config", {}), dict):
+            self.damage.append(f"{self.workdir / 'config.json'} holds no config of a run")
+            return {}
+        return record
+
+    def _object(self, name: str) -> dict[str, Any]:
+        try:
+            return read_json(self.workdir / name) or {}
+        except (ValueError, OSError) as error:
+            self.damage.append(str(error))
+            return {}
+
+    def _read(self, name: str, wrong: Callable[[Mapping[str, Any]], list[str]]) -> list[dict[str, Any]]:
+        """The rows of a file without damaged ones, and without the fields that `wrong` names."""
+        try:
+            lines, damaged = scan_rows(self.workdir / name)
+        except OSError as error:
+            self.damage.append(f"{self.workdir / name} cannot be read ({error})")
+            return []
+        rows = []
+        for _, row in lines:
+            if fields := wrong(row):
+                reason = f"{fields[0]}={row[fields[0]]!r:.40} is of another kind than the report reads"
+                self.damage.append(f"{self.workdir / name}, step {row['step']}: {reason}")
+            rows.append({key: value for key, value in row.items() if key not in fields})
+        if damaged:
+            self.damage.append(f"{said_of_damage(self.workdir / name, damaged)}; left out")
+        return rows
 
     @cached_property
     def finished(self) -> bool:
@@ -48,16 +84,18 @@ class Run:
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        return read_rows(self.workdir / "samples.jsonl")
+        rows = self._read("samples.jsonl", lambda row: ["reward"] if not _is_number(row.get("reward")) else [])
+        return [row for row in rows if isinstance(row.get("prompt"), str)]
 
     @cached_property
     def failure(self) -> dict[str, Any] | None:
-        return read_json(self.workdir / "failed.json")
+        failed = self._object("failed.json")
+        return {"last_line": "", "exit_code": "unknown"} | failed if failed else None
 
     @property
     def diverged(self) -> bool:
         """Whether a loss or gradient that is not finite stopped the run; a sweep keeps the error message."""
-        return not self.finished and "not finite" in (self.failure or {}).get("last_line", "")
+        return not self.finished and "not finite" in str((self.failure or {}).get("last_line"))
 
     @property
     def ended(self) -> bool:
@@ -168,6 +206,13 @@ class Study:
     baseline: str
     branching: Mapping[str, int] = field(default_factory=dict)  # of a sweep of branches; empty for runs from the start
     unfinished: Sequence[str] = ()  # the trajectories of such a sweep that have not ended, each with its status
+    damage: Sequence[str] = ()  # of the sweep's own file, and of the files of trajectories
+
+    def damaged(self) -> list[str]:
+        """What is wrong with the files, a line each; it is read for that."""
+        for run in self.runs:
+            _ = run.rows, run.samples, run.record, run.failure
+        return [*self.damage, *dict.fromkeys(line for run in self.runs for line in run.damage)]
 
     @property
     def arms(self) -> list[str]:
@@ -190,28 +235,43 @@ class Study:
         return self.values(key, condition).size > 0
 
 
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether it is a number, null, or a list of rows of one length of such."""
+    if not isinstance(value, list):
+        return _is_number(value)
+    try:
+        return all(map(_is_numbers, value)) and np.asarray(value, np.float64) is not None
+    except ValueError:  # a ragged list
+        return False
+
+
 def load(folder: str | os.PathLike[str]) -> Study:
     """The study in a folder: a sweep if it has sweep.json, a run if it has metrics.jsonl.
 
-    Otherwise every folder below it that holds metrics.jsonl is a run. Its path names the arm, except for a last part
-    that is a number, which is the seed.
+    Otherwise, and where sweep.json is damaged, every folder below it that holds metrics.jsonl is a run. Its path names
+    the arm, except for a last part that is a number, which is the seed.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
     """
     folder = Path(folder)
-    plan = read_json(folder / "sweep.json")
-    if plan is not None and "branching" in plan:
-        return _load_branches(folder, plan)
-    if plan is not None:
-        runs = [
-            Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"]), str(r.get("branch", "")))
-            for r in plan["runs"]
-        ]
-        return Study(plan["question"], runs, plan["baseline"])
+    damage = []
+    try:
+        plan = read_json(folder / "sweep.json")
+        if plan is not None:
+            return _planned(folder, plan)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (
+            error if isinstance(error, ValueError) else f"{folder / 'sweep.json'} is no plan of a sweep ({error!r})"
+        )
+        damage = [f"{reason}; runs are named by their folders"]
     if (folder / "metrics.jsonl").exists():
         name = folder.resolve().name
-        return Study("", [Run(folder, name)], name)
+        return Study("", [Run(folder, name)], name, damage=damage)
     runs = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         *rest, last = path.parent.relative_to(folder).parts
@@ -219,15 +279,35 @@ def load(folder: str | os.PathLike[str]) -> Study:
         runs.append(Run(path.parent, "/".join(rest if seeded else [*rest, last]), seed=last if seeded else ""))
     if not runs:
         raise FileNotFoundError(f"DIR={folder} holds no run: no sweep.json and no metrics.jsonl in it or below it")
-    return Study("", runs, runs[0].arm)
+    return Study("", runs, runs[0].arm, damage=damage)
+
+
+def _planned(folder: Path, plan: Mapping[str, Any]) -> Study:
+    texts = [
+        plan["question"],
+        plan["baseline"],
+        *(r[key] for r in plan["runs"] for key in ("folder", "arm", "condition")),
+    ]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"{wrong[0]!r:.60} should be text")
+    if "branching" in plan:
+        return _load_branches(folder, plan)
+    runs = [
+        Run(folder / r["folder"], r["arm"], r["condition"], str(r["seed"]), str(r.get("branch", "")))
+        for r in plan["runs"]
+    ]
+    if plan["baseline"] not in {run.arm for run in runs}:
+        raise TypeError(f"baseline={plan['baseline']!r} is none of its arms")
+    return Study(plan["question"], runs, plan["baseline"])
 
 
 def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
     runs: list[Run] = []
-    unfinished = {}
+    unfinished, damage = {}, []
     for planned in plan["runs"]:
         place, arm, labels = folder / planned["folder"], planned["arm"], (planned["condition"], str(planned["seed"]))
-        rows, trajectory = read_rows(place / "branches.jsonl"), Run(place, "trajectory", *labels)
+        trajectory = Run(place, "trajectory", *labels)
+        rows = trajectory._read("branches.jsonl", lambda row: [key for key in row if not _is_of_branch(key, row[key])])
         starts = {row["state"]: row for row in rows if not row["arm"]}
         for state, start in starts.items():
             own = [row for row in rows if (row["arm"], row["state"]) == (arm, state)]
@@ -235,4 +315,9 @@ def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
                 runs.append(Branch(place, arm, *labels, str(state), [start, *own], trajectory.record))
         if not trajectory.finished:
             unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
-    return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()))
+        damage += trajectory.damage
+    return Study(plan["question"], runs, plan["baseline"], plan["branching"], list(unfinished.values()), damage)
+
+
+def _is_of_branch(key: str, value: Any) -> bool:
+    return isinstance(value, str) if key in ("arm", "failed") else _is_numbers(value)

@@ -128,14 +128,16 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Fields that the recipe does not have are left out; of an unknown recipe only the fields that were set are kept.
     """
-    raw = config.get("objective") or {}
+    raw = config.get("objective")
+    if not raw or not isinstance(raw, Mapping):
+        return dict(config)
     given = {key: value for key, value in raw.items() if value is not None}
     try:
         defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"))
-    except ValueError:
+    except (ValueError, TypeError):  # an unknown recipe, or a field of another kind
         defaults = {}
     known = {key: value for key, value in defaults.items() if value is not None}
-    return {**config, "objective": {**known, **given}} if raw else dict(config)
+    return {**config, "objective": {**known, **given}}
 
 
 def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], str]:

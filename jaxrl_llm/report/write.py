@@ -80,6 +80,10 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         page.text("Warnings of the runs, by the names that docs/metrics.md explains:")
         page.bullets(warned)
         printed += ["warnings:", *(f"  {one}" for one in warned), ""]
+    if damaged := study.damaged():
+        page.text("Damaged files, of which what can be read is shown:")
+        page.bullets(damaged)
+        printed += ["damaged files, of which what can be read is shown:", *(f"  {one}" for one in damaged), ""]
     for condition in study.conditions:
         lines = findings(study, condition)
         if lines and condition:

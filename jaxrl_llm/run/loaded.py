@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm import models, tasks
+from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run
 
@@ -58,7 +58,7 @@ def from_checkpoint(
         FileNotFoundError, ValueError: see `models.load_pretrained` and `tasks.load_tokenizer`; or the path is a DIR.
     """
     record = Path(path) / "config.json"
-    if record.is_file() and "config_hash" in json.loads(record.read_text()):
+    if record.is_file() and "config_hash" in json_object(record, "fetch the checkpoint again"):
         raise ValueError(f"--checkpoint={path} is the DIR of a run; give it as --workdir={path}")
     own = tasks.load_tokenizer(tokenizer or path)
     model, params = models.load_pretrained(path, dtype=dtype, mesh=mesh)

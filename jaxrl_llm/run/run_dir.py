@@ -1,6 +1,8 @@
 """Which run a DIR holds, what a new start would erase, and how the recorded run is loaded again.
 
 a DIR without a step            may be overwritten by any config
+a DIR with checkpoints          belongs to the config that they say wrote them, whatever config.json says: a start of
+                                that config writes a lost or damaged config.json anew
 a DIR of another config         is refused; the message has the fields that differ
 a DIR whose checkpoints are gone is refused: its logs would be cut back to step 0
 --restart                       erases what the DIR holds and starts anew
@@ -18,8 +20,8 @@ from jaxrl_llm.config import loading
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
-from jaxrl_llm.records.recorded import read_record, recorded_config
-from jaxrl_llm.records.run_log import plain, read_rows
+from jaxrl_llm.records.recorded import read_record, recorded_config, saved_hash
+from jaxrl_llm.records.run_log import plain, read_json, read_rows
 from jaxrl_llm.run.assembly import Run, base_digest, build, check_base
 from jaxrl_llm.run.settings import config_hash, identity_fields, validate
 
@@ -27,21 +29,60 @@ _SHOWN = 8  # fields that differ
 
 
 def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> None:
-    """Raises ValueError when the config may not run in this DIR; with `restart` it may in every folder of its own."""
+    """Raises ValueError when the config may not run in this DIR; with `restart` it may in every folder of its own.
+    Writes nothing."""
     workdir = folder_of_its_own(workdir)
-    recorded = None if restart else read_record(workdir)
-    if recorded is None or not _has_steps(workdir):
+    if restart or belongs(workdir, config_hash(config)):
         return
-    if recorded["config_hash"] != config_hash(config):
+    recorded = read_record(workdir)
+    if not _has_steps(workdir):
+        return
+    kept = bool(steps_of(workdir))
+    if recorded is not None and recorded["config_hash"] != config_hash(config):
+        # Where the checkpoints say no more than config.json, erasing them is no advice.
+        erase = "" if kept and _saved(workdir) is None else ", or erase that run with --restart"
+        other = f"give {'' if erase else 'that config or '}another --workdir{erase}"
+        raise ValueError(f"{workdir} holds a run of another config ({_differences(recorded, config)}); {other}")
+    if recorded is None and kept:
         raise ValueError(
-            f"{workdir} holds a run of another config ({_differences(recorded, config)}); "
-            "give another --workdir, or erase that run with --restart"
+            f"{workdir} has lost its config.json, and its checkpoints were written by another config or cannot be "
+            f"read (their config_hash: {_saved(workdir)}, this one's: {config_hash(config)}); give the config that "
+            "wrote them, bring config.json back, or give another --workdir"
         )
-    if lost := _lost(workdir, recorded):
+    if lost := _lost(
+        workdir,
+        config.to_dict()["checkpoint"]["every"] if recorded is None else recorded["config"]["checkpoint"]["every"],
+    ):
         raise ValueError(
             f"{workdir} has logged steps but no checkpoint any more, and starting again would erase {lost}; bring its "
             "folder checkpoints back, give another --workdir, or erase the run with --restart"
         )
+
+
+def belongs(workdir: str | Path, identity: str) -> bool:
+    """Whether a DIR's checkpoints say that a config of this hash wrote them.
+
+    Raises:
+        ValueError: they say that another did, and config.json has this hash: it was written over.
+    """
+    saved = _saved(workdir)
+    if saved in (None, identity):
+        return saved is not None
+    recorded = read_json(Path(workdir) / "config.json") or {}
+    if recorded.get("config_hash") == identity:
+        raise ValueError(
+            f"{workdir} holds checkpoints of another config (config_hash {saved}) than its config.json, which has this "
+            f"one's ({identity}); give the config that wrote them, or another --workdir"
+        )
+    return False
+
+
+def _saved(workdir: str | Path) -> str | None:
+    """What `saved_hash` says; None too where no checkpoint can be read."""
+    try:
+        return saved_hash(workdir)
+    except ValueError:
+        return None
 
 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:
@@ -55,7 +96,8 @@ def begin(workdir: str | Path, *, restart: bool = False) -> None:
     if jax.process_index() == 0:
         if restart:
             shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
-            (workdir / "evaluation.jsonl").unlink(missing_ok=True)
+            for name in ("evaluation.jsonl", "metrics.jsonl.damaged", "samples.jsonl.damaged"):
+                (workdir / name).unlink(missing_ok=True)
         if not steps_of(workdir):
             shutil.rmtree(workdir / "reference", ignore_errors=True)  # the start depends on the config
     processes.wait_for_all("run_dir.begin")
@@ -72,7 +114,12 @@ def restored(
     Raises:
         FileNotFoundError, ValueError: see `recorded_config`, `validate` and `Checkpoints.restore`.
     """
-    run = build(validate(recorded_config(workdir, trust=trust)), trains=False)
+    config = recorded_config(workdir, trust=trust)
+    if not steps_of(workdir):
+        raise FileNotFoundError(
+            f"no checkpoint in {Path(workdir) / 'checkpoints'}; train first with --workdir {workdir}"
+        )
+    run = build(validate(config), trains=False)
     like = run.start(note) if run.settings.lora.rank else run.blank()
     checkpoints = Checkpoints(workdir, run.settings.checkpoint.keep)
     step, saved, extra = checkpoints.restore(like.saved(), step, note)
@@ -84,7 +131,7 @@ def _has_steps(workdir: Path) -> bool:
     return bool(steps_of(workdir)) or any(row["step"] > 0 for row in read_rows(workdir / "metrics.jsonl"))
 
 
-def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
+def _lost(workdir: Path, every: int) -> str:
     """What a start from step 0 would erase in a DIR whose checkpoints are gone; empty if nothing of value.
 
     A run that was killed before its first checkpoint was complete has rows too, but not those of two checkpoint
@@ -94,7 +141,7 @@ def _lost(workdir: Path, recorded: dict[str, Any]) -> str:
         return ""
     rows = read_rows(workdir / "metrics.jsonl")
     finished = (workdir / "result.json").exists()
-    had = bool(rows) and rows[-1]["step"] > 2 * recorded["config"]["checkpoint"]["every"]
+    had = bool(rows) and rows[-1]["step"] > 2 * every
     if (workdir / "checkpoints").is_dir() and not (finished or had):
         return ""
     samples = len(read_rows(workdir / "samples.jsonl"))

@@ -86,7 +86,10 @@ def load_sweep(name: str) -> Sweep:
     if not hasattr(module, "get_sweep"):
         raise ValueError(f"--sweep={path} defines no get_sweep(variant) -> Sweep")
     with loading.one_line(Path(path)):
-        return module.get_sweep(variant) if variant else module.get_sweep()
+        sweep = module.get_sweep(variant) if variant else module.get_sweep()
+    if not isinstance(sweep, Sweep):
+        raise ValueError(f"get_sweep of {path} returned {sweep!r:.80}; return a jaxrl_llm.sweep.Sweep")
+    return sweep
 
 
 def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
@@ -152,9 +155,12 @@ def _finished(folder: Path, config_hash: str, steps: int) -> bool:
     from jaxrl_llm.report.read import Run
 
     run = Run(folder, "")
-    if run.record and run.record["config_hash"] != config_hash:
+    found = run.record.get("config_hash", config_hash)
+    if run.damage:
+        raise ValueError(run.damage[0])
+    if found != config_hash:
         raise ValueError(
-            f"{folder} holds a run of another configuration (config_hash {run.record['config_hash']}, "
+            f"{folder} holds a run of another configuration (config_hash {found}, "
             f"planned {config_hash}); give another --workdir, or remove that folder"
         )
     whole = run.finished and bool(run.rows) and run.rows[-1]["step"] >= steps

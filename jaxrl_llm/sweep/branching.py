@@ -15,6 +15,7 @@ The same command goes on from the newest checkpoint of the trajectory; rows that
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,8 +24,9 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.records import provenance
-from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
+from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.trainer import take_step
 from jaxrl_llm.sweep.forks import Plan, plan
@@ -84,10 +86,10 @@ class Trajectory:
             checkpoints.set_aside(after=done)
             stream.set_state(extra["stream"])
             log.note(f"resumed from rollout {done}")
-        log.cut(done if checkpoints.latest is not None else -1)
+        log.cut(done if checkpoints.latest is not None else -1, first=1)
         branches, writes = log.workdir / "branches.jsonl", jax.process_index() == 0
-        if writes:
-            keep_rows(branches, lambda row: row["state"] < done)
+        if writes and (said := keep_rows(branches, lambda row: row["state"] < done)):
+            log.note(said)
         before = [row for row in read_rows(branches) if not row["arm"]]
         evaluated = {name: x for name, x in before[-1].items() if name.startswith("eval/")} if before else {}
         states = branching.states(settings.steps)
@@ -181,10 +183,11 @@ def _run(arguments: list[str], guard: Guard) -> int:
     given = parser.parse_args(rest)
     planned = plan(given.config, fields, given.branches)
     start_up.start_jax()
+    if not run_dir.belongs(given.workdir, planned.identity):
+        recorded = read_json(Path(given.workdir) / "config.json")
+        if steps_of(given.workdir) or (recorded or {}).get("config_hash", planned.identity) != planned.identity:
+            raise ValueError(f"{given.workdir} holds other branches; give another --workdir")
     with RunLog(given.workdir, planned.parent.settings.steps, write=start_up.is_first()) as log:
-        recorded = read_json(log.workdir / "config.json")
-        if recorded is not None and recorded["config_hash"] != planned.identity:
-            raise ValueError(f"{log.workdir} holds other branches; give another --workdir")
         trajectory = Trajectory(planned)
         _ = trajectory.parent.warnings  # raises where every result would be wrong
         guard.started, guard.workdir = True, log.workdir

@@ -1,10 +1,12 @@
 """What a task is, what stands around its prompts, and the registry of task names."""
 
+import contextlib
 import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
@@ -143,6 +145,21 @@ def bounded(kind: str, text: str, ids: list[int], most: int) -> list[int]:
     )
 
 
+@contextlib.contextmanager
+def users_code(task: str, what: str) -> Iterator[None]:
+    """Turn what a task's own code raises into a ValueError that names task, file and line."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"task {task!r}: {what} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno}); "
+            "correct it"
+        ) from error
+
+
 _REGISTRY: dict[str, Callable[..., Task]] = {}
 _SIZES = ("train_size", "test_size")
 
@@ -191,7 +208,11 @@ def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting 
             )
         kind = dict if isinstance(known[option], Mapping) else type(known[option])
         (own if option in own else sizes)[option] = Declaration(kind).typed(f"{name}.{option}", value)
-    task = dataclasses.replace(_REGISTRY[name](**own), options=own, **sizes)
+    with users_code(name, "its factory"):
+        made = _REGISTRY[name](**own)
+    if not isinstance(made, Task):
+        raise ValueError(f"task {name!r}: its factory returned {made!r:.60}; return a tasks.Task")
+    task = dataclasses.replace(made, options=own, **sizes)
     if tokenizer is None and prompting is None:
         return task
     posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)

@@ -42,11 +42,11 @@ def _examples(task: Task) -> tuple[Drawn, Drawn]:
     if task.source is None:
         assert task.sample is not None
         rng = np.random.default_rng(0)
-        return [parts(task.sample(rng)) for _ in range(_DRAWN)], []
+        return [parts(task, task.sample(rng)) for _ in range(_DRAWN)], []
     read = task.source.read()
     sizes = {"train": task.train_size, "test": task.test_size}
     first = {name: itertools.islice(read[name], min(size or _READ, _READ)) for name, size in sizes.items()}
-    return [parts(draw) for draw in first["train"]], [parts(draw) for draw in first["test"]]
+    return [parts(task, draw) for draw in first["train"]], [parts(task, draw) for draw in first["test"]]
 
 
 def _asked(task: Task, examples: Drawn) -> Drawn:

@@ -41,6 +41,9 @@ def gsm8k(
 
 
 def _convert(row: dict) -> Draw:
+    for field in ("question", "answer"):
+        if not isinstance(row[field], str):
+            raise TypeError(f"field {field!r} must be text, not {type(row[field]).__name__}")
     solution, marked, gold = row["answer"].rpartition("####")
     if not marked:
         raise ValueError("its answer has no ####")

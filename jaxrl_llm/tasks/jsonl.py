@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground.json_files import check_encoding, decoded
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
 from jaxrl_llm.tasks.splits import is_test
 from jaxrl_llm.tasks.tokenizers import ByteTokenizer
@@ -77,12 +78,13 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
     Raises:
         ValueError: a line is no JSON object or lacks a field; the message has the file, the line and its fields.
     """
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                _check_utf8(line)
+                row = decoded(line)
                 if not isinstance(row, dict):
                     raise TypeError("it is no JSON object")
                 fields = ", ".join(row)
@@ -95,12 +97,22 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
                 raise ValueError(f"{file}:{number} cannot be read ({error}); correct or remove the line") from error
 
 
+def _check_utf8(line: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:  # what is not UTF-8 was read as surrogates
+        byte = ord(line[error.start]) & 0xFF
+        raise ValueError(f"byte {byte:#04x} at column {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+
+
 def digest(*files: Path) -> str:
     """A digest of the content of the files; one that cannot be read is a ValueError."""
     hashed = hashlib.sha256()
     for file in files:
         try:
             with open(file, "rb") as content:
+                check_encoding(file, content.read(8))
+                content.seek(0)
                 hashed.update(hashlib.file_digest(content, "sha256").digest())
         except OSError as error:
             raise ValueError(f"{file} cannot be read ({error}); name a readable JSON Lines file") from error

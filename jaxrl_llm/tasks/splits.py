@@ -3,12 +3,13 @@
 import dataclasses
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Draw, Example, Row, Task, TooLong, bounded
+from jaxrl_llm.tasks.base import Draw, Example, Row, Task, TooLong, bounded, users_code
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
 _PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
@@ -58,7 +59,7 @@ def generate(task: Task) -> dict[str, Split]:
         draws = task.source.read()
         for name, split in splits.items():
             for draw in draws[name]:
-                split.add(task, *parts(draw))
+                split.add(task, *parts(task, draw))
                 if split.full:
                     break
     for name, split in splits.items():
@@ -78,9 +79,15 @@ def is_test(prompt: str) -> bool:
     return _digest(prompt) % _TEST_SHARE == 0
 
 
-def parts(draw: Draw) -> tuple[str, str, Row]:
+def parts(task: Task, draw: Draw) -> tuple[str, str, Row]:
     """(prompt, right answer, other fields), which are empty where the task gives none."""
-    return draw if len(draw) == 3 else (*draw, {})
+    whole = (*draw, {}) if isinstance(draw, tuple) and len(draw) == 2 else draw
+    kinds = (str, str, Mapping)
+    if not (isinstance(whole, tuple) and len(whole) == 3 and all(map(isinstance, whole, kinds))):
+        raise ValueError(
+            f"task {task.name!r} drew {draw!r:.80}; give texts (prompt, answer), or (prompt, answer, row) with a dict"
+        )
+    return whole
 
 
 def default_data_dir() -> Path:
@@ -102,7 +109,8 @@ def data_name(task: Task) -> str:
     else:
         assert task.sample is not None
         rng = np.random.default_rng(_SEED)
-        content = [task.sample(rng) for _ in range(_FINGERPRINTED)]
+        with users_code(task.name, "sample"):
+            content = [task.sample(rng) for _ in range(_FINGERPRINTED)]
     bound = task.prompt_length if task.source is not None or task.drop_long else None
     whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound)
     return f"{task.name}-{words}-{_digest(repr(whole)) & 0xFFFFFF:06x}"
@@ -119,7 +127,9 @@ def _draw(task: Task, splits: dict[str, Split]) -> None:
     seen: set[str] = set()
     useless = 0
     while open_splits := [name for name, split in splits.items() if not split.full]:
-        prompt, answer, row = parts(task.sample(rng))
+        with users_code(task.name, "sample"):
+            drawn = task.sample(rng)
+        prompt, answer, row = parts(task, drawn)
         name = "test" if is_test(prompt) else "train"
         kept = False
         if prompt not in seen and name in open_splits:
@@ -145,7 +155,8 @@ def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
         bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
-    reward = task.verify(prompt, answer, answer, row)
+    with users_code(task.name, "verify"):
+        reward = float(task.verify(prompt, answer, answer, row))
     if not reward >= task.solved:
         raise ValueError(
             f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +136,57 @@ def test_readers_leave_out_the_half_written_line(tmp_path):
     assert read_rows(tmp_path / "missing.jsonl") == []
 
 
+def test_damaged_and_lost_rows_are_named_set_aside_and_passed_over(tmp_path):
+    write(tmp_path, range(6))
+    path, said = tmp_path / "metrics.jsonl", io.StringIO()
+    rows = path.read_bytes().splitlines(keepends=True)
+    bad = [b"\xff\xfe\n", b"[3]\n", b'{"step": "4"}\n', b'{"step": 1}\n', b'{"step": 2, "a": "\\ud800"}\n']
+    path.write_bytes(b"".join([*rows[:2], *bad, rows[5], b'{"step": 6, "re']))
+    assert [row["step"] for row in read_rows(path)] == [0, 1, 5]
+    assert [number for number, *_ in run_log.scan_rows(path)[1]] == [3, 4, 5, 6, 7]
+    (tmp_path / "samples.jsonl").write_bytes(b"{}\n")
+    with RunLog(tmp_path, total_steps=10, stream=said) as log:
+        log.cut(5)
+    assert f"{path}, line 3 and 4 more are damaged ('utf-8' codec" in said.getvalue()
+    assert "samples.jsonl, line 1 is damaged (step=None is not a whole number); set aside in" in said.getvalue()
+    assert f"{path} has lost the rows of steps 2 to 4; the run goes on without them" in said.getvalue()
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == b"".join(bad)
+    assert path.read_bytes() == b"".join([*rows[:2], rows[5]])
+    assert run_log.missing_steps([{"step": 0}, {"step": 3}], 0, 5) == "1 to 2, 4 to 5"
+    assert run_log.missing_steps([], 1, 1) == "1"
+
+
+def test_a_damaged_event_file_is_kept_aside(tmp_path):
+    write(tmp_path, [0, 1])
+    (path,) = tmp_path.glob("events.out.*")
+    content = path.read_bytes()
+    path.write_bytes(content[:-30] + b"\xff" * 20 + content[-10:])
+    with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
+        log.cut(1)
+    assert (tmp_path / f"damaged.{path.name}").exists()
+    assert ("reward/mean", 0) in events(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_full_disk_names_the_file_and_lets_the_lock_go(tmp_path):
+    """TensorBoard's own thread would die of it, and whoever flushes it would wait for ever."""
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"metrics\.jsonl cannot be written .*No space left.*make room there"):
+        write(tmp_path, [0])
+    (tmp_path / "metrics.jsonl").unlink()
+    write(tmp_path, [0])
+    (path,) = tmp_path.glob("events.out.*")
+    with open("/dev/full", "wb", buffering=0) as full, RunLog(tmp_path, 10, stream=io.StringIO()) as log:
+        log.metrics(1, {"a": 1.0})
+        board = log._writers[0]._open_writer._py_recordio_writer
+        board._writer.close()
+        board._writer = full
+        with pytest.raises(OSError, match=r"the log in .* cannot be written"):
+            log.metrics(2, {"a": 1.0})
+    assert path.exists()
+    write(tmp_path, [3])
+
+
 def test_an_interrupt_leaves_whole_rows_and_a_closed_log(tmp_path):
     def interrupted():
         with RunLog(tmp_path, total_steps=10, stream=io.StringIO()) as log:
@@ -204,3 +257,14 @@ def test_weights_and_biases_without_the_package_names_the_extra(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"log.wandb='tests' needs the wandb package: pip install"):
         RunLog(tmp_path, total_steps=3, wandb="tests")
+
+
+def test_weights_and_biases_without_a_login_is_one_line_and_lets_the_lock_go(tmp_path, monkeypatch):
+    def refuse(**settings):
+        raise RuntimeError("api_key not configured (no-tty)")
+
+    fake = SimpleNamespace(init=refuse, Table=None, Settings=lambda **settings: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(ValueError, match=r"log.wandb='tests' cannot start a run \(api_key .*log in with `wandb login`"):
+        RunLog(tmp_path, total_steps=3, wandb="tests")
+    write(tmp_path, [0])

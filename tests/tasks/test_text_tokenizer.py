@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_explained(folder, tmp_path):
     with pytest.raises(ValueError, match=r"end_ids=\(\) must name at least one id.*add eos_token"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(tmp_path)
     pytest.importorskip("gguf")
     (tmp_path / "x.gguf").write_bytes(b"not a GGUF file, whatever it is called")

@@ -80,8 +80,19 @@ def _open(path: Path, _modified: int) -> tuple[dict[str, Any], dict[str, GGUFTen
         from gguf import GGUFReader
     except ImportError as error:
         raise ImportError(f"{path.name} needs the package gguf: pip install 'jaxrl_llm[hf]'") from error
-    reader = GGUFReader(path)
+    try:
+        return _read(GGUFReader(path), path)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # the reader trusts the file's own lengths, types and offsets
+        known = isinstance(error, ValueError) and path.name in str(error)
+        if known:
+            raise
+        what = f"{path} is no GGUF file, or is cut off ({type(error).__name__}: {error})"
+        raise ValueError(f"{what}; fetch it again") from error
 
+
+def _read(reader: Any, path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     def field(name: str) -> Any:
         entry = reader.get_field(name)
         return None if entry is None else entry.contents()

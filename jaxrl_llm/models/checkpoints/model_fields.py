@@ -28,7 +28,7 @@ def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         raise ValueError(f"model.pretrained={path!r} must be the path of a checkpoint, or '' for fresh parameters")
     if path:
         dtype = fields.get("param_dtype")
-        published = from_published(read_published(path).config, fields.get("dtype") if dtype is None else dtype)
+        published = from_published(read_published(path).config, fields.get("dtype") if dtype is None else dtype, path)
         fields |= {name: getattr(published, name) for name, value in fields.items() if value is None}
         _check_agreement(path, fields, published)
     elif fields.get("vocab_size") is None:

@@ -39,7 +39,7 @@ def load_pretrained(
       ValueError: an architecture that this model does not compute; tensors missing, left over or of another shape.
     """
     with open_checkpoint(path) as (config, tensors):
-        model = Model(from_published(config, dtype), mesh)
+        model = Model(from_published(config, dtype, path), mesh)
         return model, _load(tensors, model)
 
 

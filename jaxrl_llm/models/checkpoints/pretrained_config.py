@@ -1,6 +1,7 @@
 """config.json of a published checkpoint <-> ModelConfig, in the old and the new spelling, and how families differ."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,14 +59,65 @@ def family_of(config: ModelConfig) -> str:
     )
 
 
-def from_published(published: Mapping[str, Any], dtype: str | None = None) -> ModelConfig:
+def from_published(
+    published: Mapping[str, Any], dtype: str | None = None, where: str | os.PathLike[str] = ""
+) -> ModelConfig:
     """The ModelConfig of the content of a config.json; dtype: of parameters and computation, by default the file's.
 
     Raises:
-      ValueError: another model type; a field that is missing; a field that asks for what this model does not compute.
+      ValueError: another model type; a field that is missing or of another kind; a field that asks for what this model
+        does not compute. The message begins with `where`, the checkpoint's path, if it is given.
     """
+    try:
+        _check_kinds(published)
+        return _config_of(published, dtype)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from error
+
+
+_SIZES = (*_SAME_NAME[:-1], "head_dim", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step")
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, "an object")),
+    **dict.fromkeys(("mlp_only_layers", "layer_types"), (list, "a list")),
+    **dict.fromkeys(("dtype", "torch_dtype", "hidden_act"), (str, "a word")),
+}
+_MOST = 2**31 - 1  # of a size
+_MOST_LAYERS = 10_000
+
+
+def _check_kinds(published: Mapping[str, Any]) -> None:
+    """Refuses a field that is not of the kind that its name stands for, before anything is computed with it."""
+    wanted = dict.fromkeys((*_SIZES, "num_local_experts", "num_experts"), f"a whole number from 1 to {_MOST}")
+    wanted |= {"num_hidden_layers": f"a whole number from 1 to {_MOST_LAYERS}"}
+    wrong = []
+    for name, words in wanted.items():
+        value, most = published.get(name), _MOST_LAYERS if name == "num_hidden_layers" else _MOST
+        least = 0 if name.endswith("experts") else 1  # a dense model may say so
+        if value is not None and not (type(value) is int and least <= value <= most):
+            wrong.append((name, value, words))
+    ropes = [published[name] for name in ("rope_scaling", "rope_parameters") if isinstance(published.get(name), dict)]
+    for fields in (published, *ropes):
+        for name, (kind, words) in _KINDS.items():
+            value = fields.get(name)
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                wrong.append((name, value, words))
+        numbers = (*_SCALING, "rms_norm_eps", "rope_theta")
+        wrong += [(name, fields[name], "a number") for name in numbers if not _is_number(fields.get(name))]
+    for rope in ropes:
+        texts = [name for name in ("rope_type", "type") if not isinstance(rope.get(name), str | None)]
+        wrong += [(name, rope[name], "a word") for name in texts]
+    if wrong:
+        name, value, words = wrong[0]
+        raise ValueError(f"config.json: {name}={value!r:.60} must be {words}; fetch the checkpoint again or correct it")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300)
+
+
+def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
     kind = published.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"config.json: model_type={kind!r} is not one of {', '.join(_FAMILIES)}; no other loads")
     family = _FAMILIES[kind]
     spellings = [published.get(name) or {} for name in ("rope_scaling", "rope_parameters")]

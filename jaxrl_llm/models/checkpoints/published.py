@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.models.checkpoints.gguf_file import open_gguf
 from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, weight_files
 from jaxrl_llm.models.checkpoints.tensor_names import StoredTensor
@@ -98,7 +99,7 @@ def _samples(file: Path, size: int) -> list[tuple[int, int]]:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    return json.loads(existing(folder / "config.json").read_text())
+    return json_object(existing(folder / "config.json"), "fetch the checkpoint again")
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

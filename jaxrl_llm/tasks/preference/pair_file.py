@@ -1,5 +1,6 @@
 """Preference pairs from a JSONL file: chosen and rejected as strings or chat messages, with or without a prompt."""
 
+import codecs
 import collections
 import dataclasses
 import itertools
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground.json_files import check_encoding, decoded
 from jaxrl_llm.ground.ranges import one_of, suggestion
 from jaxrl_llm.tasks.base import TooLong
 from jaxrl_llm.tasks.preference.pair_rules import Pair
@@ -62,9 +64,11 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     path, skipped = Path(path), collections.Counter()
     good: list[Pair] = []
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}); name a JSONL file of preference pairs") from error
+    check_encoding(path, content)
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -106,7 +110,8 @@ def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None)
             verbatim.ids(kind, text)
         except ValueError as error:
             reason = "too long" if isinstance(error, TooLong) else "unknown character"
-            raise _BadLine(reason, *str(error).rsplit("; ", 1)) from None
+            seen, _, remedy = str(error).rpartition("; ")
+            raise _BadLine(reason, seen or remedy, remedy if seen else "correct the line") from None
     margin = row.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) < float("inf"):
         raise _BadLine("wrong type", f"margin={margin!r} is no finite number", "give a number or leave it out")
@@ -115,7 +120,7 @@ def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None)
 
 def _row(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode())
+        row = decoded(line.decode())
     except UnicodeDecodeError as error:
         raise _BadLine(
             "not UTF-8", f"byte {line[error.start]:#04x} at column {error.start + 1} is not UTF-8", "save it as UTF-8"
@@ -124,6 +129,8 @@ def _row(line: bytes) -> dict[str, Any]:
         raise _BadLine(
             "not JSON", f"{error.msg} at column {error.colno}", "write one JSON object on each line"
         ) from None
+    except ValueError as error:
+        raise _BadLine("not JSON", str(error), "write one JSON object on each line") from None
     if not isinstance(row, dict):
         raise _BadLine("not JSON", f"it holds a {type(row).__name__}", "write one JSON object on each line")
     for field in ("chosen", "rejected"):

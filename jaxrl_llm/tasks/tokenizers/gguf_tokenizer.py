@@ -35,14 +35,20 @@ def read_gguf(path: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
     except ImportError as error:
         raise ImportError("a GGUF file needs gguf and tokenizers; pip install 'jaxrl_llm[hf]'") from error
     try:
-        fields = gguf.GGUFReader(path).fields
-    except ValueError as error:
+        return _read(gguf.GGUFReader(path), path)
+    except Exception as error:  # the reader trusts the file's own lengths, types and offsets
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
         raise ValueError(
-            f"{path} is no GGUF file ({error}); name a folder with tokenizer.json or a GGUF file"
+            f"{path} is no GGUF file with a tokenizer, or is damaged ({type(error).__name__}: {error}); name a folder "
+            "with tokenizer.json or a GGUF file"
         ) from error
+
+
+def _read(reader: Any, path: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
     meta = {
         name.removeprefix("tokenizer."): field.contents()
-        for name, field in fields.items()
+        for name, field in reader.fields.items()
         if name.startswith("tokenizer.")
     }
     kind, pre = meta.get("ggml.model"), meta.get("ggml.pre")

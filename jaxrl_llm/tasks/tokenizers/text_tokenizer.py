@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.tasks.tokenizers.chat_template import rendered
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
@@ -118,33 +119,47 @@ def _from_folder(folder: Path) -> TextTokenizer:
     backend.no_truncation()
     config = _json(folder / "tokenizer_config.json")
     special = {
-        name: token["content"] if isinstance(token, dict) else token
+        name: text
         for name, token in config.items()
-        if name.endswith("_token") and isinstance(token, str | dict)
+        if name.endswith("_token")
+        and isinstance(text := token.get("content") if isinstance(token, dict) else token, str)
     }
     own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    generation = _json(folder / "generation_config.json").get("eos_token_id")
-    published = _json(folder / "config.json").get("eos_token_id") if generation is None else generation
-    ids = [own, *(published if isinstance(published, list) else [published])]
-    return TextTokenizer(
-        backend, tuple(dict.fromkeys(i for i in ids if i is not None)), _template(folder, config), special
-    )
+    ids = [] if own is None else [own]
+    for name in ("generation_config.json", "config.json"):
+        published = _json(folder / name).get("eos_token_id")
+        if published is not None:
+            listed = published if isinstance(published, list) else [published]
+            if not all(type(i) is int for i in listed):
+                raise ValueError(
+                    f"{folder / name}: eos_token_id={published!r:.60} must be the id of a token, or a list of ids; "
+                    "correct it"
+                )
+            ids += listed
+            break
+    return TextTokenizer(backend, tuple(dict.fromkeys(ids)), _template(folder, config), special)
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
     """chat_template.jinja, or an older place: a string, or a list of named templates with a "default"."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{folder / 'chat_template.jinja'} is not UTF-8 ({error}); write the file again"
+            ) from error
     written = config.get("chat_template") or ""
-    if isinstance(written, list):
-        return {entry["name"]: entry["template"] for entry in written}.get("default", "")
+    if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
+        named = {str(entry.get("name")): entry.get("template") for entry in written}
+        written = named.get("default", "")
+    if not isinstance(written, str):
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be text, or a list of objects with name and "
+            "template; correct it"
+        )
     return written
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}); write the file again") from error
+    return json_object(file, "write the file again") if file.is_file() else {}

@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
+from jaxrl_llm.config.loading import one_line
 from jaxrl_llm.ground.ranges import suggestion
 
 _READ = 4096  # characters of an answer that `numeric` reads, counted from its end
@@ -204,12 +205,14 @@ def _function(spec: str) -> Callable[..., float]:
             assert module_spec.loader is not None
             module = importlib.util.module_from_spec(module_spec)
             sys.modules[module_spec.name] = module
-            module_spec.loader.exec_module(module)
+            with one_line(Path(place)):
+                module_spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except (ImportError, FileNotFoundError) as error:
+    except Exception as error:  # of the user's own code
+        kind = "" if isinstance(error, ValueError | ImportError | OSError) else f"{type(error).__name__}: "
         raise ValueError(
-            f"verifier={spec!r} cannot be imported ({error}); name a module or an existing file"
+            f"verifier={spec!r} cannot be imported ({kind}{error}); correct it, or name a module or an existing file"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
