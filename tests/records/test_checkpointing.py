@@ -217,7 +217,7 @@ except OSError as error:
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     run = subprocess.run([sys.executable, "-c", _FULL_DISK, tmp_path], capture_output=True, text=True, timeout=120)
     assert "a checkpoint could not be written in " in run.stdout, run.stderr
-    assert "the one of step 1 stays. Make room and give the same command" in run.stdout
+    assert "the one of step 1 stays. Make room, or let it be written, and give the same command" in run.stdout
     assert steps_of(tmp_path) == [1]
     step, state, _ = Checkpoints(tmp_path).restore({"x": jnp.zeros(8)})
     assert step == 1

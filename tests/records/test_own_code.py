@@ -121,7 +121,8 @@ def test_with_trust_it_runs(here, name):
 @pytest.mark.parametrize("name", ["source inside", "file beside"])
 def test_every_command_may_be_told_to_trust(here, command, name):
     attack(name)
-    assert command.main(["--workdir=DIR", *COMMANDS[command], "--trust-code"]) == 2  # it has no checkpoint
+    Path("DIR/checkpoints/1").mkdir(parents=True)
+    assert command.main(["--workdir=DIR", *COMMANDS[command], "--trust-code"]) == 2  # nothing is in its checkpoint
     assert Path("ran").exists()
 
 

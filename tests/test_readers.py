@@ -1,7 +1,7 @@
 """Every reader of a file, on files that are not what they should be: only the declared errors, and they name the file.
 
 A reader gets its folder with one file changed: to random bytes, to JSON of another shape, cut at any byte, or with one
-byte changed. `python -m pytest tests/fuzz -m slow -s` tries many more and prints how often each was refused.
+byte changed. `python -m pytest tests/test_readers.py -m slow -s` tries many more and prints how often each was refused.
 """
 
 import collections
