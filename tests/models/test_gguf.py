@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import struct
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jaxrl_llm.models import fingerprint, load_pretrained, read_published, save_pretrained
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
+from jaxrl_llm.tasks import load_tokenizer
 from tests.reference.gguf_files import write
 
 gguf = pytest.importorskip("gguf", reason="needs gguf: pip install 'jaxrl_llm[hf]'")
@@ -70,6 +72,15 @@ def test_what_is_refused(tiny, params_of, tmp_path):
         load_pretrained(write(tmp_path / "3.gguf", model, params, "llama", extra={"blk.0.more": np.zeros(1)}))
     with pytest.raises(ValueError, match=r"scaled RoPE frequencies .* Hugging Face folder"):
         load_pretrained(write(tmp_path / "4.gguf", model, params, "llama", extra={"rope_freqs.weight": np.ones(4)}))
+
+
+def test_a_length_beyond_the_end_is_no_endless_loop(tmp_path):
+    """An array of 2^50 numbers in a file of a few bytes."""
+    entry = struct.pack("<Q1sIIQ", 1, b"a", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32, 2**50)
+    (tmp_path / "x.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + entry + bytes(64))
+    for read in (load_pretrained, load_tokenizer):
+        with pytest.raises(ValueError, match=r"x\.gguf .* it ends before byte \d+, inside a field"):
+            read(tmp_path / "x.gguf")
 
 
 SMOLLM2 = Path("SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.ground.whole_gguf import whole_gguf
+
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 _ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -77,11 +79,9 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
 @functools.lru_cache(maxsize=1)  # decoding its token tables takes the reader seconds
 def _open(path: Path, _modified: int) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     try:
-        from gguf import GGUFReader
+        return _read(whole_gguf(path), path)
     except ImportError as error:
         raise ImportError(f"{path.name} needs the package gguf: pip install 'jaxrl_llm[hf]'") from error
-    try:
-        return _read(GGUFReader(path), path)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # the reader trusts the file's own lengths, types and offsets

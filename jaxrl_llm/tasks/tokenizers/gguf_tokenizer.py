@@ -6,6 +6,8 @@ The metadata holds tokens and merges but names the pre-tokenizer only; what each
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground.whole_gguf import whole_gguf
+
 _CONTROL, _USER_DEFINED = 3, 4  # token types that are never split
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -30,12 +32,12 @@ def read_gguf(path: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
         ImportError: gguf or tokenizers is not installed.
     """
     try:
-        import gguf
+        import gguf  # noqa: F401
         import tokenizers  # noqa: F401 (named here so that one message covers both)
     except ImportError as error:
         raise ImportError("a GGUF file needs gguf and tokenizers; pip install 'jaxrl_llm[hf]'") from error
     try:
-        return _read(gguf.GGUFReader(path), path)
+        return _read(whole_gguf(path), path)
     except Exception as error:  # the reader trusts the file's own lengths, types and offsets
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
