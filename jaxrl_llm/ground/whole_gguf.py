@@ -1,4 +1,4 @@
-"""The reader of GGUF files of the package gguf, which does not notice that a file ends before a length that it states."""
+"""The reader of GGUF files of the package gguf, which does not notice a file that ends before a length it states."""
 
 from pathlib import Path
 from typing import Any

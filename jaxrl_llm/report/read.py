@@ -41,7 +41,7 @@ class Run:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        rows = self._read("metrics.jsonl", lambda row: [key for key in row if not _is_numbers(row[key])])
+        rows = self._read("metrics.jsonl", lambda row: [key for key in row if not _is_metric(key, row[key])])
         if lost := missing_steps(rows, 0, max((row["step"] for row in rows), default=-1)):
             self.damage.append(f"{self.workdir / 'metrics.jsonl'} has no rows of steps {lost}")
         return rows
@@ -237,6 +237,12 @@ class Study:
 
 def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000)
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    if name == "log/warnings":
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return _is_numbers(value)
 
 
 def _is_numbers(value: Any) -> bool:

@@ -19,11 +19,10 @@ def test_as_many_rollouts_and_as_many_groups(tmp_path):
     for arm, (groups, accuracies) in courses.items():
         for seed in (0, 1):
             (tmp_path / f"{arm}{seed}").mkdir()
-            rows = [
-                {"step": step, "rollout/groups_generated": groups, "rollout/groups_kept": 2} for step in (1, 2, 3, 4)
-            ]
-            rows += [{"step": 2 * i, "eval/pass_at_1": x + 0.1 * seed} for i, x in enumerate(accuracies)]
-            rows.sort(key=lambda row: row["step"])
+            drawn = {"rollout/groups_generated": groups, "rollout/groups_kept": 2}
+            rows = [{"step": step} | (drawn if step else {}) for step in range(5)]
+            for i, x in enumerate(accuracies):
+                rows[2 * i]["eval/pass_at_1"] = x + 0.1 * seed
             (tmp_path / f"{arm}{seed}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             (tmp_path / f"{arm}{seed}" / "result.json").write_text("{}")
             plan["runs"].append({"folder": f"{arm}{seed}", "arm": arm, "condition": "", "seed": seed})
