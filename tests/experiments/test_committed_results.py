@@ -18,9 +18,9 @@ SAMPLED = "held-out sampled, end"
 
 
 @functools.cache
-def page(experiment):
+def page(experiment, name="README.md"):
     """The lines of a page, without emphasis; a table's row on one line."""
-    return (EXPERIMENTS / experiment / "README.md").read_text().replace("**", "").splitlines()
+    return (EXPERIMENTS / experiment / name).read_text().replace("**", "").splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +101,15 @@ def test_the_lineage(study):
 
 
 def test_preferences(study):
-    """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the page."""
-    lines = [line.strip("| ") for line in page("preferences")]
+    """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the tables.
+
+    What the page quotes of them is there too.
+    """
+    lines = [line.strip("| ") for line in page("preferences", "results/tables.md")]
     for name, make in (("methods", change_table), ("over", over_table), ("noise", model_table)):
         for cells in make(study("preferences", "preferences", name)):
             assert " | ".join(cells).strip("| ") in lines, (name, cells)
+    assert set(intervals(page("preferences"))) <= set(intervals(lines))
 
 
 def test_real_model(study):
