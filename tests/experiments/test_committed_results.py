@@ -120,7 +120,8 @@ def test_real_model(study):
 @pytest.mark.parametrize("name", ["clip_range", "temperatures", "aggregation", "dapo_parts", "kl"])
 def test_ablations(study, name):
     one = study("ablations", "ablations", name)
-    text = "\n".join(page("ablations"))
+    lines = page("ablations", "results/tables.md")
     for condition in one.conditions:
         for arm, difference in differences(one, condition).items():
-            assert difference in text, (condition, arm)
+            assert difference in "\n".join(lines), (condition, arm)
+    assert set(intervals(page("ablations"))) <= set(intervals(lines))
