@@ -45,10 +45,11 @@ def difference(study: Study, arm: str, condition: str, first: int = 0, last: flo
     return paired_difference(ended, baseline, seeds.astype(int).tolist())
 
 
-def by_trajectory(study: Study, arm: str, condition: str) -> list[float]:
-    """The mean difference of each trajectory."""
+def by_trajectory(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> list[float]:
+    """The mean difference of each trajectory whose seed is from `first` to below `last`."""
     seeds, _, baseline, ended = pairs(study, arm, condition)
-    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in dict.fromkeys(seeds)]
+    own = [seed for seed in dict.fromkeys(seeds) if first <= seed < last]
+    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in own]
 
 
 def table(study: Study, second: int | None = None) -> Table:

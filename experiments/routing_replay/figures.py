@@ -50,7 +50,7 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
         ax.plot([max(low, -SHOWN), min(high, SHOWN)], [y, y], color=ink, linewidth=1.2)
         ax.plot(middle, y, "o", color=ink, markersize=size)
     elif size > 3:
-        ax.annotate(f"< {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
+        ax.annotate(f"\u2190 {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
 
 
 def kept(sweeps: Sequence[Study]) -> Figure:

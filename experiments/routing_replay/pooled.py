@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.routing_replay.branches import pairs
+from experiments.routing_replay.branches import by_trajectory
 from experiments.routing_replay.table_parts import Table, gain, interval, mean
 from jaxrl_llm.report.comparisons import compare, probability
 from jaxrl_llm.report.read import Study
@@ -130,20 +130,13 @@ def _batches(
     name, *others = having
     if not others and name in halves:
         return _split(having[name], arm, condition, halves[name])
-    return {f"`{name}`": by_seed(study, arm, condition) for name, study in having.items()}
+    return {f"`{name}`": np.array(by_trajectory(study, arm, condition)) for name, study in having.items()}
 
 
 def _split(study: Study, arm: str, condition: str, second: int) -> dict[str, np.ndarray]:
     parts = {f"seeds below {second}": (0, second), f"seeds from {second}": (second, np.inf)}
-    found = {name: by_seed(study, arm, condition, *part) for name, part in parts.items()}
+    found = {name: np.array(by_trajectory(study, arm, condition, *part)) for name, part in parts.items()}
     return {name: own for name, own in found.items() if own.size}
-
-
-def by_seed(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> np.ndarray:
-    """The mean difference to the baseline of each trajectory whose seed is from `first` to below `last`."""
-    seeds, _, baseline, ended = pairs(study, arm, condition)
-    own = (seeds >= first) & (seeds < last)
-    return seed_means((ended - baseline)[own], seeds[own].astype(int).tolist())
 
 
 def _gains(study: Study, condition: str) -> np.ndarray:
