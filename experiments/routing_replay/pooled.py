@@ -7,7 +7,7 @@ by asked for an interval without zero in two batches instead, whatever their pow
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,7 @@ def one_rollout(branch: Study, tight: Study, precise: Study, confirm: Study) -> 
     clip = "GRPO clip 1e-08"
     found = []
     for rate in sorted({one for study in sweeps.values() for one in study.conditions}, key=lambda one: float(one[3:])):
-        gains = np.concatenate([_gains(study, rate) for study in sweeps.values()])
-        scale = interval(_difference(gains))
+        scale = _scale(sweeps.values(), rate)
         arms = dict.fromkeys(arm for study in sweeps.values() for arm in study.arms[1:] if study.select(arm, rate))
         for arm, baseline in [*((arm, "GRPO") for arm in arms), *([("GSPO", clip)] if clip in arms else [])]:
             named = f"{arm} less {baseline}" if baseline != "GRPO" else arm
@@ -139,15 +138,20 @@ def _split(study: Study, arm: str, condition: str, second: int) -> dict[str, np.
     return {name: own for name, own in found.items() if own.size}
 
 
-def _gains(study: Study, condition: str) -> np.ndarray:
-    runs = [run for run in study.select("GRPO", condition) if run.ended]
-    return seed_means([gain(run) for run in runs], [run.seed for run in runs])
+def _scale(sweeps: Iterable[Study], condition: str) -> str:
+    """What GRPO's own branches gain there, over the trajectories of all sweeps."""
+    runs = [[run for run in study.select("GRPO", condition) if run.ended] for study in sweeps]
+    gains = [seed_means([gain(run) for run in own], [run.seed for run in own]) for own in runs]
+    return interval(_difference(np.concatenate(gains)))
 
 
 def several_rollouts(study: Study, second: int) -> list[Pooled]:
-    """Every condition and arm of a sweep of branches whose second batch begins with that seed."""
+    """Every condition and arm of a sweep of branches whose second batch begins with that seed.
+
+    Labels: condition, what GRPO's branches gain, arm.
+    """
     return [
-        pooled([condition, arm], _split(study, arm, condition, second))
+        pooled([condition, _scale([study], condition), arm], _split(study, arm, condition, second))
         for condition in study.conditions
         for arm in study.arms[1:]
     ]

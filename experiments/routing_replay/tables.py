@@ -124,14 +124,14 @@ TABLES: Sequence[Entry] = (
     Entry(
         "pooled",
         "Three rollouts (`predict`).",
-        ["rate", "arm", *pooled.HEADER],
+        ["rate", "three rollouts of GRPO gain", "arm", *pooled.HEADER],
         lambda study: pooled.table(pooled.several_rollouts(study, 5)),
         ["predict"],
     ),
     Entry(
         "pooled",
         "Four rollouts with a sampler whose router is so noisy that half of its experts differ (`strong@2`).",
-        ["noise", "arm", *pooled.HEADER],
+        ["noise", "four rollouts of GRPO gain", "arm", *pooled.HEADER],
         lambda study: pooled.table(pooled.several_rollouts(study, 8)),
         ["strong2"],
     ),
