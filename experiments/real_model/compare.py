@@ -95,26 +95,35 @@ def measure(seed: int, steps: int, core: int | None, python: str, layout: str) -
     return {"seed": seed, **rows}
 
 
+def _medians(runs: Sequence[dict[str, Any]], system: str) -> list[float]:
+    """Seconds of a rollout, of scoring and of a training step after the first, and the peak memory in MB."""
+    steps = [step for run in runs for step in run[system][1:]]
+    names = ("rollout_cpu_s", "score_cpu_s", "train_cpu_s")
+    return [*(float(np.median([step[name] for step in steps])) for name in names), max(s["peak_rss_mb"] for s in steps)]
+
+
 def describe(runs: Sequence[dict[str, Any]]) -> str:
-    """Two tables: CPU seconds of a step (median after the first, over all seeds) and mean reward by seed."""
+    """Two tables: CPU seconds of a step (median after the first, over all seeds) and mean reward by seed.
+
+    Ratios are of each seed by itself: a machine that is busier in one seed moves the medians over all of them apart.
+    """
     lines = ["| | rollout s | scoring s | train step s | peak memory MB |", "|---|---|---|---|---|"]
-    medians = {}
     for system in ("ours", "trl"):
-        steps = [step for run in runs for step in run[system][1:]]
-        names = ("rollout_cpu_s", "score_cpu_s", "train_cpu_s")
-        medians[system] = [float(np.median([step[name] for step in steps])) for name in names]
-        medians[system].append(max(step["peak_rss_mb"] for step in steps))
-        figures = " | ".join(f"{x:.2f}" for x in medians[system][:3])
-        lines.append(f"| {system} | {figures} | {medians[system][3]:.0f} |")
-    ratio = [trl / ours if ours else float("nan") for ours, trl in zip(medians["ours"], medians["trl"], strict=True)]
-    lines.append(f"| trl / ours | {ratio[0]:.2f} | | {ratio[2]:.2f} | {ratio[3]:.2f} |")
+        rollout, score, train, memory = _medians(runs, system)
+        lines.append(f"| {system} | {rollout:.2f} | {score:.2f} | {train:.2f} | {memory:.0f} |")
+    for run in runs:
+        ours, trl = _medians([run], "ours"), _medians([run], "trl")
+        rollout, _, train, memory = (
+            one / other if other else float("nan") for other, one in zip(ours, trl, strict=True)
+        )
+        lines.append(f"| trl / ours, seed {run['seed']} | {rollout:.2f} | | {train:.2f} | {memory:.2f} |")
     lines += ["", f"| seed | ours, last {_LAST} steps | trl | difference |", "|---|---|---|---|"]
     for run in runs:
-        ours, trl = (np.mean([step["reward"] for step in run[system]][-_LAST:]) for system in medians)
+        ours, trl = (np.mean([step["reward"] for step in run[system]][-_LAST:]) for system in ("ours", "trl"))
         lines.append(f"| {run['seed']} | {ours:.3f} | {trl:.3f} | {ours - trl:+.3f} |")
     # Both see the same prompts in the same step: steps are pairs. Those of one seed follow from one another, since both
     # policies train on; seeds do not.
-    rewards = {system: [step["reward"] for run in runs for step in run[system]] for system in medians}
+    rewards = {system: [step["reward"] for run in runs for step in run[system]] for system in ("ours", "trl")}
     seeds = [run["seed"] for run in runs for _ in run["ours"]]
     for label, clusters in (("steps, as if independent", None), ("seeds, their steps as clusters", seeds)):
         d = paired_difference(rewards["ours"], rewards["trl"], clusters)

@@ -45,19 +45,21 @@ def difference(study: Study, arm: str, condition: str, first: int = 0, last: flo
     return paired_difference(ended, baseline, seeds.astype(int).tolist())
 
 
-def by_trajectory(study: Study, arm: str, condition: str) -> list[float]:
-    """The mean difference of each trajectory."""
+def by_trajectory(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> list[float]:
+    """The mean difference of each trajectory whose seed is from `first` to below `last`."""
     seeds, _, baseline, ended = pairs(study, arm, condition)
-    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in dict.fromkeys(seeds)]
+    own = [seed for seed in dict.fromkeys(seeds) if first <= seed < last]
+    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in own]
 
 
 def table(study: Study, second: int | None = None) -> Table:
-    """Condition, arm, states, tokens clipped, difference with interval, detectable, and the two batches.
+    """Condition, arm, states, tokens clipped, difference with interval, detectable; each of two batches.
 
     second: the first seed of the second batch; None: there is one batch.
 
     Under the number of trajectories that a verdict takes, the mean of each stands in the place of an interval.
     """
+    parts = [] if second is None else [(0, second), (second, np.inf)]
     rows = []
     for condition in study.conditions:
         for arm in study.arms:
@@ -67,16 +69,15 @@ def table(study: Study, second: int | None = None) -> Table:
             clipped = mean(runs, CLIPPED)
             cells = [condition, arm, str(len(runs)), f"{clipped * 100:.1f} %"]
             if arm == study.baseline:
-                rows.append([*cells, f"({start_to_end(runs)})", "", "", ""])
+                rows.append([*cells, f"({start_to_end(runs)})", "", *("" for _ in parts)])
                 continue
             whole = difference(study, arm, condition)
             if whole.n < MINIMUM_SEEDS:
                 each = ", ".join(SAMPLED.signed(one) for one in by_trajectory(study, arm, condition))
-                rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", "", ""])
+                rows.append([*cells, f"{SAMPLED.signed(whole.mean)} ({each})", "", *("" for _ in parts)])
                 continue
-            parts = [] if second is None else [(0, second), (second, np.inf)]
             batches = [difference(study, arm, condition, *part) for part in parts]
-            told = [interval(batch) if batch.n else "" for batch in batches] or ["", ""]
+            told = [interval(batch) if batch.n else "" for batch in batches]
             rows.append([*cells, interval(whole), f"{whole.detectable:.3f}", *told])
     return rows
 

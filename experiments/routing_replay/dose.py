@@ -9,8 +9,10 @@ r), and the share of tokens whose ratio it moves by more than 0.2 in its logarit
 accuracy, replay minus baseline, with an interval over trajectories.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.branches import difference, pairs
@@ -23,11 +25,21 @@ from experiments.routing_replay.table_parts import (
     share_of_variance,
     start_to_end,
 )
-from jaxrl_llm.report.read import Study
-from jaxrl_llm.report.statistics import PairedDifference, paired_difference
+from jaxrl_llm.report.comparisons import probability
+from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.statistics import PairedDifference, holm, paired_difference
 from jaxrl_llm.report.style import INK, panels
 
 REPLAY = "GRPO+R2"
+USUAL = "as above"  # 4 layers, 16 experts, top-4
+SCALED = ("8 layers", "16 layers", "64 experts, top-2", "64 experts, top-1")  # that setting but for depth or sparsity
+MEASURES: dict[str, Callable[[Sequence[Run]], float]] = {
+    "share of Var(log r)": lambda runs: share_of_variance(runs)[0],
+    "tokens moved beyond 0.2": lambda runs: mean(runs, "routing/part_above_0.2"),
+    "experts changed": lambda runs: mean(runs, "routing/flips_fresh"),
+    "Var(log r)": lambda runs: mean(runs, "routing/log_ratio_var"),
+    "KL to the old policy": lambda runs: mean(runs, "kl/old"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,34 @@ def table(study: Study) -> Table:
     ]
 
 
+def by_seed(study: Study, setting: str, measure: str) -> list[float]:
+    """A measure of the baseline's branches in each seed of a setting."""
+    runs = study.select(study.baseline, setting)
+    seeds = sorted({run.seed for run in runs}, key=int)
+    return [MEASURES[measure]([run for run in runs if run.seed == seed]) for seed in seeds]
+
+
+def factors(study: Study, setting: str) -> list[PairedDifference]:
+    """Of each measure the logarithm of its factor to the usual setting, paired by seed."""
+    logs = [tuple(np.log(by_seed(study, one, measure)) for one in (setting, USUAL)) for measure in MEASURES]
+    return [paired_difference(here, usual) for here, usual in logs]
+
+
+def scaling(study: Study) -> Table:
+    """Setting, every measure's factor to the usual setting with interval, and the corrected p of the share."""
+    found = {setting: factors(study, setting) for setting in SCALED}
+    corrected = holm([own[0].p for own in found.values()])
+    return [
+        [setting, *map(_factor, own), probability(p)]
+        for (setting, own), p in zip(found.items(), corrected, strict=True)
+    ]
+
+
+def _factor(d: PairedDifference) -> str:
+    middle, low, high = np.exp([d.mean, d.low, d.high])
+    return f"x{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def figure(study: Study) -> Figure:
     """The effect of replay against both measures of the dose, a point and its interval a setting."""
     title = f"{SAMPLED.name}, {REPLAY} - {study.baseline}"
@@ -109,4 +149,4 @@ def figure(study: Study) -> Figure:
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [table(study)], figure, "branches.jsonl")
+    command(lambda study, _: [table(study), scaling(study)], figure, "branches.jsonl")

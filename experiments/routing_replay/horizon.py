@@ -11,9 +11,10 @@ two totals, on the line between the neighbouring evaluations.
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.table_parts import Table, command, interval, mean, start_to_end
+from experiments.routing_replay.pooled import Pooled, pooled
+from experiments.routing_replay.pooled import table as pooled_table
+from experiments.routing_replay.table_parts import Table, command, mean, start_to_end
 from jaxrl_llm.report.read import Run, Study
-from jaxrl_llm.report.statistics import paired_difference
 from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 SECOND = 5  # the first seed of the second batch
@@ -66,9 +67,9 @@ def ends(study: Study) -> Table:
     ]
 
 
-def differences(study: Study) -> Table:
-    """Arm, against, after as many, accuracy of both, difference, detectable, and the difference in the two batches."""
-    rows, runs = [], ended(study)
+def compared(study: Study) -> list[Pooled]:
+    """Every comparison of two arms; labels: arm, against, after as many, the accuracy of the second and the first."""
+    found, runs = [], ended(study)
     for arm, other, budget in COMPARED:
         theirs = {run.seed: run for run in runs.get(other, [])}
         ours = [run for run in runs.get(arm, []) if run.seed in theirs]
@@ -76,11 +77,10 @@ def differences(study: Study) -> Table:
             continue
         left, right = np.array([pair(run, theirs[run.seed], budget) for run in ours]).reshape(-1, 2).T
         seeds = np.array([int(run.seed) for run in ours])
-        parts = [paired_difference(left[own], right[own]) for own in (seeds >= 0, seeds < SECOND, seeds >= SECOND)]
-        told = [interval(part) for part in parts]
-        values = f"{right.mean():.3f}, {left.mean():.3f}"
-        rows.append([arm, other, budget, values, told[0], f"{parts[0].detectable:.3f}", *told[1:]])
-    return rows
+        parts = {f"seeds below {SECOND}": seeds < SECOND, f"seeds from {SECOND}": seeds >= SECOND}
+        batches = {name: (left - right)[own] for name, own in parts.items() if own.any()}
+        found.append(pooled([arm, other, budget, f"{right.mean():.3f}, {left.mean():.3f}"], batches))
+    return found
 
 
 def figure(study: Study) -> Figure:
@@ -106,4 +106,4 @@ def figure(study: Study) -> Figure:
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [ends(study), differences(study)], figure, "metrics.jsonl")
+    command(lambda study, _: [ends(study), pooled_table(compared(study))], figure, "metrics.jsonl")

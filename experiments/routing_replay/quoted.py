@@ -1,6 +1,5 @@
-"""The numbers in the text of this page that no other table holds, by sweep: what, and the number."""
+"""The numbers in the texts of this study that no other table holds, by sweep: what, and the number."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -69,11 +68,6 @@ def mismatch(study: Study) -> Table:
         "mismatch",
         {"detectable, GRPO+R3": f"{found['GRPO+R3'].detectable:.2f}", "KL to the old policy, GRPO": f"{drift:.2f}"},
     )
-
-
-def what(study: Study) -> Table:
-    logits = _found(dataclasses.replace(study, baseline="GRPO+R2"))["GRPO+R2 logits"]
-    return _rows("what", {"detectable, logits against indices": f"{logits.detectable:.2f}"})
 
 
 def predict(study: Study) -> Table:

@@ -1,7 +1,8 @@
-"""Every table of this page that rests on the committed data, as it stands there.
+"""Every table that rests on the committed data, in Markdown: the pages of `results/`.
 
-    python -m experiments.routing_replay.tables                 # all of them, in Markdown
+    python -m experiments.routing_replay.tables                 # all of them
     python -m experiments.routing_replay.tables seeds branch    # of these sweeps
+    python -m experiments.routing_replay.tables --write         # into results/*.md, as a test compares them
 
 Only the doses of router noise are not among them: `noise.py` measures those anew.
 """
@@ -11,155 +12,30 @@ import dataclasses
 import functools
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from experiments.routing_replay import branches, dose, horizon, quoted, rates
+from experiments.routing_replay import branches, dose, horizon, pooled, quoted, rates, whole_runs
 from experiments.routing_replay.table_parts import (
-    SAMPLED,
     Table,
-    collapsed,
     gain,
     interval,
     markdown,
     mean,
     same_states,
-    share_of_variance,
     start_of,
-    told_share,
 )
-from jaxrl_llm.report.comparisons import compare
-from jaxrl_llm.report.read import CLIPPED, Run, Study, load
-from jaxrl_llm.report.statistics import PairedDifference, batches_differ, paired_difference
-from jaxrl_llm.report.tables import batch_table
+from jaxrl_llm.report.read import Study, load
 
 RESULTS = Path(__file__).with_name("results")
-
-
-def full(study: Study) -> Table:
-    """Arm; at each N held-out sampled accuracy at the end and the difference to GRPO."""
-    rows = [[arm] for arm in study.arms]
-    for condition in study.conditions:
-        found = _differences(study, condition)
-        for row in rows:
-            row += [f"{mean(study.select(row[0], condition), 'eval/pass_at_1', last=1):.3f}", found.get(row[0], "")]
-    return rows
-
-
-def across(study: Study) -> Table:
-    """Arm; the difference of held-out sampled accuracy at the end, N = 8, 16 and 32 minus N = 1, paired by seed."""
-    ends = {(run.arm, run.condition, run.seed): SAMPLED.measure(run) for run in study.runs}
-    numbers = list(dict.fromkeys(run.seed for run in study.runs))
-    rows = []
-    for arm in study.arms:
-        one, *more = ([ends[arm, condition, seed] for seed in numbers] for condition in study.conditions)
-        rows.append([arm, *(interval(paired_difference(other, one)) for other in more)])
-    return rows
-
-
-def seeds(study: Study) -> Table:
-    """Arm, greedy from start to end, sampled, reward, clipped, experts changed, collapsed."""
-    return [
-        [
-            arm,
-            " -> ".join(f"{np.mean([run.value('eval/greedy', at=at) for run in runs]):.3f}" for at in (0, -1)),
-            *(f"{mean(runs, key, last):.3f}" for key, last in (("eval/pass_at_1", 1), ("reward/mean", 5))),
-            f"{100 * mean(runs, CLIPPED):.1f} %",
-            f"{100 * mean(runs, 'routing/flips_old_current'):.1f} %",
-            collapsed(runs),
-        ]
-        for arm, runs in _arms(study)
-    ]
-
-
-def batches(study: Study) -> Table:
-    """Outcome, arm, the difference in both batches, what they say together, p that they have one mean."""
-    both = {}
-    for c in compare(study, ""):
-        (_, first), (_, second) = c.batches
-        sides = {1 if d.low > 0 else -1 if d.high < 0 else 0 for d in (first, second)}
-        claim = {1: "higher", -1: "lower"}.get(sides.pop(), "estimate") if len(sides) == 1 else "estimate"
-        both[c.outcome.name, c.arm] = "does not replicate" if c.batches_p < 0.05 else claim
-    return [
-        [outcome, arm, *(cell.split(" (")[0] for cell in cells), both[outcome, arm], p]
-        for outcome, arm, *cells, p in batch_table(study, "")[1]
-        if outcome != "rollouts without collapse"
-    ]
-
-
-def mismatch(study: Study) -> Table:
-    """Arm, greedy and sampled at the end, difference in it to GRPO and to R2, k3 and experts, sampler to old."""
-    found, replayed = (_differences(dataclasses.replace(study, baseline=arm), "") for arm in ("GRPO", "GRPO+R2"))
-    return [
-        [
-            arm,
-            *(f"{mean(runs, f'eval/{name}', last=1):.3f}" for name in ("greedy", "pass_at_1")),
-            found.get(arm, ""),
-            replayed.get(arm, ""),
-            f"{mean(runs, 'kl/sampler'):.1e}",
-            f"{100 * mean(runs, 'routing/flips_sampler_old'):.2f} %",
-        ]
-        for arm, runs in _arms(study)
-    ]
-
-
-def what(study: Study) -> Table:
-    """Arm, sampled at the end, difference to GRPO and to R2 of indices, collapsed."""
-    found, indices = (_differences(dataclasses.replace(study, baseline=arm), "") for arm in ("GRPO", "GRPO+R2"))
-    return [
-        [
-            arm,
-            f"{mean(runs, 'eval/pass_at_1', last=1):.3f}",
-            found.get(arm, ""),
-            indices.get(arm, ""),
-            collapsed(runs),
-        ]
-        for arm, runs in _arms(study)
-    ]
-
-
-def shares(study: Study, name: str, setting: Callable[[str], str]) -> Table:
-    """Sweep, setting; of GRPO and GRPO+R2 routing's share of Var(log r), its interval over seeds, and the median."""
-    rows = []
-    for condition in study.conditions:
-        both = [study.select(arm, condition) for arm in ("GRPO", "GRPO+R2")]
-        if np.isfinite(share_of_variance(both[0])[0]):  # at N = 1 the ratio is 1
-            rows.append([f"`{name}`", setting(condition), *(cell for runs in both for cell in told_share(runs))])
-    return rows
 
 
 def against_gspo(study: Study) -> Table:
     """The branches' table with GSPO as the baseline."""
     return branches.table(dataclasses.replace(study, baseline="GSPO"), second=16)
-
-
-def replicated(study: Study, *earlier: Study, baseline: str = "GRPO", others: Sequence[str] = ()) -> Table:
-    """The branches' table of these or all arms, with earlier sweeps as batches, p that all have one mean, what stands.
-
-    A claim is seen in an earlier batch too.
-    """
-
-    def side(d: PairedDifference) -> float:
-        """Of zero, on which the interval lies; 0: on both."""
-        return np.sign(d.low) if d.low * d.high > 0 else 0
-
-    studies = [dataclasses.replace(one, baseline=baseline) for one in (study, *earlier)]
-    rows = []
-    for condition, arm, *cells in branches.table(studies[0]):
-        if arm == baseline:
-            rows.append([condition, arm, *cells[:4], *("" for _ in earlier), "", ""])
-        elif not others or arm in others:
-            new, *old = (branches.difference(one, arm, condition) for one in studies)
-            p = batches_differ([branches.by_trajectory(one, arm, condition) for one in studies])
-            seen = "claim" if side(new) in map(side, old) else "estimate"
-            told = [interval(d) if d.n else "" for d in old]
-            one_mean = f"{p:.2g}" if np.isfinite(p) else ""
-            rows.append([condition, arm, *cells[:4], *told, one_mean, seen if side(new) else "not seen"])
-    return rows
 
 
 def harm(strong: Study, exact: Study) -> Table:
@@ -178,80 +54,304 @@ def harm(strong: Study, exact: Study) -> Table:
     ]
 
 
-TABLES: Sequence[tuple[Any, ...]] = (  # the function, and the sweeps that it takes
-    (full, "full"),
-    (across, "full"),
-    (seeds, "seeds"),
-    (batches, "seeds"),
-    (partial(shares, name="full", setting="{}, fair rate".format), "full"),
-    (partial(shares, name="seeds", setting="N = 32, 4e-4{}".format), "seeds"),
-    (partial(shares, name="mismatch", setting="N = 32, 4e-4, bfloat16 rollout{}".format), "mismatch"),
-    (mismatch, "mismatch"),
-    (what, "what"),
-    (partial(branches.table, second=4), "branch"),
-    (branches.routing, "branch"),
-    (partial(branches.table, second=16), "tight"),
-    (against_gspo, "tight"),
-    (replicated, "precise", "branch", "tight"),
-    (partial(replicated, baseline="GRPO clip 1e-08", others=["GSPO"]), "precise", "branch", "tight"),
-    (replicated, "confirm", "branch", "precise"),
-    (partial(branches.table, second=5), "predict"),
-    (branches.matrix, "control"),
-    (branches.matrix, "strong"),
-    (partial(branches.table, second=8), "strong2"),
-    (harm, "strong", "control"),
-    (dose.table, "dose"),
-    (rates.table, "curves"),
-    (rates.at_best, "curves"),
-    (rates.by_updates, "curves"),
-    (horizon.ends, "horizon"),
-    (horizon.differences, "horizon"),
-    (quoted.full, "full"),
-    (quoted.seeds, "seeds"),
-    (quoted.mismatch, "mismatch"),
-    (quoted.what, "what"),
-    (quoted.predict, "predict"),
-    (quoted.control, "control"),
-    (quoted.strong, "strong"),
-    (quoted.curves, "curves"),
-    (quoted.horizon, "horizon"),
+def residual(study: Study) -> Table:
+    """Noise, k3 between sampler and trainer under GRPO and under R3, and the share that R3 leaves."""
+    rows = []
+    for noise in study.conditions:
+        gap, left = (mean(study.select(arm, noise), "kl/sampler") for arm in ("GRPO", "GRPO+R3"))
+        if gap > 1e-9:  # rounding
+            rows.append([noise, f"{gap:.2g}", f"{left:.2g}", f"{100 * left / gap:.0f} %"])
+    return rows
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table of a page: what it holds, its columns (none: its first row), the function, and the sweeps it takes."""
+
+    page: str
+    caption: str
+    columns: Sequence[str]
+    make: Callable[..., Table]
+    sweeps: Sequence[str]
+
+
+ONE_ROLLOUT = ("branch", "tight", "precise", "confirm")
+BRANCHED = ["rate", "arm", "states", "tokens clipped", "difference", "detectable"]
+ENDS = ["arm", "greedy, start -> end", "sampled, end", "reward, last 5", "clipped", "experts changed", "collapsed"]
+SHARES = ["sweep", "setting", "GRPO, by variance", "median", "GRPO+R2, by variance", "median"]
+DOSES = ["setting", "states", "GRPO, before -> after", "experts changed", "Var(log r)", "share", "part", "beyond 0.2"]
+NUMBERS = ["sweep", "what", "number"]
+HELD_OUT = "Differences are to GRPO in held-out sampled accuracy, with 95 % paired-t intervals over seeds"
+TAILS = ["beyond 0.2", "beyond ln 2"]
+
+
+def _shares(name: str, setting: Callable[[str], str]) -> Entry:
+    caption = (
+        "The share of Var(log r) that the changed selection of experts explains, weighted by the variance of each "
+        "measurement (on a rollout's last minibatch), with a bootstrap over seeds; the median of single shares; every "
+        "arm scored without replay."
+    )
+    return Entry(name, caption, SHARES, partial(whole_runs.shares, name=name, setting=setting), [name])
+
+
+def _numbers(name: str, make: Callable[[Study], Table]) -> Entry:
+    return Entry(name, "Numbers that stand in no other table.", NUMBERS, make, [name])
+
+
+def _batches(second: int, unit: str = "seeds") -> list[str]:
+    return [f"{unit} below {second}", f"{unit} from {second}"]
+
+
+TABLES: Sequence[Entry] = (
+    Entry(
+        "pooled",
+        "One rollout of 32 updates from shared states: differences to GRPO in held-out sampled accuracy, n "
+        "trajectories of ten states (one number each). The sweeps are the batches; where one sweep alone has the arm, "
+        "its halves are. Power is that of the batch for the pooled difference; the correction (Holm) is over all rows. "
+        "The scale beside every detectable difference is what a whole rollout of GRPO gains at that rate.",
+        ["rate", "a rollout of GRPO gains", "arm", *pooled.HEADER],
+        lambda *sweeps: pooled.table(pooled.one_rollout(*sweeps)),
+        ONE_ROLLOUT,
+    ),
+    Entry(
+        "pooled",
+        "The gradient that each arm keeps, by the sign of the advantage (1: all of it, as without a clip; the mean "
+        "over all updates of a rollout), beside that difference.",
+        ["rate", "arm", "kept, A > 0", "kept, A < 0", "pooled difference to GRPO"],
+        pooled.gradient_kept,
+        ONE_ROLLOUT,
+    ),
+    Entry(
+        "pooled",
+        "Three rollouts (`predict`).",
+        ["rate", "three rollouts of GRPO gain", "arm", *pooled.HEADER],
+        lambda study: pooled.table(pooled.several_rollouts(study, 5)),
+        ["predict"],
+    ),
+    Entry(
+        "pooled",
+        "Four rollouts with a sampler whose router is so noisy that half of its experts differ (`strong@2`).",
+        ["noise", "four rollouts of GRPO gain", "arm", *pooled.HEADER],
+        lambda study: pooled.table(pooled.several_rollouts(study, 8)),
+        ["strong2"],
+    ),
+    Entry(
+        "pooled",
+        "Whole runs at 4e-4, N = 32 (`seeds`); batches are commits of five seeds each.",
+        ["outcome", "arm", *pooled.HEADER],
+        lambda study: pooled.table(pooled.whole_runs(study)),
+        ["seeds"],
+    ),
+    Entry(
+        "pooled",
+        "Runs of 300 rollouts (`horizon`): two arms after as many rollouts, or after as many groups drawn (the number "
+        "that the thriftier one has at its end), with the accuracy of the second and of the first.",
+        ["arm", "against", "after as many", "accuracy", *pooled.HEADER],
+        lambda study: pooled.table(horizon.compared(study)),
+        ["horizon"],
+    ),
+    Entry(
+        "full",
+        "Held-out sampled accuracy at the end, at the tuned learning rate of each arm and N; 0.716 at the start. "
+        f"{HELD_OUT}; one batch. 0: equal to the last bit.",
+        ["arm", *(cell for n in (1, 8, 16, 32) for cell in (f"N = {n}", "difference"))],
+        whole_runs.full,
+        ["full"],
+    ),
+    Entry(
+        "full",
+        "More updates of one rollout: N = 8, 16 and 32 minus N = 1, paired by seed; one batch, not corrected.",
+        ["arm", "N = 8", "N = 16", "N = 32"],
+        whole_runs.across,
+        ["full"],
+    ),
+    _shares("full", "{}, fair rate".format),
+    _numbers("full", quoted.full),
+    Entry("seeds", "Ten seeds at N = 32 and 4e-4; means over seeds.", ENDS, whole_runs.seeds, ["seeds"]),
+    _shares("seeds", "N = 32, 4e-4{}".format),
+    _numbers("seeds", quoted.seeds),
+    Entry(
+        "mismatch",
+        f"A bfloat16 rollout, N = 32 and 4e-4, five seeds. {HELD_OUT}.",
+        [
+            "arm",
+            "greedy, end",
+            "sampled, end",
+            "difference to GRPO",
+            "difference to GRPO+R2",
+            "k3, sampler to trainer",
+            "experts changed, sampler to old",
+        ],
+        whole_runs.mismatch,
+        ["mismatch"],
+    ),
+    _shares("mismatch", "N = 32, 4e-4, bfloat16 rollout{}".format),
+    _numbers("mismatch", quoted.mismatch),
+    Entry(
+        "branch",
+        "One rollout from shared states; of GRPO the state before and after it. Intervals over trajectories, not "
+        "corrected.",
+        [*BRANCHED, *_batches(4)],
+        partial(branches.table, second=4),
+        ["branch"],
+    ),
+    Entry(
+        "branch",
+        "What routing does to the ratio, over whole rollouts after the last of 32 updates, every arm scored without "
+        "replay: the share of tokens (of all tokens of the rollouts) whose log-ratio the changed experts alone move by "
+        "more than 0.2 and by more than ln 2. How many tokens have such a ratio in all was not measured.",
+        ["rate", "arm", "rollouts", "experts changed", "share, by variance", "median", "Var(log r)", *TAILS],
+        branches.routing,
+        ["branch"],
+    ),
+    Entry("tight", "One rollout.", [*BRANCHED, *_batches(16)], partial(branches.table, second=16), ["tight"]),
+    Entry("tight", "The same, differences to GSPO.", [*BRANCHED, *_batches(16)], against_gspo, ["tight"]),
+    Entry("precise", "One rollout; this sweep alone.", BRANCHED, branches.table, ["precise"]),
+    Entry("confirm", "One rollout; this sweep alone.", BRANCHED, branches.table, ["confirm"]),
+    Entry("predict", "Three rollouts.", [*BRANCHED, *_batches(5)], partial(branches.table, second=5), ["predict"]),
+    _numbers("predict", quoted.predict),
+    Entry(
+        "control",
+        "Four rollouts with a noisy router in the sampler, evaluated with the exact router; detectable is the largest "
+        "of the row.",
+        (),
+        branches.matrix,
+        ["control"],
+    ),
+    Entry(
+        "control",
+        "What R3 leaves of the gap between sampler and trainer: the noise moves gates as well as the choice, and R3 "
+        "replays the choice.",
+        ["noise", "k3, GRPO", "k3, GRPO+R3", "left"],
+        residual,
+        ["control"],
+    ),
+    _numbers("control", quoted.control),
+    Entry(
+        "strong",
+        "The same with more noise, eight trajectories.",
+        (),
+        branches.matrix,
+        ["strong"],
+    ),
+    Entry(
+        "strong",
+        "Sixteen trajectories of the strongest.",
+        ["noise", *BRANCHED[1:], *_batches(8)],
+        partial(branches.table, second=8),
+        ["strong2"],
+    ),
+    Entry(
+        "strong",
+        "The cost of the noise: GRPO with it minus GRPO without, by trajectory on seeds 0 to 4, in the accuracy of the "
+        "states after 4 to 12 rollouts and in the gain of four more.",
+        ["noise", "states", "gain"],
+        harm,
+        ["strong", "control"],
+    ),
+    Entry(
+        "strong",
+        "What R3 leaves of the gap between sampler and trainer.",
+        ["noise", "k3, GRPO", "k3, GRPO+R3", "left"],
+        residual,
+        ["strong"],
+    ),
+    _numbers("strong", quoted.strong),
+    Entry(
+        "dose",
+        "GRPO's rollouts measured without replay, and one rollout of R2 against one of GRPO from 50 shared states "
+        "(five trajectories); the last column is that effect less what GRPO's own rollout gains. Not corrected for ten "
+        "settings.",
+        [*DOSES, "effect of R2", "detectable", "less the gain"],
+        dose.table,
+        ["dose"],
+    ),
+    Entry(
+        "dose",
+        "Depth and sparsity: GRPO's rollouts in each setting over those of 4 layers with 16 experts, top-4, at the "
+        "same rate (1e-4), as factors paired by seed with 95 % t intervals of the logarithm; five seeds, one batch. "
+        "The corrected p (Holm, over these settings) is of the share.",
+        ["setting", *dose.MEASURES, "corrected p"],
+        dose.scaling,
+        ["dose"],
+    ),
+    Entry(
+        "curves",
+        "Held-out sampled accuracy at the end of 30 rollouts, six learning rates, five seeds; the highest rate at "
+        "which an arm ends no lower than it started, and its factor to GRPO's.",
+        [
+            "N",
+            "arm",
+            *("6e-06", "2e-05", "6e-05", "0.0002", "0.0006", "0.002"),
+            "highest stable rate",
+            "at an edge",
+            "factor to GRPO",
+            "if a loss counts 0.05 at most",
+        ],
+        rates.table,
+        ["curves"],
+    ),
+    Entry(
+        "curves",
+        "The ends at the best of the six rates of each arm, chosen on the same seeds.",
+        ["N", "arm", "rate", "end", "difference to GRPO"],
+        rates.at_best,
+        ["curves"],
+    ),
+    Entry(
+        "curves",
+        "The highest stable rate at N = 32 over that at N = 8.",
+        ["arm", "factor", "if a loss counts 0.05 at most"],
+        rates.by_updates,
+        ["curves"],
+    ),
+    _numbers("curves", quoted.curves),
+    Entry(
+        "horizon",
+        "300 rollouts of countdown, ten seeds: groups drawn and trained on in a rollout, held-out sampled accuracy.",
+        ["arm", "runs", "groups drawn", "groups trained on", "accuracy, start -> end"],
+        horizon.ends,
+        ["horizon"],
+    ),
+    _numbers("horizon", quoted.horizon),
 )
-ARCHIVES = {"mismatch": "mismatch_what", "what": "mismatch_what"}  # of a sweep that has none of its own name
+PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
+ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name
 
 
-def tables(folder: Path, sweeps: Sequence[str] = ()) -> Iterator[tuple[str, Table]]:
-    """The tables whose first sweep is among the named ones (default: all); the data are unpacked in `folder`."""
-
-    @functools.cache
-    def study(name: str) -> Study:
-        with tarfile.open(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz") as packed:
-            members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-            packed.extractall(folder, members, filter="data")
-        return load(folder / name)
-
-    for make, *names in TABLES:
-        if not sweeps or names[0] in sweeps:
-            yield names[0], make(*map(study, names))
+@functools.cache
+def study(folder: Path, name: str) -> Study:
+    """The committed data of a sweep, unpacked in `folder`."""
+    with tarfile.open(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz") as packed:
+        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
+        packed.extractall(folder, members, filter="data")
+    return load(folder / name)
 
 
-def _arms(study: Study) -> list[tuple[str, list[Run]]]:
-    return [(arm, study.select(arm, "")) for arm in study.arms]
-
-
-def _differences(study: Study, condition: str) -> dict[str, str]:
-    """Of every arm the difference in held-out sampled accuracy; "0" where the pairs are equal to the bit."""
-    compared = [c for c in compare(study, condition) if c.outcome == SAMPLED]
-    return {c.arm: "0" if c.difference.identical else interval(c.difference) for c in compared}
+def page(name: str, folder: Path) -> str:
+    """The Markdown of one page; the data are unpacked in `folder`."""
+    parts = [f"# `{name}`\n\nWritten by `python -m experiments.routing_replay.tables --write`; do not edit.\n"]
+    for entry in TABLES:
+        if entry.page == name:
+            rows = entry.make(*(study(folder, sweep) for sweep in entry.sweeps))
+            head, *rows = [entry.columns, *rows] if entry.columns else rows
+            table = markdown([head, ["--"] * len(head), *rows])
+            parts.append(f"{textwrap.fill(entry.caption, 120)}\n\n{table}")
+    return "\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("sweeps", nargs="*", choices=[[], *dict.fromkeys(entry[1] for entry in TABLES)])
+    parser.add_argument("pages", nargs="*", choices=[[], *PAGES])
+    parser.add_argument("--write", action="store_true", help="into results/*.md")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name, rows in tables(Path(folder), given.sweeps):
-            print(f"{name}\n")
-            print(markdown(rows))
+        for name in given.pages or PAGES:
+            text = page(name, Path(folder))
+            if given.write:
+                (RESULTS / f"{name}.md").write_text(text)
+            else:
+                print(text)
 
 
 if __name__ == "__main__":

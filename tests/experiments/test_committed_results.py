@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @functools.cache
-def page(experiment):
+def page(experiment, name="README.md"):
     """The lines of a page, without emphasis; a table's row on one line."""
-    return (EXPERIMENTS / experiment / "README.md").read_text().replace("**", "").splitlines()
+    return (EXPERIMENTS / experiment / name).read_text().replace("**", "").splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,17 @@ def differences(study, condition):
     }
 
 
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    return tmp_path_factory.mktemp("routing_replay")
+
+
 @pytest.mark.parametrize(
-    "sweep",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name != "full"))
-        for name in dict.fromkeys(entry[1] for entry in tables.TABLES)
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "full")) for name in tables.PAGES]
 )
-def test_routing_replay(sweep, tmp_path):
-    """Every row of every table that rests on the sweep stands on the page."""
-    for name, rows in tables.tables(tmp_path, [sweep]):
-        assert rows, name
-        for cells in rows:
-            assert f"| {' | '.join(cells)} |" in page("routing_replay"), (name, cells)
+def test_routing_replay(name, unpacked):
+    """Every page of tables is what the committed data give, letter for letter."""
+    assert (tables.RESULTS / f"{name}.md").read_text() == tables.page(name, unpacked)
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
@@ -77,13 +75,15 @@ def intervals(lines):
         yield (middle, low, high) if middle >= 0 else (-middle, -high, -low)
 
 
-@pytest.mark.parametrize("text", ["experiments/routing_replay/README.md", "README.md"])
+STUDY = "experiments/routing_replay"
+
+
+@pytest.mark.parametrize("text", [f"{STUDY}/README.md", f"{STUDY}/protocol.md", "README.md"])
 def test_every_interval_of_the_study_in_a_text_stands_in_a_table(text):
-    tables = set(intervals(line for line in page("routing_replay") if line.startswith("|")))
-    prose = [line for line in (EXPERIMENTS.parent / text).read_text().splitlines() if not line.startswith("|")]
-    quoted = set(intervals(prose))
+    written = [line for path in sorted(tables.RESULTS.glob("*.md")) for line in path.read_text().splitlines()]
+    quoted = set(intervals((EXPERIMENTS.parent / text).read_text().replace("**", "").splitlines()))
     assert quoted
-    assert quoted <= tables
+    assert quoted <= set(intervals(written))
 
 
 LINEAGE = [  # metric, arm, mean, difference; what the page makes of it
@@ -106,11 +106,15 @@ def test_the_lineage(study):
 
 
 def test_preferences(study):
-    """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the page."""
-    lines = [line.strip("| ") for line in page("preferences")]
+    """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the tables.
+
+    What the page quotes of them is there too.
+    """
+    lines = [line.strip("| ") for line in page("preferences", "results/tables.md")]
     for name, make in (("methods", change_table), ("over", over_table), ("noise", model_table)):
         for cells in make(study("preferences", "preferences", name)):
             assert " | ".join(cells).strip("| ") in lines, (name, cells)
+    assert set(intervals(page("preferences"))) <= set(intervals(lines))
 
 
 def test_real_model(study):
@@ -121,7 +125,8 @@ def test_real_model(study):
 @pytest.mark.parametrize("name", ["clip_range", "temperatures", "aggregation", "dapo_parts", "kl"])
 def test_ablations(study, name):
     one = study("ablations", "ablations", name)
-    text = "\n".join(page("ablations"))
+    lines = page("ablations", "results/tables.md")
     for condition in one.conditions:
         for arm, difference in differences(one, condition).items():
-            assert difference in text, (condition, arm)
+            assert difference in "\n".join(lines), (condition, arm)
+    assert set(intervals(page("ablations"))) <= set(intervals(lines))

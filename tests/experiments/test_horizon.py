@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments.routing_replay.horizon import differences, ends
+from experiments.routing_replay.horizon import compared, ends
+from experiments.routing_replay.pooled import table
 from jaxrl_llm.report.read import load
 
 
@@ -29,10 +30,10 @@ def test_as_many_rollouts_and_as_many_groups(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps(plan))
     study = load(tmp_path)
     assert ends(study) == [["GRPO", "2", "2", "2", "0.150 -> 0.350"], ["DAPO", "2", "4", "2", "0.150 -> 0.750"]]
-    rollouts, groups = differences(study)
+    rollouts, groups = table(compared(study))
     assert rollouts[:4] == ["DAPO", "GRPO", "rollouts", "0.350, 0.750"]
     assert groups[:4] == ["DAPO", "GRPO", "groups", "0.350, 0.550"]
-    assert [row[4].split()[0] for row in (rollouts, groups)] == ["+0.400", "+0.200"]
+    assert [row[5].split()[0] for row in (rollouts, groups)] == ["+0.400", "+0.200"]
 
 
 @pytest.mark.parametrize("seed", [4, 5])
@@ -46,5 +47,7 @@ def test_the_batches(tmp_path, seed):
         (tmp_path / arm / "result.json").write_text("{}")
         plan["runs"].append({"folder": arm, "arm": arm, "condition": "", "seed": seed})
     (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    (row,) = differences(load(tmp_path))
-    assert [cell.split()[0] for cell in row[-2:]] == (["+0.250", "+nan"] if seed == 4 else ["+nan", "+0.250"])
+    (one,) = compared(load(tmp_path))
+    assert {name: batch.mean for name, batch in one.batches.items()} == {
+        "seeds below 5" if seed == 4 else "seeds from 5": 0.25
+    }

@@ -65,7 +65,7 @@ def test_the_tables_of_a_comparison():
     runs = [{"seed": seed, "ours": run(seed, 2.0, 0.5), "trl": run(seed, 3.0, 0.4 - 0.2 * seed)} for seed in range(2)]
     lines = describe(runs).splitlines()
     assert lines[2] == "| ours | 2.00 | 0.10 | 4.00 | 400 |"
-    assert lines[4] == "| trl / ours | 1.50 | | 1.50 | 1.50 |"
+    assert lines[4:6] == [f"| trl / ours, seed {seed} | 1.50 | | 1.50 | 1.50 |" for seed in (0, 1)]
     assert lines[-3] == "difference over 8 steps, as if independent: +0.200 [+0.111, +0.289]"
     assert lines[-1] == "difference over 2 seeds, their steps as clusters: +0.200 [-1.071, +1.471]"
-    assert math.isclose(float(lines[8].split("|")[2]), 0.575)
+    assert math.isclose(float(lines[9].split("|")[2]), 0.575)

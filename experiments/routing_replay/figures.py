@@ -1,0 +1,133 @@
+"""The figures of the page, from the committed data: `python -m experiments.routing_replay.figures` writes results/."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.routing_replay import dose
+from experiments.routing_replay.branches import difference
+from experiments.routing_replay.pooled import Pooled, one_rollout
+from experiments.routing_replay.table_parts import mean
+from experiments.routing_replay.tables import ONE_ROLLOUT, RESULTS, study
+from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.style import INK, colour, panels
+
+BATCH = "#9a9a9a"
+ROUNDING = 1e-9  # of k3, without noise
+SHOWN = 0.1  # a difference beyond it is written at the edge: SAPO's would hide all others
+
+
+def forest(sweeps: Sequence[Study]) -> Figure:
+    """Every arm by rate: the pooled difference to GRPO with its interval, above it each batch with its own."""
+    found = one_rollout(*sweeps)
+    rates = list(dict.fromkeys(one.labels[0] for one in found))
+    titles = [f"{rate} (a rollout of GRPO: {_scale(found, rate)})" for rate in rates]
+    drawn, axes = panels(titles, columns=2, height=3.8)
+    for ax, rate in zip(axes, rates, strict=True):
+        own = [one for one in found if one.labels[0] == rate]
+        for place, one in enumerate(own):
+            for number, batch in enumerate(one.batches.values()):
+                _interval(ax, place - 0.42 + 0.14 * number, batch.mean, batch.low, batch.high, BATCH, 3)
+            _interval(ax, place, one.whole.mean, one.whole.low, one.whole.high, INK, 6)
+        ax.axvline(0, color=INK, linewidth=0.8)
+        ax.set_yticks(range(len(own)), [one.labels[2] for one in own])
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        ax.set_xlabel("held-out sampled accuracy, difference to GRPO", fontsize=8.5, color=INK)
+    return drawn
+
+
+def _scale(found: Sequence[Pooled], rate: str) -> str:
+    return next(one.labels[1] for one in found if one.labels[0] == rate).split(" ")[0]
+
+
+def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: str, size: float) -> None:
+    if abs(middle) <= SHOWN:
+        ax.plot([max(low, -SHOWN), min(high, SHOWN)], [y, y], color=ink, linewidth=1.2)
+        ax.plot(middle, y, "o", color=ink, markersize=size)
+    elif size > 3:
+        ax.annotate(f"\u2190 {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
+
+
+def kept(sweeps: Sequence[Study]) -> Figure:
+    """The pooled difference against the share of the gradient kept, of A < 0 and of A > 0, at the two highest rates."""
+    found = [one for one in one_rollout(*sweeps) if " less " not in one.labels[2] and one.labels[2] != "SAPO"]
+    arms = list(dict.fromkeys(one.labels[2] for one in found))
+    shown = [(rate, sign) for rate in ("lr 0.0002", "lr 0.0004") for sign in ("negative", "positive")]
+    told = {"negative": "A < 0", "positive": "A > 0"}
+    drawn, axes = panels([f"{rate}: gradient kept where {told[sign]}" for rate, sign in shown], columns=2, height=3.4)
+    for ax, (rate, sign) in zip(axes, shown, strict=True):
+        for one in [one for one in found if one.labels[0] == rate]:
+            arm, whole, ink = one.labels[2], one.whole, colour(["", *arms], one.labels[2])
+            x = 100 * mean([run for sweep in sweeps for run in sweep.select(arm, rate)], f"gradient_weight/{sign}")
+            ax.plot([x, x], [whole.low, whole.high], color=ink, linewidth=1.2)
+            ax.plot(x, whole.mean, "o", color=ink, markersize=5, label=arm)
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_xlim(0, 105)
+        ax.set_xlabel("gradient kept (%)", fontsize=8.5, color=INK)
+    axes[2].set_ylim(axes[3].get_ylim())
+    axes[3].legend(fontsize=8, frameon=False, loc="upper left")
+    return drawn
+
+
+def scaling(measured: Study) -> Figure:
+    """Routing's part in each setting of depth and sparsity: a line a seed, in black their geometric mean."""
+    names = list(dose.MEASURES)[:3]
+    drawn, axes = panels([f"{name} (%)" for name in names], columns=3, height=3.6)
+    settings = (dose.USUAL, *dose.SCALED)
+    told = ("4 layers,\n16 top-4", "8 layers", "16 layers", "64 experts,\ntop-2", "64 experts,\ntop-1")
+    for ax, name in zip(axes, names, strict=True):
+        values = 100 * np.array([dose.by_seed(measured, setting, name) for setting in settings])
+        ax.plot(values, "-o", color=BATCH, linewidth=0.8, markersize=3)
+        ax.plot(np.exp(np.log(values).mean(-1)), "o", color=INK, markersize=7)
+        ax.set_xticks(range(len(settings)), told, fontsize=7.5)
+        ax.set_ylim(0)
+    return drawn
+
+
+def mismatch(weak: Study, strong: Study) -> Figure:
+    """What R3 leaves of the sampler's gap, and what R3 and TIS gain, against the size of the gap (k3), at N = 4."""
+    drawn, axes = panels(["k3 under R3", "difference to GRPO after four rollouts"], columns=2, height=3.8)
+    noises = [(one, noise) for one in (weak, strong) for noise in one.conditions if noise.startswith("N = 4")]
+    for one, noise in noises:
+        gap, left = (mean(one.select(arm, noise), "kl/sampler") for arm in ("GRPO", "GRPO+R3"))
+        if not gap > ROUNDING:
+            continue
+        axes[0].plot(gap, left, "o", color=INK, markersize=5)
+        near = {"xytext": (6, -8), "textcoords": "offset points", "fontsize": 8, "color": INK}
+        axes[0].annotate(noise.removeprefix("N = 4, "), (gap, left), **near)
+        for arm, shift in (("GRPO+R3", 0.94), ("GRPO+TIS", 1.06)):
+            effect, ink = difference(one, arm, noise), colour(strong.arms, arm)
+            axes[1].plot([gap * shift] * 2, [effect.low, effect.high], color=ink, linewidth=1.2)
+            axes[1].plot(gap * shift, effect.mean, "o", color=ink, markersize=5, label=arm)
+    axes[0].plot([1e-4, 2], [1e-4, 2], color=BATCH, linewidth=0.8)
+    axes[1].axhline(0, color=INK, linewidth=0.8)
+    handles = dict(zip(*reversed(axes[1].get_legend_handles_labels()), strict=True))
+    axes[1].legend(handles.values(), handles.keys(), fontsize=8, frameon=False)
+    axes[0].set_yscale("log")
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.set_xlabel("k3 between sampler and trainer under GRPO", fontsize=8.5, color=INK)
+    return drawn
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sweeps = [study(folder, sweep) for sweep in ONE_ROLLOUT]
+        figures = {
+            "forest": forest(sweeps),
+            "kept": kept(sweeps),
+            "scaling": scaling(study(folder, "dose")),
+            "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
+        }
+        for stem, drawn in figures.items():
+            drawn.savefig(RESULTS / f"{stem}.png")
+
+
+if __name__ == "__main__":
+    main()

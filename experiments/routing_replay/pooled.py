@@ -1,0 +1,183 @@
+"""The pooled estimate of every comparison that has several batches, each batch with its power, and what stands.
+
+A claim needs all three of: an interval of the pooled trajectories (or seeds) without zero after Holm's correction over
+the table's comparisons; batches that do not disagree (p of one mean 0.05 or more); and at least two batches. Where they
+disagree and each lies on the same side of zero, the sign stands and no size does. The rule that the sweeps were planned
+by asked for an interval without zero in two batches instead, whatever their power: its word stands where it differs.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.routing_replay.branches import by_trajectory
+from experiments.routing_replay.table_parts import Table, gain, interval, mean
+from jaxrl_llm.report.comparisons import compare, probability
+from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.statistics import (
+    LEVEL,
+    PairedDifference,
+    batches_differ,
+    holm,
+    paired_difference,
+    power,
+    seed_means,
+)
+
+HEADER = [
+    "n",
+    "pooled difference",
+    "detectable",
+    "batches, each with its power for the pooled difference",
+    "one mean, p",
+    "corrected p",
+    "stands",
+    "by two batches",
+]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One comparison: all of its trajectories (or seeds) as one sample, its batches, and p that they have one mean."""
+
+    labels: Sequence[str]
+    whole: PairedDifference
+    batches: Mapping[str, PairedDifference]
+    one_mean: float
+
+
+def pooled(labels: Sequence[str], batches: Mapping[str, np.ndarray]) -> Pooled:
+    """Of the differences of each batch: one number a trajectory, which are independent and of equal weight."""
+    every = np.concatenate(list(batches.values()))
+    told = {name: _difference(own) for name, own in batches.items()}
+    return Pooled(labels, _difference(every), told, batches_differ(list(batches.values())))
+
+
+def _difference(values: np.ndarray) -> PairedDifference:
+    return paired_difference(values, np.zeros_like(values), resamples=2)  # no table shows the bootstrap, which is slow
+
+
+def stands(one: Pooled, p: float) -> str:
+    """Claim, sign only, disagree, estimate or not seen; p: corrected for the number of comparisons."""
+    if one.one_mean < 1 - LEVEL:
+        sides = {_side(batch) for batch in one.batches.values()}
+        return "sign only" if p < 1 - LEVEL and len(sides) == 1 and 0 not in sides else "disagree"
+    if not _side(one.whole):
+        return "not seen"
+    return "claim" if p < 1 - LEVEL and len(one.batches) > 1 else "estimate"
+
+
+def stood(one: Pooled) -> str:
+    """The same by the rule of two batches: two intervals on one side of zero, and none on the other."""
+    sides = [_side(batch) for batch in one.batches.values()]
+    if abs(sum(sides)) >= 2 and abs(sum(sides)) == sum(map(abs, sides)):
+        return "claim"
+    return "estimate" if any(sides) or _side(one.whole) else "not seen"
+
+
+def _side(d: PairedDifference) -> int:
+    """Of zero, on which the interval lies; 0: on both."""
+    return (d.low > 0) - (d.high < 0)
+
+
+def table(comparisons: Sequence[Pooled]) -> Table:
+    """The labels of each comparison and the columns of HEADER."""
+    rows = []
+    corrected = holm([one.whole.p for one in comparisons])
+    for one, p in zip(comparisons, corrected, strict=True):
+        told = [_batch(name, batch, one.whole.mean) for name, batch in one.batches.items()]
+        now, before = stands(one, p), stood(one)
+        same_mean = f"{one.one_mean:.2g}" if np.isfinite(one.one_mean) else ""
+        cells = [str(one.whole.n), interval(one.whole), f"{one.whole.detectable:.3f}", "; ".join(told)]
+        rows.append([*one.labels, *cells, same_mean, probability(p), now, before if before != now else ""])
+    return rows
+
+
+def _batch(name: str, d: PairedDifference, effect: float) -> str:
+    found = power(effect, d)
+    return f"{name}: {interval(d)}" + (f", {100 * found:.0f} %" if np.isfinite(found) else "")
+
+
+def one_rollout(branch: Study, tight: Study, precise: Study, confirm: Study) -> list[Pooled]:
+    """Every rate and arm to GRPO, and GSPO to the clip of 1e-8: the four sweeps are batches.
+
+    Where one sweep alone has the arm, its two halves are; labels: rate, what a rollout of GRPO gains, arm.
+    """
+    sweeps = {"branch": branch, "tight": tight, "precise": precise, "confirm": confirm}
+    halves = {"branch": 4, "tight": 16}
+    clip = "GRPO clip 1e-08"
+    found = []
+    for rate in sorted({one for study in sweeps.values() for one in study.conditions}, key=lambda one: float(one[3:])):
+        scale = _scale(sweeps.values(), rate)
+        arms = dict.fromkeys(arm for study in sweeps.values() for arm in study.arms[1:] if study.select(arm, rate))
+        for arm, baseline in [*((arm, "GRPO") for arm in arms), *([("GSPO", clip)] if clip in arms else [])]:
+            named = f"{arm} less {baseline}" if baseline != "GRPO" else arm
+            found.append(pooled([rate, scale, named], _batches(sweeps, halves, arm, rate, baseline)))
+    return found
+
+
+def _batches(
+    sweeps: Mapping[str, Study], halves: Mapping[str, int], arm: str, condition: str, baseline: str
+) -> dict[str, np.ndarray]:
+    having = {
+        name: dataclasses.replace(study, baseline=baseline)
+        for name, study in sweeps.items()
+        if study.select(arm, condition) and study.select(baseline, condition)
+    }
+    name, *others = having
+    if not others and name in halves:
+        return _split(having[name], arm, condition, halves[name])
+    return {f"`{name}`": np.array(by_trajectory(study, arm, condition)) for name, study in having.items()}
+
+
+def _split(study: Study, arm: str, condition: str, second: int) -> dict[str, np.ndarray]:
+    parts = {f"seeds below {second}": (0, second), f"seeds from {second}": (second, np.inf)}
+    found = {name: np.array(by_trajectory(study, arm, condition, *part)) for name, part in parts.items()}
+    return {name: own for name, own in found.items() if own.size}
+
+
+def _scale(sweeps: Iterable[Study], condition: str) -> str:
+    """What GRPO's own branches gain there, over the trajectories of all sweeps."""
+    runs = [[run for run in study.select("GRPO", condition) if run.ended] for study in sweeps]
+    gains = [seed_means([gain(run) for run in own], [run.seed for run in own]) for own in runs]
+    return interval(_difference(np.concatenate(gains)))
+
+
+def several_rollouts(study: Study, second: int) -> list[Pooled]:
+    """Every condition and arm of a sweep of branches whose second batch begins with that seed.
+
+    Labels: condition, what GRPO's branches gain, arm.
+    """
+    return [
+        pooled([condition, _scale([study], condition), arm], _split(study, arm, condition, second))
+        for condition in study.conditions
+        for arm in study.arms[1:]
+    ]
+
+
+def whole_runs(study: Study) -> list[Pooled]:
+    """Every arm in held-out accuracy and reward at the end; the commits are batches."""
+    return list(_whole_runs(study))
+
+
+def _whole_runs(study: Study) -> Iterator[Pooled]:
+    for c in compare(study, ""):
+        if c.outcome.name != "rollouts without collapse":
+            batches = {f"`{commit}`": batch for commit, batch in c.batches}
+            yield Pooled([c.outcome.name, c.arm], c.difference, batches, c.batches_p)
+
+
+def gradient_kept(*sweeps: Study) -> Table:
+    """Rate, arm, the share of the gradient kept of A > 0 and of A < 0, and the pooled difference to GRPO."""
+    found = one_rollout(*sweeps)
+    rows = []
+    for rate in dict.fromkeys(one.labels[0] for one in found):
+        own = {one.labels[2]: interval(one.whole) for one in found if one.labels[0] == rate}
+        for arm in dict.fromkeys(arm for study in sweeps for arm in study.arms):
+            runs = [run for study in sweeps for run in study.select(arm, rate)]
+            if runs:
+                kept = [f"{mean(runs, f'gradient_weight/{sign}'):.2f}" for sign in ("positive", "negative")]
+                rows.append([rate, arm, *kept, own.get(arm, "")])
+    return rows
