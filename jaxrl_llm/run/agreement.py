@@ -37,6 +37,7 @@ def _of_data(s: Settings) -> Iterator[str]:
         "rewards.missing_eos_penalty": (s.rewards.missing_eos_penalty, 0.0),
         "rewards.overlong_filter": (s.rewards.overlong_filter, False),
         "replay.mode": (s.replay.mode, "off"),
+        "updates.stop_at_kl": (s.updates.stop_at_kl, 0.0),
     }
     if reads == "pairs":
         needed["updates.shuffle"] = (s.updates.shuffle, "groups")

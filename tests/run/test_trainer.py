@@ -85,6 +85,19 @@ def test_every_logged_key_is_documented(straight):
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
 
 
+@pytest.mark.parametrize(("bound", "epochs"), [(1e9, 1), (1e-9, 2)])
+def test_a_rollout_stops_its_updates_at_a_bound_on_the_drift(straight, tmp_path, bound, epochs):
+    """Out of reach it changes nothing. The second update is the first with a drift; it is taken, and a second epoch is
+    not: either way the rollout is the one of two updates."""
+    config = straight[0].copy_and_resolve_references()
+    config.updates.stop_at_kl, config.updates.epochs, config.steps = bound, epochs, 1
+    tiny_run.train(tmp_path, config)
+    row, whole = tiny_run.metrics(tmp_path)[1], tiny_run.metrics(straight[1])[1]
+    assert row.pop("update/taken") == int(tiny_run.final_state(tmp_path, config)[1].updates) == 2
+    shared = {name: value for name, value in row.items() if not name.startswith("eval/")}
+    assert shared == {name: whole[name] for name in shared}
+
+
 def test_each_phase_compiles_once(straight):
     """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
     compiled = straight[3]
