@@ -8,13 +8,15 @@ and every planned step, or if it diverged. DIR/sweep.json records the plan for t
 
 import argparse
 import fcntl
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain, fields_and_rest
+from jaxrl_llm.records import checkout
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.report.read import Run
 from jaxrl_llm.sweep import launch
@@ -102,6 +104,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
             ) from error
         todo = [run for run in runs if not _finished(workdir / run.folder, *identities[run.folder])]
         _write_plan(workdir, sweep, identities)
+        _keep_changes(workdir)
         (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines.values()))
         print(f"{sweep.question}\n{len(runs)} runs, {len(runs) - len(todo)} finished, {len(todo)} to do")
         if given.launcher == "none":
@@ -157,8 +160,23 @@ def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str,
     ]
     plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
     if sweep.branching is not None:
-        plan |= {"branching": asdict(sweep.branching), "pairs": "branches from one state of a trajectory (seed)"}
+        plan |= {"branching": sweep.branching.numbers(), "pairs": "branches from one state of a trajectory (seed)"}
     write_json(workdir / "sweep.json", plan | {"runs": rows})
+
+
+def _keep_changes(workdir: Path) -> None:
+    """Of a checkout that differs from its commit the difference, in a file of its own for each state of the code."""
+    files = checkout.changed()
+    if not files:
+        return
+    diff = checkout.changes()
+    path = workdir / f"changes-{hashlib.sha256(diff.encode()).hexdigest()[:8]}.diff"
+    path.write_text(diff)
+    named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    print(
+        f"warning: the code differs from commit {(checkout.commit() or '')[:7]} in {named}; {path} has the difference. "
+        "Commit it before runs whose numbers are to be cited"
+    )
 
 
 if __name__ == "__main__":
