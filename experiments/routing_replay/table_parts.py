@@ -17,7 +17,16 @@ from jaxrl_llm.report.read import Run, Study, load
 from jaxrl_llm.report.statistics import PairedDifference, paired_difference
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
-KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
+KEPT = (
+    "eval/greedy",
+    "eval/pass_at_1",
+    "eval/sampler_",
+    "clip/",
+    "kl/",
+    "ratio/token_var",
+    "gradient_weight/",
+    "mismatch/mean",
+)
 KEPT_ROUTING = ("share_of_variance", "log_ratio_", "part_", "kl_fresh", "flips_fresh", "flips_old_current")
 KEPT_ROUTING += ("flips_sampler_old",)
 Table = list[list[str]]

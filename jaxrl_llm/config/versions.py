@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 # Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
-_CAME: dict[tuple[str, str], Any] = {("rollout", "mesh_shape"): (), ("updates", "stop_at_kl"): 0.0}
+_CAME: dict[tuple[str, str], Any] = {
+    ("rollout", "mesh_shape"): (),
+    ("rollout", "router_bias"): 0.0,
+    ("rollout", "router_gates"): "same",
+    ("updates", "stop_at_kl"): 0.0,
+}
 
 # Fields that left, with the value that the hash still has for them.
 _LEFT: dict[tuple[str, str], Any] = {("replay", "predictor_learning_rate"): 2e-3}

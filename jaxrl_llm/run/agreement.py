@@ -140,7 +140,7 @@ def _of_routing(s: Settings) -> Iterator[str]:
         if "router_logprobs" in s.objective.needs:
             yield f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0"
         if s.rollout.router != EXACT:
-            yield "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out"
+            yield "rollout.router_dtype, _noise, _bias and _gates are of an MoE model; leave them out"
         if s.updates.aux_coef:
             yield f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0"
         return

@@ -130,6 +130,6 @@ def evaluate(run: Run, state: TrainState) -> tuple[dict[str, Any], list[dict[str
     """What held-out data say of a state, and answers to read: the source's own, and pass rates of a policy."""
     metrics, rows = run.source.evaluate(state)
     if not run.settings.objective.learns_rewards:
-        rates, answers = run.evaluator(state.policy.plain(run.model))
+        rates, answers = run.pass_rates(state)
         metrics, rows = metrics | rates, rows + answers[: run.settings.log.samples]
     return metrics, [row | {"split": "test"} for row in rows]

@@ -128,7 +128,7 @@ class Trajectory:
         return rows
 
     def _evaluated(self, state: TrainState) -> dict[str, Any]:
-        return self.parent.evaluator(state.policy.plain(self.parent.model))[0]
+        return self.parent.pass_rates(state)[0]
 
     def _check_structures(self, state: TrainState) -> None:
         for arm, run in self.arms.items():

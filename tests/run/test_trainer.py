@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +19,12 @@ from jaxrl_llm.models import routing
 from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.screen import PHASES
-from jaxrl_llm.run import trainer
+from jaxrl_llm.rollout import pass_rate
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.run import assembly, trainer
+from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training import collect
+from jaxrl_llm.training.state import TrainState
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
 
@@ -181,9 +187,9 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
     select, evaluate, replays, phase = routing.select_experts, trainer.evaluate, {"training": [], "evaluation": []}, []
 
-    def seen(logits, num_chosen, normalise, replay=None):
+    def seen(logits, num_chosen, normalise, replay, choosing):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return select(logits, num_chosen, normalise, replay)
+        return select(logits, num_chosen, normalise, replay, choosing)
 
     def evaluated(*args):
         phase.append("evaluation")
@@ -199,6 +205,29 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     assert any(replays["training"])
     assert replays["evaluation"]
     assert not any(replays["evaluation"])
+
+
+def test_another_router_of_the_sampler_is_evaluated_too(folder, monkeypatch):
+    """An answer counts as right where its engine's router is noisy; an exact sampler has one evaluation."""
+    monkeypatch.setattr(Engine, "prepare", lambda self, params: params)
+    monkeypatch.setattr(Engine, "release", lambda self, prepared, params: None)
+    monkeypatch.setattr(Engine, "generate", lambda self, *_: self)
+    rewards = 16 * 3  # greedy and two samples
+    monkeypatch.setattr(
+        pass_rate,
+        "verify",
+        lambda out, *_: SimpleNamespace(rewards=np.full(rewards, out.router.noise), texts=[""] * rewards),
+    )
+    found = {}
+    for noise in (0.0, 1.0):
+        config = tiny_run.make_config(folder, **{"rollout.router_noise": noise})
+        found[noise], _ = assembly.build(validate(config)).pass_rates(mock.Mock(TrainState))
+    assert not any("sampler" in name for name in found[0.0])
+    assert {name: found[1.0][f"eval/{name}"] for name in ("greedy", "sampler_greedy", "sampler_pass_at_1")} == {
+        "greedy": 0,
+        "sampler_greedy": 1,
+        "sampler_pass_at_1": 1,
+    }
 
 
 def copy_of(straight, tmp_path):
