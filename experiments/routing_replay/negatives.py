@@ -14,11 +14,11 @@ above 1. Bounds of 0.2 and 1000 are those that hardly cut, and that do not.
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.routing_replay.sweep import ARMS, BRANCHED, CONFIG, COUNTDOWN, arms, clipped, seeds
+from experiments.routing_replay.variants import variant_of
 from jaxrl_llm.sweep import Branching, Sweep, chain, product
 
 SMOLLM = "configs/smollm2_sums_grpo.py"
@@ -132,13 +132,4 @@ VARIANTS: dict[str, tuple[Callable[[], Sweep], str]] = {
 
 
 def get_sweep(variant: str = "negatives") -> Sweep:
-    name, _, part = variant.partition("@")
-    if name not in VARIANTS:
-        raise ValueError(f"unknown variant {name!r}; it has {', '.join(VARIANTS)}")
-    make, decides = VARIANTS[name]
-    whole, words = make(), part.split(",") if part else []
-    runs = [run for run in whole.runs if set(words) <= set(run.get("condition", "").split(", "))]
-    if not runs:
-        known = sorted({word for run in whole.runs for word in run.get("condition", "").split(", ")})
-        raise ValueError(f"{variant} has no run; the parts of {name} are {', '.join(known)}")
-    return replace(whole, question=decides, runs=runs)
+    return variant_of(VARIANTS, variant)

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.ablations import sweep as ablations
 from experiments.preferences import sweep as preferences
-from experiments.routing_replay import negatives
+from experiments.routing_replay import choices, negatives, sizes
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives
@@ -26,6 +26,8 @@ FILES = {
     "preferences/sweep": preferences,
     "routing_replay/sweep": routing_replay,
     "routing_replay/negatives": negatives,
+    "routing_replay/choices": choices,
+    "routing_replay/sizes": sizes,
 }
 SEEDED = ("seed", "warm_start.seed", "preference.file", "rewards.reward_model")  # the last two name the seed
 
@@ -37,7 +39,12 @@ def variants(name):
     return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
 
 
-EVERY = [(name, variant) for name in FILES for variant in variants(name)]
+LARGE = [("routing_replay/sizes", "sizes"), ("routing_replay/negatives", "negatives_runs")]  # hundreds of configs
+EVERY = [
+    pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in LARGE))
+    for name in FILES
+    for variant in variants(name)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +136,7 @@ def test_a_part_of_full_is_the_same_runs():
         routing_replay.get_sweep("quick@8")
 
 
-@pytest.mark.parametrize("module", [routing_replay, negatives])
+@pytest.mark.parametrize("module", [routing_replay, negatives, choices, sizes])
 def test_every_variant_says_in_one_line_what_it_decides(module):
     """The sweep prints it, and the report has it as its title."""
     said = {name: module.get_sweep(name).question for name in module.VARIANTS}
