@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_llm import tasks
 from jaxrl_llm.config import start_up
 from jaxrl_llm.config.command_line import REFUSED, Parser, complain
+from jaxrl_llm.export import with_tokenizer
 from jaxrl_llm.models import load_pretrained, read_published, save_pretrained
 from jaxrl_llm.models.checkpoints.upcycling import upcycled
 
@@ -32,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, params = upcycled(
             model.config, params, experts=given.experts, chosen=given.chosen, redraw=given.redraw, seed=given.seed
         )
-        save_pretrained(params, config, given.to, published=read_published(given.source))
-    except (ValueError, OSError) as error:
+        published = read_published(given.source)
+        if "tokenizer.json" not in published.files:  # of a GGUF file
+            published = with_tokenizer(published, tasks.load_tokenizer(given.source))
+        save_pretrained(params, config, given.to, published=published)
+    except (ValueError, OSError, ImportError) as error:
         return complain(error, REFUSED)
     print(
         f"{given.to} holds a mixture of {config.num_hidden_layers} layers with {given.experts} experts each, of which "

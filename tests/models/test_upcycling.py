@@ -51,6 +51,19 @@ def test_a_mixture_of_copies_is_the_dense_model(command):
     assert '"eos_token_id": 7' in (folder / "config.json").read_text()
 
 
+def test_a_checkpoint_without_tokenizer_files_gets_them(tiny, params_of, tmp_path, monkeypatch):
+    """As a GGUF file has none; what is written are those of its tokenizer."""
+    monkeypatch.setattr(start_up, "start_jax", lambda: None)
+    monkeypatch.setattr(upcycle.tasks, "load_tokenizer", lambda path: f"of {path}")
+    monkeypatch.setattr(
+        upcycle, "with_tokenizer", lambda published, own: Published(published.config, {"tokenizer.json": own.encode()})
+    )
+    source, made = tmp_path / "dense", tmp_path / "mixture"
+    save_pretrained(params_of(tiny()), tiny().config, source)
+    assert upcycle.main(["--from", str(source), "--to", str(made)]) == 0
+    assert (made / "tokenizer.json").read_text() == f"of {source}"
+
+
 def test_a_share_of_every_copy_is_drawn_anew(tiny, params_of):
     """Whole hidden units: a quarter of 20, others in each expert, the same by the same seed; all else stays."""
     dense = tiny()
