@@ -6,25 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from configs import smollm2_sums_grpo
-from experiments.routing_replay import anchor, scale
+from experiments.routing_replay import scale
 from experiments.routing_replay.sizes import LARGEST
 from jaxrl_llm.report.read import load
-from jaxrl_llm.run.settings import validate
 
 TRUE = np.array([-2.0, 0.5, -0.4, 0.1])  # constant, log layers, log chosen / experts, log KL
-
-
-@pytest.mark.parametrize("variant", ["", "smoke"])
-def test_the_anchor_has_the_size_of_its_dense_model(variant):
-    """Beside the checkpoint that its command makes, which is not here."""
-    config = anchor.get_config(variant)
-    assert config.model.num_experts > 0
-    dense = smollm2_sums_grpo.get_config(variant)
-    if not variant:
-        assert config.model.moe_intermediate_size == dense.model.intermediate_size
-        config.model.pretrained, config.model.vocab_size, config.task.template = "", None, "{prompt}"
-    assert validate(config).model.num_moe_layers == config.model.num_hidden_layers == dense.model.num_hidden_layers
 
 
 def share_of(*of):
