@@ -3,9 +3,10 @@
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/choices.py:doses --workdir runs/choices
     python -m jaxrl_llm.report runs/choices
 
-VARIANTS has the variants and what each decides, in one line. `choices@noise, k3 0.1` is no part: parts are words of a
-condition, as in `choices@noise,k3 0.1`. The first question is at which dose GRPO loses, under the exact router
-(eval/pass_at_1) or under the sampler's (eval/sampler_pass_at_1): only there does a null on R3 mean something.
+VARIANTS has the variants and what each decides, in one line. `choices@noise,k3 0.1` is what has these parts of a
+condition; the whole goes on in its DIR, and so does `choices` in that of `doses`. The first question is at which dose
+GRPO loses, under the exact router (eval/pass_at_1) or under the sampler's (eval/sampler_pass_at_1): only there does a
+null on R3 mean something.
 """
 
 from collections.abc import Callable, Mapping
