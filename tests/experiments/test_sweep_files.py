@@ -39,7 +39,11 @@ def variants(name):
     return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
 
 
-LARGE = [("routing_replay/sizes", "sizes"), ("routing_replay/negatives", "negatives_runs")]  # hundreds of configs
+LARGE = [  # hundreds of configs
+    ("routing_replay/sweep", "tune"),
+    ("routing_replay/sizes", "sizes"),
+    ("routing_replay/negatives", "negatives_runs"),
+]
 EVERY = [
     pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in LARGE))
     for name in FILES
