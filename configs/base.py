@@ -85,6 +85,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.dtype = "float32"  # float32 | bfloat16 | float8_e4m3 (weights): of the sampler; bfloat16: a mismatch
     config.rollout.router_dtype = "float32"  # float32 | bfloat16: of the sampler's router; bfloat16: a mismatch
     config.rollout.router_noise = 0.0  # standard deviation of noise on the sampler's router logits, on purpose
+    config.rollout.router_bias = 0.0  # standard deviation over experts of a bias on them, fixed and equal by layer
+    config.rollout.router_gates = "same"  # same (of what chooses) | exact (noise and bias move only the choice)
     config.rollout.mesh_shape = ()  # mesh to sample and evaluate on, of the same devices; (): mesh.shape
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose task rewards are all alike
@@ -127,6 +129,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.updates.length_buckets = 1  # number of lengths to which padded rows are cut; each compiles once
     config.updates.shuffle = "answers"  # answers | groups: what stays whole when minibatches are drawn
     config.updates.aux_coef = 0.0  # weight of the load-balance loss; 0: off
+    config.updates.stop_at_kl = 0.0  # kl/old of an update beyond which a rollout's others are left out; 0: off
 
     config.optimizer = ConfigDict()  # AdamW
     config.optimizer.learning_rate = 1.5e-4

@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
     "generate": ("jaxrl_llm.generate", "answer a prompt or chat, with any DIR or checkpoint"),
     "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),
+    "upcycle": ("jaxrl_llm.upcycle", "make a mixture of experts out of a dense checkpoint"),
     "sweep": ("jaxrl_llm.sweep.__main__", "run or resume many configs"),
     "plan": ("jaxrl_llm.plan.__main__", "memory and time of a config on TPUs or GPUs, without having them"),
     "report": ("jaxrl_llm.report.__main__", "tables, plots and one page of one or many DIRs"),

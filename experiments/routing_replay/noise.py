@@ -1,10 +1,12 @@
-"""How much router noise makes which share of the experts differ: the doses of the positive control.
+"""How much router noise makes which share of the experts differ, or which k3: the doses of the positive controls.
 
-    python experiments/routing_replay/noise.py [--seeds 0 1 2] [--levels 0.01 0.02 ...]
+    python -m experiments.routing_replay.noise [--seeds 0 1 2] [--levels 0.01 0.02 ...]
+    python -m experiments.routing_replay.noise --gates exact --of k3 --doses 1.5e-3 1e-2 1e-1 [--field bias]
 
-Of every seed the warm-started policy of `configs/routing_replay.py` samples one rollout with each noise and scores it
-with the exact router. Prints a Markdown table, means over seeds, and the noise that gives 1, 3 and 10 % of differing
-experts, interpolated between neighbouring levels on logarithmic axes.
+Of every seed the warm-started policy of `configs/routing_replay.py` samples one rollout with each noise, or bias of
+experts, and scores it with the exact router. Prints a Markdown table, means over seeds, and the level that gives each
+dose of what `--of` names, by default 1, 3 and 10 % of differing experts, interpolated between neighbouring levels on
+logarithmic axes. With `--gates exact` the choice of experts alone is moved.
 """
 
 import argparse
@@ -39,11 +41,11 @@ def start(seed: int) -> tuple[Run, TrainState]:
     return run, run.start(print)
 
 
-def sampled_and_scored(run: Run, state: TrainState, noise: float) -> TrainBatch:
-    """The first rollout of a run, sampled with this router noise and scored without."""
+def sampled_and_scored(run: Run, state: TrainState, router: Router) -> TrainBatch:
+    """The first rollout of a run, sampled with this router and scored with the exact one."""
     source = run.source
     assert isinstance(source, Rollouts)
-    noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=Router(noise=noise)))
+    noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=router))
     rollout = noisy.sample(noisy.stream(), 1, state).finish()
     layouts = noisy.layouts(rollout.trajectory, 1)[0]
     return noisy.scorer(state, None, rollout.trajectory, layouts).batch
@@ -77,11 +79,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS))
+    parser.add_argument("--field", choices=("noise", "bias"), default="noise", help="what the levels are of")
+    parser.add_argument("--gates", choices=("same", "exact"), default="same", help="exact: the choice alone is moved")
+    parser.add_argument("--of", choices=("experts", "k3"), default="experts", help="what the doses are of")
+    parser.add_argument("--doses", type=float, nargs="+", default=list(DOSES))
     given = parser.parse_args()
     levels = sorted(given.levels)
     starts = [start(seed) for seed in given.seeds]
-    rows = [[jax.device_get(measured(sampled_and_scored(*one, noise))) for one in starts] for noise in levels]
-    print(f"\n| router noise | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
+    routers = [Router(**{given.field: level, "gates": given.gates}) for level in levels]
+    rows = [[jax.device_get(measured(sampled_and_scored(*one, router))) for one in starts] for router in routers]
+    print(f"\n| router {given.field} | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
     for noise, seeds in zip(levels, rows, strict=True):
         means = {name: float(np.mean([row[name] for row in seeds])) for name in COLUMNS}
         low, high = (100 * float(pick([row["experts"] for row in seeds])) for pick in (min, max))
@@ -89,8 +96,8 @@ def main() -> None:
         cells += [f"{100 * means[name]:.1f} %" for name in ("routers", "tokens")]
         cells += [f"{means[name]:.1e}" for name in ("mean gap", "k3")]
         print(f"| {noise:g} | {' | '.join(cells)} |")
-    experts = [float(np.mean([row["experts"] for row in seeds])) for seeds in rows]
-    print("\n" + ", ".join(f"{100 * dose:g} %: {noise_of(dose, levels, experts):.3g}" for dose in DOSES))
+    found = [float(np.mean([row[given.of] for row in seeds])) for seeds in rows]
+    print("\n" + ", ".join(f"{given.of} {dose:g}: {noise_of(dose, levels, found):.3g}" for dose in given.doses))
 
 
 if __name__ == "__main__":

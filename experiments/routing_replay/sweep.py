@@ -43,7 +43,6 @@ from jaxrl_llm.sweep import Branching, Sweep, chain, each, product, zipped
 
 CONFIG = "configs/routing_replay.py"
 COUNTDOWN = "experiments/ablations/countdown.py"
-QUESTION = "Does the ratio swing because experts change, and which remedy helps?"
 ARMS: dict[str, dict[str, Any]] = {
     "GRPO": {"objective.name": "grpo"},
     "GRPO+R2": {"objective.name": "grpo", "replay.mode": "R2"},
@@ -115,7 +114,7 @@ def clipped(*bounds: float) -> list[dict[str, Any]]:
 
 def compared(*parts: Any, minutes: float = 1, branching: Branching | None = None) -> Sweep:
     """The product of arms, settings and seeds against GRPO."""
-    return Sweep(QUESTION, product(*parts), baseline="GRPO", config=CONFIG, minutes=minutes, branching=branching)
+    return Sweep("", product(*parts), baseline="GRPO", config=CONFIG, minutes=minutes, branching=branching)
 
 
 def branch_smoke() -> Sweep:
@@ -235,7 +234,7 @@ def curves(*numbers: int) -> Sweep:
         for rate in CURVE_RATES
     ]
     runs = product(arms("GRPO", "GRPO+R2", "GSPO"), conditions, seeds(0, 5))
-    return Sweep("Which learning rate does each remedy bear?", runs, baseline="GRPO", config=CONFIG, minutes=0.5)
+    return Sweep("", runs, baseline="GRPO", config=CONFIG, minutes=0.5)
 
 
 def horizon() -> Sweep:
@@ -243,8 +242,7 @@ def horizon() -> Sweep:
     tripled = [{"arm": "GRPO, 96 prompts", "objective.name": "grpo", "rollout.prompts": 96}]
     compared = chain(arms("GRPO", "GRPO+R2", "GSPO", "DAPO"), tripled)
     setting = {"steps": 300, "evaluation.every": 20, "checkpoint.every": 100, "log.diagnostics_every": 60}
-    question = "Does a remedy pay over a long run, with room below the ceiling?"
-    return Sweep(question, product(compared, [setting], seeds(0, 10)), baseline="GRPO", config=COUNTDOWN, minutes=5)
+    return Sweep("", product(compared, [setting], seeds(0, 10)), baseline="GRPO", config=COUNTDOWN, minutes=5)
 
 
 def quick() -> Sweep:
@@ -292,24 +290,28 @@ def regime() -> Sweep:
     return compared(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
 
 
-VARIANTS: dict[str, Callable[..., Sweep]] = {
-    "quick": quick,
-    "seeds": ten_seeds,
-    "full": full,
-    "tune": tune,
-    "mismatch": mismatch,
-    "regime": regime,
-    "what": what,
-    "branch": branch,
-    "tight": tight,
-    "precise": precise,
-    "confirm": confirm,
-    "control": control,
-    "strong": strong,
-    "dose": dose,
-    "curves": curves,
-    "horizon": horizon,
-    "branch_smoke": branch_smoke,
+# What makes each variant, and what it decides.
+VARIANTS: dict[str, tuple[Callable[..., Sweep], str]] = {
+    "quick": (quick, "How do four arms end at N = 32? Three seeds, so no verdict"),
+    "seeds": (ten_seeds, "Does a remedy end above GRPO at N = 32 and one rate?"),
+    "full": (full, "Does a remedy end above GRPO at any N, each at its own tuned rate?"),
+    "tune": (tune, "At which learning rate does each arm of `full` end highest?"),
+    "mismatch": (mismatch, "Does R3 or TIS help where a bfloat16 rollout meets float32 training?"),
+    "regime": (regime, "In which settings do changed experts move the ratio?"),
+    "what": (what, "Does R2 of logits end otherwise than R2 of experts?"),
+    "branch": (
+        branch,
+        "What does one rollout gain under one ratio a sequence, a tighter clip or replay, at five rates?",
+    ),
+    "tight": (tight, "Is GSPO above clips of tokens that cut as much as it does?"),
+    "precise": (precise, "Which arm is above GRPO after one rollout, to 0.01?"),
+    "confirm": (confirm, "Does R2 cost accuracy at 2e-4, as `precise` estimated?"),
+    "control": (control, "Does R3 or TIS repair what a noisy router of the sampler harms?"),
+    "strong": (strong, "Is there a noise of the router that harms, and does R3 repair it?"),
+    "dose": (dose, "Does replay begin to pay as routing moves the ratio more?"),
+    "curves": (curves, "Which learning rate does each remedy bear?"),
+    "horizon": (horizon, "Does a remedy pay over a long run, with room below the ceiling?"),
+    "branch_smoke": (branch_smoke, "Do branches run? Two arms of a tiny model"),
 }
 # What a part of a variant names, as in full@8,32.
 PARTS: dict[str, Callable[[str], float]] = {
@@ -328,4 +330,5 @@ def get_sweep(variant: str = "quick") -> Sweep:
         raise ValueError(
             f"{variant}: full, tune, control and curves have parts by N, {by_rate} by rate, strong by noise"
         )
-    return VARIANTS[name](*(PARTS[name](one) for one in part.split(",") if part))
+    make, decides = VARIANTS[name]
+    return replace(make(*(PARTS[name](one) for one in part.split(",") if part)), question=decides)

@@ -17,8 +17,18 @@ from jaxrl_llm.report.read import Run, Study, load
 from jaxrl_llm.report.statistics import PairedDifference, paired_difference
 
 SAMPLED = next(outcome for outcome in OUTCOMES if outcome.name == "held-out sampled, end")
-KEPT = ("eval/greedy", "eval/pass_at_1", "clip/", "kl/", "ratio/token_var", "gradient_weight/", "mismatch/mean")
-KEPT_ROUTING = ("share_of_variance", "log_ratio_var", "part_", "flips_fresh", "flips_old_current", "flips_sampler_old")
+KEPT = (
+    "eval/greedy",
+    "eval/pass_at_1",
+    "eval/sampler_",
+    "clip/",
+    "kl/",
+    "ratio/token_var",
+    "gradient_weight/",
+    "mismatch/mean",
+)
+KEPT_ROUTING = ("share_of_variance", "log_ratio_", "part_", "kl_fresh", "flips_fresh", "flips_old_current")
+KEPT_ROUTING += ("flips_sampler_old",)
 Table = list[list[str]]
 
 
@@ -135,7 +145,8 @@ def pack(folder: Path, archive: Path, rows: str) -> None:
             info.size = len(content)
             packed.addfile(info, io.BytesIO(content))
 
-        add("sweep.json", (folder / "sweep.json").read_bytes())
+        for kept in (folder / "sweep.json", *sorted(folder.glob("changes-*.diff"))):
+            add(kept.name, kept.read_bytes())
         for path in sorted(folder.rglob(rows)):
             place = path.parent.relative_to(folder)
             lines = [json.dumps({key: x for key, x in row.items() if _kept(key)}) + "\n" for row in read_rows(path)]

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 # Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
-_CAME: dict[tuple[str, str], Any] = {("rollout", "mesh_shape"): ()}
+_CAME: dict[tuple[str, str], Any] = {
+    ("rollout", "mesh_shape"): (),
+    ("rollout", "router_bias"): 0.0,
+    ("rollout", "router_gates"): "same",
+    ("updates", "stop_at_kl"): 0.0,
+}
 
 # Fields that left, with the value that the hash still has for them.
 _LEFT: dict[tuple[str, str], Any] = {("replay", "predictor_learning_rate"): 2e-3}
@@ -30,7 +35,8 @@ def as_hashed(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the fields that its hash has always been made of."""
     out = _copy(config)
     for (block, field), value in _CAME.items():
-        if tuple(out[block].get(field, value)) == value:
+        given = out[block].get(field, value)
+        if (tuple(given) if isinstance(given, list) else given) == value:
             out[block].pop(field, None)
     for (block, field), value in _LEFT.items():
         out[block].setdefault(field, value)

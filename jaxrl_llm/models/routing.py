@@ -28,22 +28,41 @@ class Routing(flax.struct.PyTreeNode):
 class Router(Block, prefix="rollout.router_"):
     """How a forward computes the router's logits. Another than the default makes a sampler differ on purpose.
 
-        s = x W  in `dtype`,   s_i + noise z_i   with z_i standard normal
+        s = x W  in `dtype`,   s_i + noise z_i + bias b_i   with z_i and b_i standard normal
 
     z_i is a fixed function of the bits of s_i and of i, as rounding is a fixed function of its operands: an answer
     depends neither on its place in the batch nor on a key. Equal programs give equal noise; another batch shape, whose
-    logits differ in their last bits, gives another draw.
+    logits differ in their last bits, gives another draw. b_i is a function of i alone.
     """
 
     dtype: str = declared("float32", "of the sampler's router; bfloat16: a mismatch", among=("float32", "bfloat16"))
     noise: float = declared(0.0, "standard deviation of noise on the sampler's router logits, on purpose", least=0)
+    bias: float = declared(0.0, "standard deviation over experts of a bias on them, fixed and equal by layer", least=0)
+    gates: str = declared("same", among={"same": "of what chooses", "exact": "noise and bias move only the choice"})
+
+    def check(self) -> None:
+        if self.gates == "exact" and not (self.noise or self.bias):
+            raise ValueError(
+                "rollout.router_gates=exact keeps noise and bias from the gates, and there is neither; set "
+                "rollout.router_noise or rollout.router_bias, or router_gates=same"
+            )
 
     def logits(self, x: Float[Array, "*n d"], weight: Float[Array, "d e"]) -> Float[Array, "*n e"]:
+        """The logits that gates are made of."""
         operands = x.astype(self.dtype).astype(jnp.float32), weight.astype(self.dtype).astype(jnp.float32)
         logits = jnp.matmul(*operands, precision=jax.lax.Precision.HIGHEST)
         if self.dtype != "float32":
             logits = logits.astype(self.dtype).astype(jnp.float32)
-        return logits + self.noise * _fixed_normal(logits) if self.noise else logits
+        return logits if self.gates == "exact" else self._moved(logits)
+
+    def choosing(self, logits: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
+        """The logits whose largest choose the experts, from `logits`."""
+        return self._moved(logits) if self.gates == "exact" else logits
+
+    def _moved(self, logits: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
+        moved = logits + self.noise * _fixed_normal(logits) if self.noise else logits
+        # Any bits will do that are the same for all experts, but for those of 0: the first number would be extreme.
+        return moved + self.bias * _fixed_normal(jnp.ones_like(logits)) if self.bias else moved
 
 
 EXACT = Router()
@@ -79,7 +98,11 @@ def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
 
 
 def select_experts(
-    fresh_logits: Float[Array, "*n e"], num_chosen: int, normalise: bool, replay: Routing | None = None
+    fresh_logits: Float[Array, "*n e"],
+    num_chosen: int,
+    normalise: bool,
+    replay: Routing | None = None,
+    choosing: Float[Array, "*n e"] | None = None,
 ) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
     """Experts and gates of every token, by one code path for routing and for replaying.
 
@@ -88,10 +111,12 @@ def select_experts(
 
     s are the current logits, or the recorded ones where `replay.logits` is given. The gates are gathered from the
     logits, never from probabilities zeroed outside the top k, so the router keeps its gradient under index replay.
+    choosing: the logits of the top_k, if others than s choose (`Router.choosing`).
+
     Source: Routing Replay as in R3 (arXiv 2510.11370), gate weights from the current router.
     """
     scores = fresh_logits
-    experts = jax.lax.top_k(fresh_logits, num_chosen)[1]
+    experts = jax.lax.top_k(fresh_logits if choosing is None else choosing, num_chosen)[1]
     if replay is not None:
         recorded = is_recorded(replay.experts)[..., None]
         experts = jnp.where(recorded, replay.experts.astype(jnp.int32), experts)

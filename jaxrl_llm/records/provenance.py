@@ -2,16 +2,14 @@
 
 import dataclasses
 import importlib.metadata
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxrl_llm.config.loading import Source
 from jaxrl_llm.ground.machine import usable_cores
-from jaxrl_llm.records import own_code
+from jaxrl_llm.records import checkout, own_code
 
 
 def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
         "config_hash": config_hash,
         "source": dataclasses.asdict(source),
         "code": own_code.noted(source.file, config["task"]["options"]),
-        "commit": _commit(),
+        "commit": checkout.commit(),
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
@@ -40,18 +38,3 @@ def versions() -> dict[str, str | None]:
 
 def _version(package: str) -> str | None:
     return next((found.version for found in importlib.metadata.distributions(name=package)), None)
-
-
-def _commit() -> str | None:
-    """The checkout's commit, with + when it has changes; None outside a checkout."""
-    commit = _git("rev-parse", "HEAD")
-    return commit and commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _git(*arguments: str) -> str | None:
-    """What git prints about the checkout of this file; None if there is no git or no checkout."""
-    try:
-        here = Path(__file__).parent
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

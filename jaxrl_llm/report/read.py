@@ -204,7 +204,7 @@ class Study:
     question: str
     runs: Sequence[Run]
     baseline: str
-    branching: Mapping[str, int] = field(default_factory=dict)  # of a sweep of branches; empty for runs from the start
+    branching: Mapping[str, Any] = field(default_factory=dict)  # of a sweep of branches; empty for runs from the start
     unfinished: Sequence[str] = ()  # the trajectories of such a sweep that have not ended, each with its status
     damage: Sequence[str] = ()  # of the sweep's own file, and of the files of trajectories
 

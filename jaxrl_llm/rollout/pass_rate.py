@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import Model
+from jaxrl_llm.models import EXACT, Model, Router
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.verification import verify
@@ -26,7 +26,7 @@ class Evaluator:
     """Evaluates parameters on fixed prompts with fixed keys: `samples` drawn answers to each and a greedy one.
 
     An answer is right when its reward is at least `task.solved`. Sampling uses temperature 1, whatever the training
-    rollout uses, and computes in the model's own dtype.
+    rollout uses, and computes in the model's own dtype, with `router`.
     """
 
     model: Model
@@ -35,6 +35,7 @@ class Evaluator:
     samples: int
     max_new_tokens: int
     slots: int = 0  # answers decoded at once, which bounds memory; 0 = all
+    router: Router = EXACT
 
     def __call__(self, params: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """({"eval/...": value}, one readable row per prompt)."""
@@ -83,6 +84,7 @@ class Evaluator:
             self.task.tokenizer.end_ids,
             slots=-(-self.slots // shards) * shards,
             dtype=self.model.config.dtype,
+            router=self.router,
             record_routing=False,
         )
         uids, prepared = batch["uid"].astype(np.uint32), engine.prepare(params)

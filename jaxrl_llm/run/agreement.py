@@ -37,6 +37,7 @@ def _of_data(s: Settings) -> Iterator[str]:
         "rewards.missing_eos_penalty": (s.rewards.missing_eos_penalty, 0.0),
         "rewards.overlong_filter": (s.rewards.overlong_filter, False),
         "replay.mode": (s.replay.mode, "off"),
+        "updates.stop_at_kl": (s.updates.stop_at_kl, 0.0),
     }
     if reads == "pairs":
         needed["updates.shuffle"] = (s.updates.shuffle, "groups")
@@ -180,7 +181,7 @@ def _of_routing(s: Settings) -> Iterator[str]:
         if "router_logprobs" in s.objective.needs:
             yield f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0"
         if s.rollout.router != EXACT:
-            yield "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out"
+            yield "rollout.router_dtype, _noise, _bias and _gates are of an MoE model; leave them out"
         if s.updates.aux_coef:
             yield f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0"
         return

@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import Model
+from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.checkpointing import digest
 from jaxrl_llm.rollout.engine import Engine
@@ -30,6 +30,9 @@ from jaxrl_llm.training.state import TrainState, make_state
 from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import warm_start
 
+# What an evaluation under the sampler's router reports.
+_UNDER_THE_SAMPLER = ("greedy", "greedy_reward", "reward", "pass_at_1", "pass_at_k")
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -47,6 +50,15 @@ class Run:
         s = self.settings
         held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
         return Evaluator(self.sampler, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
+
+    def pass_rates(self, state: TrainState) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """What the evaluator finds of the policy, and under the router of rollouts where that is another one."""
+        params, router = state.policy.plain(self.model), self.settings.rollout.router
+        rates, rows = self.evaluator(params)
+        if router != EXACT:
+            under = dataclasses.replace(self.evaluator, router=router)(params)[0]
+            rates |= {f"eval/sampler_{name}": under[f"eval/{name}"] for name in _UNDER_THE_SAMPLER}
+        return rates, rows
 
     @functools.cached_property
     def data(self) -> str:

@@ -56,9 +56,12 @@ class RolloutConfig(Block, prefix="rollout."):
     )
     router_dtype: str = declared_by(Router, "dtype")
     router_noise: float = declared_by(Router, "noise")
+    router_bias: float = declared_by(Router, "bias")
+    router_gates: str = declared_by(Router, "gates")
     mesh_shape: tuple[int, ...] = declared((), "mesh to sample and evaluate on, of the same devices; (): mesh.shape")
 
     def check(self) -> None:
+        _ = self.router  # raises where its fields contradict each other
         if self.temperature == 0:
             raise ValueError(
                 "rollout.temperature=0 makes all answers of a group equal, so there is nothing to compare; "
@@ -76,7 +79,7 @@ class RolloutConfig(Block, prefix="rollout."):
 
     @property
     def router(self) -> Router:
-        return Router(self.router_dtype, self.router_noise)
+        return Router(self.router_dtype, self.router_noise, self.router_bias, self.router_gates)
 
 
 @dataclasses.dataclass(frozen=True)

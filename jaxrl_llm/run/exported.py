@@ -22,11 +22,11 @@ def export(policy: LoadedPolicy, folder: Path) -> None:
     published = read_published(pretrained) if pretrained else Published({}, {})
     own = policy.tokenizer  # which the run may have taken from elsewhere
     if "tokenizer.json" not in published.files or tasks.load_tokenizer(pretrained).fingerprint != own.fingerprint:
-        published = _with_tokenizer(published, own)
+        published = with_tokenizer(published, own)
     save_pretrained(policy.params, policy.model.config, folder, published=published)
 
 
-def _with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:
+def with_tokenizer(published: Published, tokenizer: tasks.Tokenizer) -> Published:
     """The tokenizer's files instead of any others; generation settings other than ids are kept."""
     files = {name: x for name, x in published.files.items() if not name.startswith(_OF_THE_TOKENIZER)}
     written = tasks.tokenizer_files(tokenizer)

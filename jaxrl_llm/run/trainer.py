@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints
@@ -95,13 +97,19 @@ def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[Trai
     for layout in itertools.chain.from_iterable(drawn.epochs):
         state, metrics = learner.update(state, drawn.batch, layout)
         updates.append(metrics)
+        if s.updates.stop_at_kl and _drift(metrics) > s.updates.stop_at_kl:
+            break
     scored = drawn.metrics
     if old is not None:
         scored = scored | diagnose(run.learner, state.policy, old, drawn.batch, drawn.epochs[0])
     jax.block_until_ready(state.updates)
+    taken, done = {}, n * step
+    if s.updates.stop_at_kl:
+        taken, done = {"update/taken": len(updates)}, int(np.asarray(state.updates))
     host = drawn.host | {
+        **taken,
         # of the last update
-        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(n * step - 1))),
+        "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(done - 1))),
         "time/update_s": time.monotonic() - start - drawn.host.get("time/rollout_s", 0.0),
     }
     bounds = {
@@ -113,10 +121,16 @@ def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[Trai
     return state, Pending(step, host, scored, updates, drawn.samples, bounds)
 
 
+def _drift(update: Mapping[str, M.Metric]) -> float:
+    """kl/old of an update's own forward over its minibatch, before its step; waits for the update."""
+    drift: Any = M.finalize(processes.fetch({"kl/old": update["kl/old"]}))
+    return drift["kl/old"]
+
+
 def evaluate(run: Run, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What held-out data say of a state, and answers to read: the source's own, and pass rates of a policy."""
     metrics, rows = run.source.evaluate(state)
     if not run.settings.objective.learns_rewards:
-        rates, answers = run.evaluator(state.policy.plain(run.model))
+        rates, answers = run.pass_rates(state)
         metrics, rows = metrics | rates, rows + answers[: run.settings.log.samples]
     return metrics, [row | {"split": "test"} for row in rows]

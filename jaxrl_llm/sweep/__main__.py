@@ -9,9 +9,10 @@ and every planned step, or if it diverged. DIR/sweep.json records the plan for t
 import argparse
 import fcntl
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
@@ -19,6 +20,7 @@ from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground import machine
 from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.ground.terminal import visible
+from jaxrl_llm.records import checkout
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
 
@@ -116,6 +118,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
             ) from error
         todo = [run for run in runs if not _finished(workdir / run.folder, *identities[run.folder])]
         _write_plan(workdir, sweep, identities)
+        _keep_changes(workdir)
         (workdir / "commands.txt").write_text("".join(f"{line}\n" for line in lines.values()))
         print(f"{sweep.question}\n{len(runs)} runs, {len(runs) - len(todo)} finished, {len(todo)} to do")
         if given.launcher == "none":
@@ -178,8 +181,23 @@ def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str,
     ]
     plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
     if sweep.branching is not None:
-        plan |= {"branching": asdict(sweep.branching), "pairs": "branches from one state of a trajectory (seed)"}
+        plan |= {"branching": sweep.branching.numbers(), "pairs": "branches from one state of a trajectory (seed)"}
     write_json(workdir / "sweep.json", plan | {"runs": rows})
+
+
+def _keep_changes(workdir: Path) -> None:
+    """Of a checkout that differs from its commit the difference, in a file of its own for each state of the code."""
+    files = checkout.changed()
+    if not files:
+        return
+    diff = checkout.changes()
+    path = workdir / f"changes-{hashlib.sha256(diff.encode()).hexdigest()[:8]}.diff"
+    path.write_text(diff)
+    named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    print(
+        f"warning: the code differs from commit {(checkout.commit() or '')[:7]} in {named}; {path} has the difference. "
+        "Commit it before runs whose numbers are to be cited"
+    )
 
 
 if __name__ == "__main__":

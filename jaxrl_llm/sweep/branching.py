@@ -7,7 +7,8 @@ A sweep with `branching` writes such lines (docs/sweeps.md). The config with its
 arm is the config with the arm's fields. DIR holds what a run's DIR holds, of the trajectory, and
 
     branches.jsonl  of each state a row {"state": 4, "arm": "", "step": 0, "eval/greedy": ...} with its own evaluation,
-                    and for every arm one row a rollout, the last of them with the evaluation of its end
+                    and for every arm one row a rollout, the last of them with the evaluation of its end, and those
+                    that `evaluate` names with their own
 
 The same command goes on from the newest checkpoint of the trajectory; rows that it will write again are cut.
 """
@@ -119,18 +120,18 @@ class Trajectory:
         self, run: Run, state: TrainState, stream: Any, first: int, sampled: dict[Any, Any]
     ) -> list[dict[str, Any]]:
         """One row a rollout of a branch; one whose numbers are not finite ends it, without an evaluation."""
-        rows, state = [], _copy(state)
-        for i in range(1, self.plan.branching.rollouts + 1):
+        rows, state, branching = [], _copy(state), self.plan.branching
+        for i in range(1, branching.rollouts + 1):
             try:
                 state, values = _taken(run if i > 1 else _sharing(run, sampled), state, stream, first + i)
             except FloatingPointError as error:
                 return [*rows, {"step": i, "failed": str(error)}]
-            rows.append({"step": i, **values})
-        rows[-1] |= self._evaluated(state)
+            evaluated = self._evaluated(state) if i in (*branching.evaluate, branching.rollouts) else {}
+            rows.append({"step": i, **values, **evaluated})
         return rows
 
     def _evaluated(self, state: TrainState) -> dict[str, Any]:
-        return self.parent.evaluator(state.policy.plain(self.parent.model))[0]
+        return self.parent.pass_rates(state)[0]
 
     def _check_structures(self, state: TrainState) -> None:
         for arm, run in self.arms.items():
@@ -178,7 +179,9 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="python -m jaxrl_llm.sweep.branching", description="Fork states of one run into arms.")
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="DIR of the trajectory; the same command resumes it")
-    parser.add_argument("--branches", required=True, help="JSON: first, every, rollouts and the fields of each arm")
+    parser.add_argument(
+        "--branches", required=True, help="JSON: first, every, rollouts, evaluate and the fields of each arm"
+    )
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
     planned = plan(given.config, fields, given.branches)

@@ -41,7 +41,7 @@ class Plan:
     def identity(self) -> str:
         """The hash that a DIR of these branches belongs to; a longer trajectory goes on in it."""
         hashes = {arm: setup.config_hash for arm, setup in self.arms.items()}
-        parts = [self.parent.config_hash, hashes, dataclasses.asdict(self.branching)]
+        parts = [self.parent.config_hash, hashes, self.branching.numbers()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -54,7 +54,7 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
     try:
         given = json.loads(branches)
         fields_of_arms = given.pop("arms")
-        branching = Branching(**given)
+        branching = Branching.of(given)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"branches={branches} must be JSON with first, every, rollouts and arms ({error})") from error
     source = loading.find(config_file)

@@ -66,12 +66,23 @@ class Branching(Block, prefix="branching."):
     """Fork states of one trajectory into arms, instead of running every arm from its start.
 
     The trajectory is the baseline's run. From its states after `first`, first + every, ... rollouts each arm takes
-    `rollouts` rollouts with their updates and is evaluated.
+    `rollouts` rollouts with their updates and is evaluated; after those numbers of rollouts that `evaluate` names, too.
     """
 
     first: int = declared(1, least=0)
     every: int = declared(1, least=1)
     rollouts: int = declared(1, least=1)
+    evaluate: tuple[int, ...] = declared(())
+
+    def check(self) -> None:
+        if any(not 1 <= at <= self.rollouts for at in self.evaluate):
+            raise ValueError(
+                f"branching.evaluate={self.evaluate} must be numbers of rollouts from 1 to rollouts={self.rollouts}"
+            )
+
+    def numbers(self) -> dict[str, Any]:
+        """As JSON, without what is not asked for: a DIR belongs to a hash of these."""
+        return {name: value for name, value in asdict(self).items() if value != ()}
 
     def states(self, steps: int) -> range:
         """The states from which branches of a trajectory of `steps` rollouts start; a branch may go beyond its end."""
@@ -170,7 +181,7 @@ class Sweep:
                 if run.config != parent.config:
                     raise ValueError(f"{run} has another config than {self.baseline}; set the arms apart by fields")
             fields = {arm: {name: str(value) for name, value in run.fields} for arm, run in arms.items()}
-            numbers = json.dumps(asdict(branching) | {"arms": fields})
+            numbers = json.dumps(branching.numbers() | {"arms": fields})
             forks.append(replace(parent, folder=_folder(*label), branches=numbers))
         return forks
 

@@ -18,6 +18,8 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerToken, SegmentIds
 from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.models.scoring import previous
+from jaxrl_llm.objectives.batch import token_log_ratio
+from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.training.replay import by_router
 from jaxrl_llm.training.state import TrainBatch
 
@@ -79,10 +81,11 @@ def expert_load(routing: Routing, num_experts: int) -> dict[str, M.Metric]:
 
 
 def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask) -> dict[str, M.Metric]:
-    """Shares of Var(log r) over unmasked tokens.
+    """Shares of Var(log r) over unmasked tokens, tails, and the drift of the whole rollout.
 
     routing/share_of_variance = Cov(routing, log r) / Var(log r); the parameters' share is one minus it. A share hides
-    the tails of |routing|: its percentiles, and the tokens beyond 0.2 (the usual clip) and ln 2 (a doubled ratio).
+    the tails: the percentiles of |routing|, and the tokens at which |routing| and |log r| exceed 0.2 (the usual clip)
+    and ln 2 (a doubled ratio). routing/kl_fresh is the k3 of log r.
 
     Args:
       current: log pi(. | e).   held: log pi(. | e_old).   swapped: log pi_old(. | e).   old: log pi_old(. | e_old).
@@ -102,7 +105,7 @@ def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToke
     def spread(part: PerToken) -> M.Mean:
         return M.Mean(jnp.sum(centred(part) ** 2), n.astype(jnp.float32))
 
-    size = jnp.abs(routing)
+    size, whole = jnp.abs(routing), jnp.abs(ratio)
     ordered = jnp.sort(jnp.where(mask, size, jnp.inf), axis=None)
 
     def quantile(q: float) -> M.Mean:
@@ -117,6 +120,9 @@ def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToke
         "routing/part_p99": quantile(0.99),
         "routing/part_above_0.2": M.Mean.of((size > 0.2) * 1.0, mask),
         "routing/part_above_ln2": M.Mean.of((size > np.log(2)) * 1.0, mask),
+        "routing/log_ratio_above_0.2": M.Mean.of((whole > 0.2) * 1.0, mask),
+        "routing/log_ratio_above_ln2": M.Mean.of((whole > np.log(2)) * 1.0, mask),
+        "routing/kl_fresh": M.Mean.of(k3(token_log_ratio(current, old, mask)), mask),
         "routing/share_of_variance": share(routing),
         "routing/share_of_variance_shapley": share(shapley),
         "routing/log_ratio_var": spread(ratio),

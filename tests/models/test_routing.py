@@ -156,13 +156,37 @@ def test_noise_does_not_know_the_place_of_a_token():
     np.testing.assert_array_equal(moved, Router(noise=0.5).logits(x, weight)[order])
 
 
+def test_a_bias_is_of_the_expert_alone():
+    """The same for all tokens, in proportion to its size, and beside the noise; drawn as a normal number is."""
+    x, weight = _operands(rows=50)
+    added = Router(bias=0.5).logits(x, weight) - EXACT.logits(x, weight)
+    np.testing.assert_allclose(added, np.broadcast_to(added[0], added.shape), atol=1e-6)
+    assert 0.1 < np.std(added[0]) < 1
+    twice = Router(bias=1.0, noise=0.5).logits(x, weight) - Router(noise=0.5).logits(x, weight)
+    np.testing.assert_allclose(twice, 2 * added, atol=1e-6)
+
+
+def test_noise_and_bias_of_the_choice_alone_leave_the_gates():
+    """The experts are those of a router that is moved as a whole, the gates those of the exact logits at them."""
+    x, weight = _operands(rows=50)
+    exact, same = EXACT.logits(x, weight), Router(noise=1.0, bias=1.0)
+    router = Router(noise=1.0, bias=1.0, gates="exact")
+    np.testing.assert_array_equal(router.logits(x, weight), exact)
+    experts, gates = select_experts(exact, 2, True, None, router.choosing(exact))
+    np.testing.assert_array_equal(experts, select_experts(same.logits(x, weight), 2, True)[0])
+    assert np.any(experts != select_experts(exact, 2, True)[0])
+    np.testing.assert_allclose(gates, jax.nn.softmax(jnp.take_along_axis(exact, experts, -1)), rtol=1e-6)
+
+
 def test_a_bfloat16_router_rounds_operands_and_logits():
     """By hand: 1 + 2^-9 is 1 in bfloat16 (8 bits), so the products with 1 and 3 are 1 and 3; 257 becomes 256."""
     x, weight = jnp.array([[1 + 2.0**-9]]), jnp.array([[1.0, 3.0, 257.0]])
     np.testing.assert_array_equal(Router("bfloat16").logits(x, weight), [[1, 3, 256]])
 
 
-@pytest.mark.parametrize(("field", "value"), [("dtype", "float16"), ("noise", -0.1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "float16"), ("noise", -0.1), ("bias", -0.1), ("gates", "exact")]
+)
 def test_a_router_that_cannot_be_is_named(field, value):
     with pytest.raises(ValueError, match=f"rollout.router_{field}="):
         Router(**{field: value})

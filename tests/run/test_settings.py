@@ -162,9 +162,11 @@ BAD = {
     "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
     "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
     "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 must be at least 0; standard deviation of noise"),
+    "rollout.router_gates": ("exact", "router_gates=exact keeps noise and bias from the gates, and there is neither"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
+    "updates.stop_at_kl": (-0.1, "updates.stop_at_kl=-0.1 must be at least 0"),
     "critic.warmup_steps": (2, "critic.warmup_steps=2 but there is no critic; set it to 0, or critic.kind to head or"),
     "rewards.verifier_weight": (0.0, "rewards.verifier_weight=0 leaves nothing to learn from; give a source"),
     "rewards.overlong_cache": (9, "rewards.overlong_cache=9 must be at most rollout.max_new_tokens=4"),
@@ -228,9 +230,13 @@ DISAGREE = {
         {"objective.name": "sat", "updates.micro_batch_rows": 4},
         "updates.micro_batch_rows=4 cuts the minibatch that sat reads as a whole; set it to 0",
     ),
+    "a bound on the drift of one update": (
+        {"updates.stop_at_kl": 0.01, "updates.minibatches": 1},
+        "updates.stop_at_kl=0.01 leaves nothing out of one update a rollout; set it to 0, or updates.minibatches to",
+    ),
     "a noisy router and no experts": (
         {"model.num_experts": 0, "rollout.router_noise": 0.1},
-        "rollout.router_noise and rollout.router_dtype are of an MoE model; leave them out",
+        "rollout.router_dtype, _noise, _bias and _gates are of an MoE model; leave them out",
     ),
     "devices do not divide the answers of a rollout": (
         {"mesh.shape": (1, 1, 1, 1, 3)},

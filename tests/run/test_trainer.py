@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -21,9 +22,12 @@ from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.records.screen import PHASES
+from jaxrl_llm.rollout import pass_rate
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training import collect
+from jaxrl_llm.training.state import TrainState
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
 
@@ -88,6 +92,19 @@ def assert_same_run(workdir, straight, extra=()):
 def test_every_logged_key_is_documented(straight):
     rows = tiny_run.read_rows(straight[1] / "metrics.jsonl")
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
+
+
+@pytest.mark.parametrize(("bound", "epochs"), [(1e9, 1), (1e-9, 2)])
+def test_a_rollout_stops_its_updates_at_a_bound_on_the_drift(straight, tmp_path, bound, epochs):
+    """Out of reach it changes nothing. The second update is the first with a drift; it is taken, and a second epoch is
+    not: either way the rollout is the one of two updates."""
+    config = straight[0].copy_and_resolve_references()
+    config.updates.stop_at_kl, config.updates.epochs, config.steps = bound, epochs, 1
+    tiny_run.train(tmp_path, config)
+    row, whole = tiny_run.metrics(tmp_path)[1], tiny_run.metrics(straight[1])[1]
+    assert row.pop("update/taken") == int(tiny_run.final_state(tmp_path, config)[1].updates) == 2
+    shared = {name: value for name, value in row.items() if not name.startswith("eval/")}
+    assert shared == {name: whole[name] for name in shared}
 
 
 def test_each_phase_compiles_once(straight):
@@ -187,9 +204,9 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
     select, evaluate, replays, phase = routing.select_experts, trainer.evaluate, {"training": [], "evaluation": []}, []
 
-    def seen(logits, num_chosen, normalise, replay=None):
+    def seen(logits, num_chosen, normalise, replay, choosing):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return select(logits, num_chosen, normalise, replay)
+        return select(logits, num_chosen, normalise, replay, choosing)
 
     def evaluated(*args):
         phase.append("evaluation")
@@ -205,6 +222,29 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     assert any(replays["training"])
     assert replays["evaluation"]
     assert not any(replays["evaluation"])
+
+
+def test_another_router_of_the_sampler_is_evaluated_too(folder, monkeypatch):
+    """An answer counts as right where its engine's router is noisy; an exact sampler has one evaluation."""
+    monkeypatch.setattr(Engine, "prepare", lambda self, params: params)
+    monkeypatch.setattr(Engine, "release", lambda self, prepared, params: None)
+    monkeypatch.setattr(Engine, "generate", lambda self, *_: self)
+    rewards = 16 * 3  # greedy and two samples
+    monkeypatch.setattr(
+        pass_rate,
+        "verify",
+        lambda out, *_: SimpleNamespace(rewards=np.full(rewards, out.router.noise), texts=[""] * rewards),
+    )
+    found = {}
+    for noise in (0.0, 1.0):
+        config = tiny_run.make_config(folder, **{"rollout.router_noise": noise})
+        found[noise], _ = assembly.build(validate(config)).pass_rates(mock.Mock(TrainState))
+    assert not any("sampler" in name for name in found[0.0])
+    assert {name: found[1.0][f"eval/{name}"] for name in ("greedy", "sampler_greedy", "sampler_pass_at_1")} == {
+        "greedy": 0,
+        "sampler_greedy": 1,
+        "sampler_pass_at_1": 1,
+    }
 
 
 def copy_of(straight, tmp_path):

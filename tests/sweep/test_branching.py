@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -12,10 +14,12 @@ from jaxrl_llm.report.comparisons import compare
 from jaxrl_llm.report.outcome_figures import differences_by_condition
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.write import write_report
+from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.sweep import Branching, Sweep, branching, each, product
 from jaxrl_llm.sweep.__main__ import BRANCHING
 from jaxrl_llm.sweep.forks import plan
 from jaxrl_llm.sweep.planned import command
+from jaxrl_llm.training.state import TrainState
 from tests.reference import tiny_run
 
 CONFIG = "configs/grpo.py:smoke"
@@ -37,9 +41,9 @@ def fields(folder, **changes):
     return {name: str(value) for name, value in config.items() if value != default.get(name)}
 
 
-def planned(folder, arms, *, first=0, every=1, rollouts=1, **changes):
-    own = fields(folder, **changes)
-    branches = {"first": first, "every": every, "rollouts": rollouts, "arms": {a: own | f for a, f in arms.items()}}
+def planned(folder, arms, *, first=0, every=1, rollouts=1, evaluate=(), **changes):
+    own, numbers = fields(folder, **changes), Branching(first, every, rollouts, evaluate).numbers()
+    branches = numbers | {"arms": {a: own | f for a, f in arms.items()}}
     return plan(CONFIG, list(own.items()), json.dumps(branches))
 
 
@@ -114,16 +118,36 @@ def test_killed_branches_go_on_bit_for_bit(straight, folder, tmp_path):
 def test_branches_of_two_rollouts_are_runs_of_two_rollouts(straight, folder, tmp_path):
     """The first rollout is the one of the branch of one; the state after the first is branched from again."""
     _, one = straight
-    rows = take(tmp_path, planned(folder, {"GRPO": {}, "GRPO+R2": R2}, rollouts=2))
+    rows = take(tmp_path, planned(folder, {"GRPO": {}, "GRPO+R2": R2}, rollouts=2, evaluate=(1,)))
     assert [(row["state"], row["step"]) for row in of(rows, "GRPO+R2")] == [
         (state, step) for state in range(3) for step in (1, 2)
     ]
     first = of(rows, "GRPO+R2")[0]
-    assert first == {key: of(one, "GRPO+R2")[0][key] for key in first}
+    assert first == of(one, "GRPO+R2")[0]  # evaluated on the way, too
     # of the baseline, the second rollout of the first branch is the first of the second: the same policy and keys
     again, second = of(rows, "GRPO")[1], of(rows, "GRPO")[2]
     assert {**second, "state": 0, "step": 2} == {key: again[key] for key in second}
     assert of(rows, "GRPO")[1]["eval/greedy"] == of(one, "GRPO")[1]["eval/greedy"]
+
+
+def test_a_branch_is_evaluated_on_the_way_where_that_is_asked(monkeypatch):
+    """What an evaluation finds is the number of rollouts so far."""
+    taken, run = [], mock.Mock(Run)
+    numbers = Branching(rollouts=4, evaluate=(1, 2)).numbers()
+    assert numbers == {"first": 1, "every": 1, "rollouts": 4, "evaluate": (1, 2)}
+    assert Branching.of(json.loads(json.dumps(numbers))) == Branching(rollouts=4, evaluate=(1, 2))
+    assert "evaluate" not in Branching(rollouts=4).numbers()  # the hash of a DIR is made of these
+    monkeypatch.setattr(branching, "_taken", lambda run, state, *_: taken.append(1) or (state, {}))
+    monkeypatch.setattr(branching, "_sharing", lambda run, sampled: run)
+    monkeypatch.setattr(branching, "_copy", lambda state: state)
+    whole = SimpleNamespace(
+        plan=SimpleNamespace(branching=Branching(rollouts=4, evaluate=(1, 2))),
+        _evaluated=lambda state: {"eval/greedy": len(taken)},
+    )
+    rows = branching.Trajectory._branch(whole, run, mock.Mock(TrainState), None, 10, {})
+    assert [row.get("eval/greedy") for row in rows] == [1, 2, None, 4]
+    with pytest.raises(ValueError, match=r"branching.evaluate=\(5,\) must be numbers of rollouts from 1 to rollouts=4"):
+        Branching(rollouts=4, evaluate=(5,))
 
 
 def test_what_arms_share_is_checked(folder, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jaxrl_llm.records import checkout
 from jaxrl_llm.records.run_log import read_json, read_rows
 from jaxrl_llm.report.write import write_report
 from jaxrl_llm.sweep import Sweep, chain, each, launch, product, zipped
@@ -148,6 +149,32 @@ def test_a_sweep_runs_skips_and_goes_on(tmp_path, environment, capsys):
     assert main(arguments, PROGRAM) == 0
     assert "4 runs, 1 finished, 3 to do" in capsys.readouterr().out
     assert starts(workdir) == {"A/0": 2, "B/0": 1, "A/1": 1, "B/1": 1}
+
+
+def test_a_checkout_with_changes_is_flagged_and_its_changes_are_kept(tmp_path, monkeypatch, capsys):
+    """A clean one leaves nothing; of a changed one `git apply` on the commit gives the file back, to its last blank."""
+    source, workdir = tmp_path / "code" / "checkout.py", tmp_path / "out"
+    source.parent.mkdir()
+    source.write_text("one\n\n")
+    git = partial(subprocess.run, cwd=source.parent, check=True, capture_output=True)
+    git(["git", "init"])
+    git(["git", "add", "."])
+    git(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-m", "first"])
+    monkeypatch.setattr(checkout, "__file__", str(source))
+    arguments = ["--sweep", str(sweep_file(tmp_path)), "--workdir", str(workdir), "--launcher", "none"]
+    assert main(arguments, PROGRAM) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert not checkout.commit().endswith("+")
+    assert not list(workdir.glob("*.diff"))
+    source.write_text("two\n\n")
+    assert main(arguments, PROGRAM) == main(arguments, PROGRAM) == 0
+    (kept,) = workdir.glob("changes-*.diff")
+    said = capsys.readouterr().out
+    assert f"differs from commit {checkout.commit()[:7]} in checkout.py; {kept} has the difference" in said
+    assert checkout.commit().endswith("+")
+    git(["git", "checkout", "."])
+    git(["git", "apply", str(kept)])
+    assert source.read_text() == "two\n\n"
 
 
 def test_the_first_run_is_alone_until_its_first_update(tmp_path, environment):

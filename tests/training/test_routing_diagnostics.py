@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.gaps import flipped_before, ratio_by_flip
+from jaxrl_llm.training.gaps import decompose, flipped_before, ratio_by_flip
 
 
 def test_a_flip_counts_for_later_tokens_of_its_own_row():
@@ -27,6 +27,17 @@ def test_the_ratio_is_told_apart_by_flips():
         got = [found[f"routing/ratio_{name}_{measure}"] for measure in ("mean", "var", "max")]
         np.testing.assert_allclose(got, [np.mean(values), np.var(values), max(values)], rtol=1e-5)
         assert found[f"routing/ratio_{name}_p99"] == pytest.approx(max(values), rel=0.06)
+
+
+def test_tails_and_drift_are_of_the_whole_ratio():
+    """log r = parameter + routing: 0.3 + 0, 0 - 0.8, 0.5 + 0.3 (which double only together), and a masked token."""
+    held, current = jnp.array([[0.3, 0.0, 0.5, 9.0]]), jnp.array([[0.3, -0.8, 0.8, 9.0]])
+    found = M.finalize(decompose(current, held, held, jnp.zeros((1, 4)), jnp.array([[True, True, True, False]])))
+    above = {name: found[f"routing/{name}"] for name in ("log_ratio_above_0.2", "log_ratio_above_ln2")}
+    assert above == pytest.approx({"log_ratio_above_0.2": 1.0, "log_ratio_above_ln2": 2 / 3})
+    assert found["routing/part_above_ln2"] == pytest.approx(1 / 3)
+    log_r = np.array([0.3, -0.8, 0.8])
+    assert found["routing/kl_fresh"] == pytest.approx(np.mean(np.exp(log_r) - 1 - log_r), rel=1e-5)
 
 
 def test_a_ratio_of_no_token_is_not_a_number():

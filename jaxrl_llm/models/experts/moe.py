@@ -52,7 +52,7 @@ class MoE(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Routing]:
         """Returns the output, and the experts used with the current router's logits; axes: those of b and t."""
         logits = router.logits(x, whole(self.router[...]))
-        experts, gates = select_experts(logits, self.num_chosen, self.normalise, replay)
+        experts, gates = select_experts(logits, self.num_chosen, self.normalise, replay, router.choosing(logits))
         gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
         rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
         y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)

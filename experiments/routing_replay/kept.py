@@ -1,0 +1,151 @@
+"""Gain against the gradient that an arm keeps, by the sign of the advantage; and gain against the number of rollouts.
+
+    python -m experiments.routing_replay.kept runs/negatives                               # prints Markdown
+    python -m experiments.routing_replay.kept runs/negatives --figure OUT.png
+    python -m experiments.routing_replay.kept runs/negatives_dose --keep 0.15              # the clip that keeps so much
+    python -m experiments.routing_replay.kept runs/negatives_rollouts --pack OUT.tar.xz
+
+The gradient kept is the mean of gradient_weight/positive and /negative over a branch's updates: 1 is REINFORCE's. With
+--keep a table gives for every condition the dual clip at which the arm "dual clip X" keeps that share for A < 0,
+interpolated between the doses that were run: an arm at that clip is matched on the gradient of wrong answers.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.routing_replay.branches import difference
+from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, mean
+from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
+from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
+
+POSITIVE, NEGATIVE = "gradient_weight/positive", "gradient_weight/negative"
+DOSE = "dual clip "  # an arm of the dose, before its bound
+
+
+def table(study: Study) -> Table:
+    """Condition, arm, trajectories, gradient kept for A > 0 and A < 0, kl/old, difference, what would be detected."""
+    rows = []
+    for condition, arm in _each(study):
+        runs = study.select(arm, condition)
+        kept = " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))
+        cells = [condition, arm, str(len({run.seed for run in runs})), kept, f"{mean(runs, 'kl/old'):.3f}"]
+        if arm == study.baseline:
+            rows.append([*cells, "", ""])
+            continue
+        found = difference(study, arm, condition)
+        rows.append([*cells, _told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""])
+    return rows
+
+
+def _each(study: Study) -> list[tuple[str, str]]:
+    return [(c, arm) for c in study.conditions for arm in study.arms if study.select(arm, c)]
+
+
+def _told(d: PairedDifference) -> str:
+    """With its interval where there are enough trajectories for one."""
+    return interval(d) if d.n >= MINIMUM_SEEDS else SAMPLED.signed(d.mean)
+
+
+def evaluated(study: Study) -> list[int]:
+    """The rollouts of a branch after which every arm was evaluated, its end included."""
+    steps: dict[int, None] = {}
+    for run in study.runs:
+        steps |= dict.fromkeys(int(row["step"]) for row in run.rows if "eval/pass_at_1" in row)
+    return sorted(step for step in steps if step)
+
+
+def after(study: Study, arm: str, condition: str, rollouts: int) -> PairedDifference:
+    """The difference to the baseline after so many rollouts of a branch; a branch that diverged before counts as 0."""
+
+    def found(arm: str) -> dict[tuple[str, str], float]:
+        at = {}
+        for run in study.select(arm, condition):
+            steps, values = run.series("eval/pass_at_1")
+            here = values[steps == rollouts]
+            if here.size or run.diverged:
+                at[run.seed, run.branch] = float(here[0]) if here.size else 0.0
+        return at
+
+    ours, theirs = found(arm), found(study.baseline)
+    both = [state for state in theirs if state in ours]
+    seeds = [int(seed) for seed, _ in both]
+    return paired_difference([ours[state] for state in both], [theirs[state] for state in both], seeds)
+
+
+def by_rollouts(study: Study) -> Table:
+    """A header, and of each condition and arm the difference to the baseline after every number of rollouts."""
+    steps = evaluated(study)
+    if len(steps) < 2:
+        return []
+    rows = [["condition", "arm", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
+    for condition, arm in _each(study):
+        if arm != study.baseline:
+            rows.append([condition, arm, *(_told(after(study, arm, condition, step)) for step in steps)])
+    return rows
+
+
+def clip_of(keep: float, clips: Sequence[float], kept: Sequence[float]) -> float:
+    """The clip at which an arm keeps this share, between those that were run; NaN outside what they keep.
+
+    It is interpolated in the logarithm of clip - 1, the room that the ratio has; the shares rise with the clip.
+    """
+    rooms, order = np.log(np.asarray(clips) - 1), np.argsort(clips)
+    return 1 + float(np.exp(np.interp(keep, np.asarray(kept)[order], rooms[order], left=np.nan, right=np.nan)))
+
+
+def matched(study: Study, keep: float) -> Table:
+    """Condition, and the dual clip that keeps this share of the gradient of A < 0."""
+    rows = []
+    for condition in study.conditions:
+        doses = [arm for arm in study.arms if arm.startswith(DOSE) and study.select(arm, condition)]
+        bounds = {arm: float(arm.removeprefix(DOSE)) for arm in doses if arm != f"{DOSE}off"}
+        shares = [mean(study.select(arm, condition), NEGATIVE) for arm in bounds]
+        if bounds:
+            rows.append([condition, f"keep {keep:g}", f"dual_clip={clip_of(keep, list(bounds.values()), shares):.4g}"])
+    return rows
+
+
+def figure(study: Study) -> Figure:
+    """Gain against the gradient kept for A < 0, a panel a condition; of long branches against the rollouts instead."""
+    steps = evaluated(study)
+    title = f"{SAMPLED.name}, difference to {study.baseline}"
+    drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
+    for ax, condition in zip(axes, study.conditions, strict=True):
+        places = []
+        for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
+            ink = colour(study.arms, arm)
+            if len(steps) > 1:
+                means = [after(study, arm, condition, step).mean for step in steps]
+                ax.plot(steps, means, **line(study.arms, arm))
+                places.append((means[-1], arm, ink))
+                continue
+            x, found = mean(study.select(arm, condition), NEGATIVE), difference(study, arm, condition)
+            if found.n >= MINIMUM_SEEDS:
+                ax.plot([x, x], [found.low, found.high], color=ink, linewidth=1.2)
+            ax.plot(x, found.mean, "o", color=ink, markersize=6)
+            places.append((found.mean, arm, ink))
+        ax.axhline(0, color=INK, linewidth=0.8)
+        if len(steps) > 1:
+            ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlabel("rollouts" if len(steps) > 1 else "gradient kept for A < 0", fontsize=8.5, color=INK)
+        label_ends(ax, places)
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", type=float, help="the gradient of A < 0 to keep; prints the dual clip that keeps it")
+
+    def tables(study: Study, given: argparse.Namespace) -> list[Table]:
+        return [matched(study, given.keep)] if given.keep else [table(study), by_rollouts(study)]
+
+    command(tables, figure, "branches.jsonl", parser)
+
+
+if __name__ == "__main__":
+    main()

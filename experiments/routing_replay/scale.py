@@ -1,0 +1,254 @@
+"""Routing's share of the ratio against depth, sparsity and drift: the fit, what it predicts, and a point of your own.
+
+    python -m experiments.routing_replay.scale runs/sizes                       # tables: points, fit, prediction
+    python -m experiments.routing_replay.scale runs/sizes --figure OUT.png --pack OUT.tar.xz
+    python -m experiments.routing_replay.scale runs/sizes --workdir DIR --figure OUT.png    # with any run of yours
+
+    log share = a + b log(layers) + c log(chosen / experts) + d log(KL to old)
+
+by least squares over trajectories, of all sizes but the largest (sizes.LARGEST), which it predicts. Intervals are
+percentile bootstraps that draw whole settings with their trajectories; a prediction's has the scatter of settings about
+the line, too. DIR is the folder of a finished run of a mixture with log.diagnostics_every above 0, or of several.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.routing_replay.sizes import LARGEST
+from experiments.routing_replay.table_parts import Table, markdown, mean, pack, share_of_variance
+from jaxrl_llm.report.read import Run, Study, load
+from jaxrl_llm.report.style import INK, colour, panels
+
+DRAWS = 1000
+NAMES = ("constant", "log layers", "log chosen / experts", "log KL")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What was measured of one size at one drift, over one trajectory or run."""
+
+    setting: str  # points of one setting are drawn together
+    layers: int
+    experts: int
+    chosen: int
+    drift: float  # KL to old after the updates
+    share: float  # of Var(log r)
+    flips: float
+    above: float  # share of tokens with |log r| > ln 2; of |routing part| > ln 2
+    above_routing: float
+    aim: str = ""  # the arm, which stopped at a drift
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.layers, self.experts, self.chosen
+
+    @property
+    def row(self) -> list[float]:
+        return row_of(*self.size, self.drift)
+
+
+def row_of(layers: int, experts: int, chosen: int, drift: float) -> list[float]:
+    """The terms of the line."""
+    return [1.0, float(np.log(layers)), float(np.log(chosen / experts)), float(np.log(drift))]
+
+
+def point_of(runs: Sequence[Run], setting: str) -> Point | None:
+    """The point of some rollouts of one setting; None where no routing was diagnosed or its share is not above 0.
+
+    Raises:
+        ValueError: config.json does not hold the size of the model, or the model has one expert or none.
+    """
+    share = share_of_variance(runs)[0]
+    if not share > 0:
+        return None
+    sizes: list[int] = []
+    for name in ("num_hidden_layers", "num_experts", "num_experts_per_tok"):
+        value = runs[0].record.get("config", {}).get("model", {}).get(name)
+        if not value:
+            raise ValueError(f"config.json of {runs[0].workdir} does not hold model.{name}; set it in the run's config")
+        sizes.append(int(value))
+    drift = mean(runs, "routing/kl_fresh")
+    if not np.isfinite(drift):  # of a run that did not measure it: of small log-ratios k3 is half their variance
+        drift = mean(runs, "routing/log_ratio_var") / 2
+    layers, experts, chosen = sizes
+    flips, above, above_routing = (
+        mean(runs, f"routing/{name}") for name in ("flips_fresh", "log_ratio_above_ln2", "part_above_ln2")
+    )
+    return Point(setting, layers, experts, chosen, drift, share, flips, above, above_routing)
+
+
+def points(study: Study) -> tuple[list[Point], int]:
+    """Of every trajectory, condition and arm of a drift, and how many have none; the samplers' arms are no points."""
+    found, without = [], 0
+    for condition in study.conditions:
+        for arm in [arm for arm in study.arms if arm.startswith("KL ")]:
+            runs = study.select(arm, condition)
+            for seed in dict.fromkeys(run.seed for run in runs):
+                point = point_of([run for run in runs if run.seed == seed], condition)
+                found += [dataclasses.replace(point, aim=arm)] if point else []
+                without += point is None
+    return found, without
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Coefficients of the line, those of every bootstrap draw, and how far each setting lies from the line."""
+
+    coefficients: np.ndarray  # [4]
+    drawn: np.ndarray  # [DRAWS, 4]
+    scatter: np.ndarray  # of log share, one a setting
+
+    def interval(self, term: int) -> tuple[float, float]:
+        low, high = np.percentile(self.drawn[:, term], (2.5, 97.5))
+        return float(low), float(high)
+
+    def predict(self, layers: int, experts: int, chosen: int, drift: float) -> tuple[float, float, float]:
+        """The share of a size at a drift, and its 95 % interval for a new setting."""
+        row = np.array(row_of(layers, experts, chosen, drift))
+        logs = (self.drawn @ row)[:, None] + self.scatter
+        low, high = np.percentile(np.exp(logs), (2.5, 97.5))
+        return float(np.exp(self.coefficients @ row)), float(low), float(high)
+
+
+def fit(found: Sequence[Point]) -> Fit:
+    """The line through the points.
+
+    Raises:
+        ValueError: the points do not part the four terms: give several depths, sparsities and drifts.
+    """
+    rows, logs = np.array([point.row for point in found]).reshape(-1, 4), np.log([point.share for point in found])
+    if np.linalg.matrix_rank(rows) < 4:
+        raise ValueError(f"{len(found)} points do not part layers, sparsity and drift; run more settings of `sizes`")
+    settings = [point.setting for point in found]
+    members = [np.flatnonzero([setting == one for setting in settings]) for one in dict.fromkeys(settings)]
+    coefficients = np.linalg.lstsq(rows, logs)[0]
+    rng, drawn = np.random.default_rng(0), []
+    while len(drawn) < DRAWS:
+        chosen = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
+        if np.linalg.matrix_rank(rows[chosen]) == 4:
+            drawn.append(np.linalg.lstsq(rows[chosen], logs[chosen])[0])
+    gaps = logs - rows @ coefficients
+    return Fit(coefficients, np.array(drawn), np.array([gaps[own].mean() for own in members]))
+
+
+def measured(found: Sequence[Point]) -> Table:
+    """Setting, drift, trajectories, share of routing, experts changed, tokens beyond ln 2 in all and by routing."""
+    rows = [["setting", "KL to old", "trajectories", "share", "experts changed", "beyond ln 2", "by routing"]]
+    for setting, aim in dict.fromkeys((point.setting, point.aim) for point in found):
+        own = [point for point in found if (point.setting, point.aim) == (setting, aim)]
+        drift, share, flips, above, by_routing = (
+            float(np.mean([getattr(point, name) for point in own]))
+            for name in ("drift", "share", "flips", "above", "above_routing")
+        )
+        beyond = [f"{100 * x:.2f} %" for x in (above, by_routing)]
+        rows.append([setting, f"{drift:.2g}", str(len(own)), f"{100 * share:.1f} %", f"{100 * flips:.1f} %", *beyond])
+    return rows
+
+
+def samplers(study: Study) -> Table:
+    """Condition, sampler, experts that differ from the trainer's, and the k3 of their log-probs; + R3: its residual."""
+    rows = [["setting", "sampler", "experts that differ", "k3"]]
+    for condition in study.conditions:
+        for arm in [arm for arm in study.arms if not arm.startswith("KL ")]:
+            runs = study.select(arm, condition)
+            flips, k3 = mean(runs, "routing/flips_sampler_old"), mean(runs, "kl/sampler")
+            rows.append([condition, arm, f"{100 * flips:.2f} %", f"{k3:.1e}"])
+    return rows
+
+
+def fitted(line: Fit, found: Sequence[Point]) -> list[Table]:
+    """The coefficients, and the prediction of the largest size with what was measured of it, if it was."""
+    told = [f"{line.coefficients[i]:.2f} [{low:.2f}, {high:.2f}]" for i in range(4) for low, high in [line.interval(i)]]
+    rows = [["layers, experts, chosen", "KL to old", "share predicted", "measured"]]
+    for aim in dict.fromkeys(point.aim for point in found):
+        of_aim = [point for point in found if point.aim == aim]
+        outcome = [point for point in of_aim if point.size == LARGEST]
+        drift = float(np.exp(np.mean([np.log(point.drift) for point in outcome or of_aim])))
+        share, low, high = (100 * x for x in line.predict(*LARGEST, drift))
+        seen = f"{100 * np.mean([point.share for point in outcome]):.1f} %" if outcome else "not yet run"
+        size = ", ".join(map(str, LARGEST))
+        rows.append([size, f"{drift:.2g}", f"{share:.1f} % [{low:.1f}, {high:.1f}]", seen])
+    return [[list(NAMES), told], rows]
+
+
+def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figure:
+    """The share against what the line gives for it, a dot a trajectory; your own points as crosses with their names."""
+    (drawn, (ax,)) = panels(["share of Var(log r) that the changed experts explain"], columns=1, height=4.6)
+    layers = sorted({point.layers for point in found})
+    for count in layers:
+        some = [point for point in found if point.layers == count]
+        given = [line.predict(*point.size, point.drift)[0] for point in some]
+        ink = colour(["", *map(str, layers)], str(count))
+        ax.plot(given, [p.share for p in some], "o", color=ink, markersize=4, alpha=0.6, label=f"{count} layers")
+    for point in own:
+        given = line.predict(*point.size, point.drift)[0]
+        ax.plot(given, point.share, "x", color=INK, markersize=9, markeredgewidth=2)
+        ax.annotate(point.setting, (given, point.share), fontsize=8.5, xytext=(6, 4), textcoords="offset points")
+    ends = [min(p.share for p in [*found, *own]), max(p.share for p in [*found, *own])]
+    ax.plot(ends, ends, color=INK, linewidth=0.8)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("share by the fit over layers, sparsity and drift", fontsize=8.5, color=INK)
+    ax.legend(fontsize=8.5, frameon=False)
+    return drawn
+
+
+def users(folder: Path) -> list[Point]:
+    """A point a run of the folder.
+
+    Raises:
+        ValueError: no run of it diagnosed its routing.
+    """
+    found = [point_of([run], run.label) for run in load(folder).runs]
+    known = [point for point in found if point is not None]
+    if not known:
+        raise ValueError(
+            f"no run in {folder} has routing/share_of_variance; run a mixture with log.diagnostics_every=1"
+        )
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir", type=Path, help="the DIR of the sweep `sizes`")
+    parser.add_argument("--workdir", type=Path, action="append", default=[], help="a run of your own, to be drawn too")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--pack", type=Path)
+    given = parser.parse_args()
+    study = load(given.dir)
+    found, without = points(study)
+    try:
+        line = fit([point for point in found if point.size != LARGEST])
+        own = [point for folder in given.workdir for point in users(folder)]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    tables = [measured(found), samplers(study), *fitted(line, found)]
+    tables += [[["yours", "KL to old", "share measured", "share by the fit"]]] if own else []
+    for point in own:
+        share, low, high = (100 * x for x in line.predict(*point.size, point.drift))
+        tables[-1].append(
+            [
+                point.setting,
+                f"{point.drift:.2g}",
+                f"{100 * point.share:.1f} %",
+                f"{share:.1f} % [{low:.1f}, {high:.1f}]",
+            ]
+        )
+    print("\n".join(markdown(table) for table in tables), end="")
+    if without:
+        print(
+            f"\n{without} trajectories have no share above 0, so no logarithm, and are left out: the fit is biased up"
+        )
+    if given.figure:
+        figure(line, found, own).savefig(given.figure)
+    if given.pack:
+        pack(given.dir, given.pack, "branches.jsonl")
+
+
+if __name__ == "__main__":
+    main()

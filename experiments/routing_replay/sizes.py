@@ -1,0 +1,89 @@
+"""How do the parts of the ratio scale? Layers, experts and the load-balance loss, measured at equal drift.
+
+    python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sizes.py:sizes --workdir runs/sizes
+    python -m experiments.routing_replay.scale runs/sizes --figure OUT.png
+
+VARIANTS has the variants and what each decides, in one line. `sizes@8 layers,top-8 of 64` is what has these parts of a
+condition; the whole goes on in its DIR. The largest size, which the others predict, is a variant of its own, so that
+the prediction can stand before it is run.
+
+From each state of a trajectory the arms take one rollout with the updates that it takes to drift so far (KL to old), up
+to 128. The samplers differ from the trainer in float32 as real ones do, with R3 and without.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments.routing_replay.sweep import BRANCHED, CONFIG, seeds
+from experiments.routing_replay.variants import variant_of
+from jaxrl_llm.sweep import Branching, Sweep, chain, product
+
+DRIFTS = (0.005, 0.02, 0.1)
+LAYERS = (4, 8, 16, 32)
+EXPERTS = ((16, 4), (32, 4), (64, 8), (64, 2), (128, 8))  # and those that a token uses
+BALANCE = (0.0, 1e-2)
+LARGEST = (32, 128, 8)
+# A deeper model needs a longer warm start; all stop at one accuracy.
+EQUAL = {"warm_start.steps": 2000, "warm_start.target_pass_rate": 0.7}
+UPDATES = {"updates.minibatches": 32, "updates.epochs": 4, "optimizer.learning_rate": 4e-4}
+
+
+def arms(drifts: Sequence[float]) -> list[dict[str, Any]]:
+    """One arm a drift, and at the smallest the samplers."""
+    least = {"updates.stop_at_kl": drifts[0]}
+    samplers = [
+        {"arm": f"{dtype}{' + R3' if replay == 'R3' else ''}", "rollout.dtype": dtype, "replay.mode": replay, **least}
+        for dtype in ("bfloat16", "float8_e4m3")
+        for replay in ("off", "R3")
+    ]
+    return chain([{"arm": f"KL {drift:g}", "updates.stop_at_kl": drift} for drift in drifts], samplers)
+
+
+def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = BALANCE) -> Sweep:
+    conditions = [
+        {
+            "condition": f"{layers} layers, top-{chosen} of {experts}, balance {coefficient:g}",
+            "model.num_hidden_layers": layers,
+            "model.num_experts": experts,
+            "model.num_experts_per_tok": chosen,
+            "updates.aux_coef": coefficient,
+        }
+        for layers, experts, chosen in settings
+        for coefficient in balance
+    ]
+    shared = {**BRANCHED, **EQUAL, **UPDATES, "steps": 5, "log.diagnostics_every": 1}
+    runs = product(arms(DRIFTS), conditions, [shared], seeds(700, 5))
+    return Sweep(
+        "",
+        runs,
+        baseline=f"KL {DRIFTS[0]:g}",
+        config=CONFIG,
+        minutes=4,
+        branching=Branching(first=1, every=2),
+    )
+
+
+def smoke() -> Sweep:
+    sweep = sizes([(2, 4, 2)], balance=(0.0,))
+    tiny = {"warm_start.steps": 100, "warm_start.target_pass_rate": 0.0, "updates.minibatches": 2, "steps": 2}
+    runs = [{**run, **tiny} for run in sweep.runs if run["seed"] == 700]
+    return replace(sweep, runs=runs, config=f"{CONFIG}:smoke", minutes=2)
+
+
+EVERY = [(layers, *experts) for layers in LAYERS for experts in EXPERTS]
+VARIANTS: Mapping[str, tuple[Callable[[], Sweep], str]] = {
+    "sizes": (
+        lambda: sizes(size for size in EVERY if size != LARGEST),
+        "How does routing's share of Var(log r) grow with depth, sparsity and drift?",
+    ),
+    "largest": (
+        lambda: sizes([LARGEST]),
+        "Does the share at 32 layers, top-8 of 128, fall where the others predict it?",
+    ),
+    "sizes_smoke": (smoke, "Do the arms of one drift and the samplers run? A tiny model"),
+}
+
+
+def get_sweep(variant: str = "sizes") -> Sweep:
+    return variant_of(VARIANTS, variant)

@@ -1,0 +1,24 @@
+"""The variants of a sweep file: what makes each, what it decides in one line, and parts of it by its conditions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from jaxrl_llm.sweep import Sweep
+
+
+def variant_of(variants: Mapping[str, tuple[Callable[[], Sweep], str]], variant: str) -> Sweep:
+    """The sweep of NAME or NAME@PART,PART: of the runs those whose condition has these parts, "dense" of "dense, lr 1".
+
+    Raises:
+        ValueError: there is no such variant, or no run with such parts.
+    """
+    name, _, part = variant.partition("@")
+    if name not in variants:
+        raise ValueError(f"unknown variant {name!r}; it has {', '.join(variants)}")
+    make, decides = variants[name]
+    whole, words = make(), part.split(",") if part else []
+    runs = [run for run in whole.runs if set(words) <= set(run.get("condition", "").split(", "))]
+    if not runs:
+        known = sorted({word for run in whole.runs for word in run.get("condition", "").split(", ")})
+        raise ValueError(f"{variant} has no run; the parts of {name} are {', '.join(known)}")
+    return replace(whole, question=decides, runs=runs)

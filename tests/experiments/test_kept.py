@@ -1,0 +1,58 @@
+"""Gradient kept, gain after every number of rollouts, and the clip that keeps a share, from branches by hand."""
+
+import json
+import math
+
+import pytest
+
+from experiments.routing_replay import kept
+from jaxrl_llm.report.read import load
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Five trajectories of one state: the arm gains 0.1 after one rollout and loses 0.2 after four, where GRPO holds.
+
+    In the last one the arm diverges in its third rollout, so it counts as 0 after four, and not after one.
+    """
+    folder, plan = tmp_path_factory.mktemp("sweep"), {"question": "", "baseline": "GRPO", "branching": {}, "runs": []}
+    for seed in range(5):
+        rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
+        for arm, negative, after in (("GRPO", 1.0, {1: 0.5, 4: 0.5}), ("dual clip 1.1", 0.2, {1: 0.6, 4: 0.3})):
+            fails = arm != "GRPO" and seed == 4
+            for step in range(1, 3 if fails else 5):
+                row = {"state": 1, "arm": arm, "step": step, "gradient_weight/negative": negative}
+                rows.append(row | ({"eval/pass_at_1": after[step]} if step in after else {}))
+            rows += [{"state": 1, "arm": arm, "step": 3, "failed": "not finite"}] if fails else []
+            plan["runs"].append({"folder": str(seed), "arm": arm, "condition": "dense", "seed": seed})
+        (folder / str(seed)).mkdir()
+        (folder / str(seed) / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "sweep.json").write_text(json.dumps(plan))
+    return load(folder)
+
+
+def test_gain_after_every_number_of_rollouts(study):
+    assert kept.evaluated(study) == [1, 4]
+    differences = [kept.after(study, "dual clip 1.1", "dense", step) for step in (1, 4)]
+    assert [d.mean for d in differences] == pytest.approx([0.1, (4 * -0.2 - 0.5) / 5])
+    header, row = kept.by_rollouts(study)
+    assert header[2:] == ["1 rollout", "4 rollouts"]
+    assert row[:3] == ["dense", "dual clip 1.1", "+0.100 [+0.100, +0.100]"]
+
+
+def test_the_gradient_kept_stands_beside_the_gain(study, tmp_path):
+    grpo, arm = kept.table(study)
+    assert (grpo[3], arm[3]) == ("nan / 1.00", "nan / 0.20")
+    assert arm[5].startswith("-0.260")
+    kept.figure(study).savefig(tmp_path / "kept.png")
+
+
+def test_a_clip_is_interpolated_over_the_room_that_it_leaves():
+    clips, shares = [1.4, 1.1, 1.2], [0.5, 0.1, 0.3]
+    assert kept.clip_of(0.3, clips, shares) == pytest.approx(1.2)
+    assert kept.clip_of(0.2, clips, shares) == pytest.approx(1 + math.sqrt(0.1 * 0.2))
+    assert math.isnan(kept.clip_of(0.6, clips, shares))
+
+
+def test_the_matched_clip_is_of_the_doses(study):
+    assert kept.matched(study, 0.2) == [["dense", "keep 0.2", "dual_clip=1.1"]]

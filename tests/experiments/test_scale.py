@@ -1,0 +1,100 @@
+"""The fit of routing's share over depth, sparsity and drift, on points of a known line; and a run of a user's own."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from experiments.routing_replay import scale
+from experiments.routing_replay.sizes import LARGEST
+from jaxrl_llm.report.read import load
+
+TRUE = np.array([-2.0, 0.5, -0.4, 0.1])  # constant, log layers, log chosen / experts, log KL
+
+
+def share_of(*of):
+    return float(np.exp(np.array(scale.row_of(*of)) @ TRUE))
+
+
+def made(scatter, sizes=((16, 4), (32, 4), (64, 2)), seed=0):
+    """Three trajectories of every setting and drift; a setting lies off the line by a normal number of `scatter`."""
+    rng, found = np.random.default_rng(seed), []
+    for layers, (experts, chosen) in itertools.product((4, 8, 16), sizes):
+        off = np.exp(rng.normal(0, scatter))
+        for aim, _ in itertools.product((0.005, 0.02, 0.1), range(3)):
+            drift, size = aim * rng.uniform(1, 1.5), (layers, experts, chosen)
+            share = share_of(*size, drift) * off * np.exp(rng.normal(0, scatter / 5))
+            found.append(scale.Point(str(size), *size, drift, share, 0.1, 0.01, 0.001, f"KL {aim:g}"))
+    return found
+
+
+def test_the_line_is_found_and_carried_to_a_size_that_was_not_seen():
+    exact = scale.fit(made(0.0))
+    np.testing.assert_allclose(exact.coefficients, TRUE, atol=1e-9)
+    assert exact.predict(*LARGEST, 0.03) == pytest.approx([share_of(*LARGEST, 0.03)] * 3)
+
+
+def test_intervals_hold_the_truth_and_know_the_scatter_of_settings():
+    lines = [scale.fit(made(0.2, seed=seed)) for seed in range(5)]
+    inside = [low <= TRUE[i] <= high for line in lines for i in (1, 2, 3) for low, high in [line.interval(i)]]
+    assert sum(inside) >= 12
+    _, low, high = lines[0].predict(*LARGEST, 0.02)
+    assert low < share_of(*LARGEST, 0.02) < high
+    assert np.log(high / low) > 4 * 0.2 / 2
+
+
+def test_what_cannot_be_parted_is_refused():
+    with pytest.raises(ValueError, match="do not part layers, sparsity and drift; run more settings"):
+        scale.fit([point for point in made(0.0) if point.layers == 4])
+
+
+def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
+    found = made(0.0)
+    _, (_, *rows) = scale.fitted(scale.fit(found), found)
+    assert [row[-1] for row in rows] == ["not yet run"] * 3
+    ran = [scale.Point("largest", *LARGEST, 0.02, 0.3, 0.1, 0.01, 0.001, "KL 0.02")]
+    _, (_, *rows) = scale.fitted(scale.fit(found), [*found, *ran])
+    assert [row[-1] for row in rows] == ["not yet run", "30.0 %", "not yet run"]
+    assert rows[1][2].startswith(f"{100 * share_of(*LARGEST, 0.02):.1f} %")
+    header, first, *_ = scale.measured(found)
+    assert len(first) == len(header)
+    assert first[2:] == ["3", first[3], "10.0 %", "1.00 %", "0.10 %"]
+
+
+@pytest.mark.parametrize("drift", [{"routing/kl_fresh": 0.05}, {}])
+def test_a_run_of_your_own_is_a_point(tmp_path, drift):
+    """Its drift is that of the whole rollout, or of an older run half of Var(log r), here the same."""
+    model = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"model": model}}))
+    row = {"step": 1, "routing/log_ratio_var": 0.1, "routing/share_of_variance": 0.3, **drift}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (own,) = scale.users(tmp_path)
+    assert (own.size, own.drift, own.share) == ((48, 128, 8), pytest.approx(0.05), pytest.approx(0.3))
+    found = made(0.1)
+    scale.figure(scale.fit(found), found, [own]).savefig(tmp_path / "figure.png")
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"model": model | {"num_experts": None}}}))
+    with pytest.raises(ValueError, match=r"does not hold model.num_experts; set it in the run's config"):
+        scale.point_of(load(tmp_path).runs, "")
+
+
+def test_a_sweep_gives_a_point_a_trajectory_and_drift(tmp_path):
+    """Two states of one trajectory are one point, weighted by their variance; a share below 0 is counted, not drawn."""
+    plan = {"question": "", "baseline": "KL 0.005", "branching": {}, "runs": []}
+    model = {"num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4}
+    for seed, shares in ((700, (0.2, 0.4)), (701, (-0.1, -0.1))):
+        rows, folder = [], tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"arms": {"KL 0.005": {"model": model}}}))
+        for state, share in zip((1, 3), shares, strict=True):
+            routing = {"log_ratio_var": 0.01 * state, "share_of_variance": share, "kl_fresh": 0.006}
+            rows.append({"state": state, "arm": "", "step": 0, "eval/pass_at_1": 0.5})
+            own = {f"routing/{name}": value for name, value in routing.items()}
+            rows.append({"state": state, "arm": "KL 0.005", "step": 1, **own})
+        (folder / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plan["runs"].append({"folder": str(seed), "arm": "KL 0.005", "condition": "4 layers", "seed": seed})
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    (point,), without = scale.points(load(tmp_path))
+    assert without == 1
+    assert (point.size, point.aim, point.drift) == ((4, 16, 4), "KL 0.005", pytest.approx(0.006))
+    assert point.share == pytest.approx((0.2 + 3 * 0.4) / 4)
