@@ -33,8 +33,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     # JAX is imported from here on.
     from jaxrl_llm import tasks
     from jaxrl_llm.config import start_up
-    from jaxrl_llm.models import load_pretrained, read_published, save_pretrained
-    from jaxrl_llm.models.checkpoints.upcycling import upcycled
+    from jaxrl_llm.models import load_pretrained, read_published, save_pretrained, upcycled
     from jaxrl_llm.run.exported import with_tokenizer
 
     start_up.start_jax()

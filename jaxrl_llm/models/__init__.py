@@ -9,6 +9,7 @@ from jaxrl_llm.models.attention.kv_cache import KVCache, Prefix
 from jaxrl_llm.models.checkpoints.model_fields import complete_fields
 from jaxrl_llm.models.checkpoints.pretrained import load_params, load_pretrained, save_pretrained
 from jaxrl_llm.models.checkpoints.published import Published, fingerprint, read_published
+from jaxrl_llm.models.checkpoints.upcycling import upcycled
 from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.models.experts.moe import load_balance_loss
 from jaxrl_llm.models.routing import EXACT, Router, Routing, is_recorded, no_record, routing_dtype
@@ -38,4 +39,5 @@ __all__ = [
     "routing_dtype",
     "save_pretrained",
     "time_multiple",
+    "upcycled",
 ]

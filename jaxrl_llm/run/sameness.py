@@ -62,7 +62,7 @@ def _code() -> dict[str, str]:
         path = getattr(module, "__file__", None) or name.removeprefix("file:")
         if name.startswith("file:") or (name.startswith("configs.") and path):
             files.setdefault(Path(path).name, Path(path))
-    return {name: _digest(path) for name, path in files.items()}
+    return {name: _digest(path) for name, path in files.items() if path.is_file()}
 
 
 def _digest(path: Path) -> str:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import upcycle
+from jaxrl_llm import tasks, upcycle
 from jaxrl_llm.config import start_up
-from jaxrl_llm.models import Model, Published, load_pretrained, save_pretrained
-from jaxrl_llm.models.checkpoints.upcycling import upcycled
+from jaxrl_llm.models import Model, Published, load_pretrained, save_pretrained, upcycled
+from jaxrl_llm.run import exported
 
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 6)))
 
@@ -54,9 +54,9 @@ def test_a_mixture_of_copies_is_the_dense_model(command):
 def test_a_checkpoint_without_tokenizer_files_gets_them(tiny, params_of, tmp_path, monkeypatch):
     """As a GGUF file has none; what is written are those of its tokenizer."""
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
-    monkeypatch.setattr(upcycle.tasks, "load_tokenizer", lambda path: f"of {path}")
+    monkeypatch.setattr(tasks, "load_tokenizer", lambda path: f"of {path}")
     monkeypatch.setattr(
-        upcycle, "with_tokenizer", lambda published, own: Published(published.config, {"tokenizer.json": own.encode()})
+        exported, "with_tokenizer", lambda published, own: Published(published.config, {"tokenizer.json": own.encode()})
     )
     source, made = tmp_path / "dense", tmp_path / "mixture"
     save_pretrained(params_of(tiny()), tiny().config, source)
