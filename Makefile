@@ -28,6 +28,9 @@ comma       := ,
 SPREAD      := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PAGES       := $(wildcard *.md) docs experiments
 STAMP       := $(VENV)/.installed-$(VERSION)-$(subst $(comma),-,$(EXTRAS))
+LINTED      := $(VENV)/.linted
+SOURCES     := pyproject.toml .mdformat.toml $(wildcard *.md) $(shell find colab configs docs experiments jaxrl_llm tests \
+                 -name '*.py' -o -name '*.md')
 
 .PHONY: help install demo test test-slow lint format clean
 
@@ -51,11 +54,15 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PY) -m pip install --quiet $(addprefix --constraint=,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@touch $@
 
-lint: $(STAMP)
+# Says nothing where no file has changed since it last passed.
+lint: $(LINTED)
+
+$(LINTED): $(STAMP) $(SOURCES)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mdformat --check $(PAGES)
 	$(PY) -m pyright --pythonpath $(PY)
+	@touch $@
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix .

@@ -56,12 +56,9 @@ def _room_for_programs():
 _LONGEST = [
     "run/test_trainer",
     "test_commands",
-    "run/test_pair_runs",
     "run/test_reward_model",
-    "run/test_lora_run",
     "rollout/test_engine",
     "training/test_step",
-    "training/test_lora_everywhere",
     "training/test_replay_everywhere",
     "training/test_routing_replay",
     "sweep/test_sweep",

@@ -119,6 +119,7 @@ def test_an_export_is_whole_and_is_the_same_policy(run, chats, tmp_path):
     assert "holds a checkpoint already" in run(export, "--workdir", workdir, "--to", folder)[2]
 
 
+@pytest.mark.slow
 def test_an_export_of_a_tiny_model_trains_on_and_is_read_by_transformers(run, characters, tmp_path):
     """Its tokenizer of characters becomes a tokenizer.json with the same ids."""
     workdir, made, state = characters
@@ -148,7 +149,8 @@ def assert_transformers_agrees(folder, model, params, text):
     return theirs
 
 
-@pytest.mark.parametrize("lora", [pytest.param(0, id="all", marks=pytest.mark.slow), pytest.param(2, id="adapters")])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [pytest.param(0, id="all"), pytest.param(2, id="adapters")])
 def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lora):
     """A Llama whose file holds q and k interleaved, as SmolLM2's does. Its adapters change the weights by about as much
     as these are, and are merged."""
@@ -178,6 +180,7 @@ def test_an_export_of_a_run_from_gguf_is_read_by_transformers(run, tmp_path, lor
     assert tasks.load_tokenizer(folder).encode(QUESTION) == tasks.load_tokenizer(source).encode(QUESTION)
 
 
+@pytest.mark.slow
 def test_a_value_head_stays_out_of_the_export(run, tmp_path):
     config = tiny_run.make_config(tmp_path, "ppo", **{"warm_start.steps": 0, "critic.kind": "head"})
     _, state = tiny_run.untrained(tmp_path / "run", config)
@@ -209,6 +212,7 @@ def test_seeds(run, characters):
     assert said[2] == run(generate, "--workdir", characters[0], "--prompt=312=", "--seed=2")[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_as_its_dir_is(run, chats, tmp_path):
     """The same prompts and keys, from the DIR and from its export: the same numbers; one row is appended to the DIR."""
     workdir, *_ = chats

@@ -57,12 +57,12 @@ def described(
 def _code() -> dict[str, str]:
     """{file: digest} of the package, and of the configs and users' files that are loaded."""
     package = Path(provenance.__file__).parents[1]
-    files = {str(path.relative_to(package.parent)): path for path in sorted(package.rglob("*.py"))}
+    files = {str(path.relative_to(package.parent)): [path] for path in sorted(package.rglob("*.py"))}
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None) or name.removeprefix("file:")
         if name.startswith("file:") or (name.startswith("configs.") and path):
-            files.setdefault(Path(path).name, Path(path))
-    return {name: _digest(path) for name, path in files.items() if path.is_file()}
+            files.setdefault(Path(path).name, []).append(Path(path))  # where they lie may differ
+    return {name: " ".join(_digest(path) for path in paths if path.is_file()) for name, paths in files.items()}
 
 
 def _digest(path: Path) -> str:

@@ -57,7 +57,7 @@ def unpacked(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "full")) for name in tables.PAGES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "tight")) for name in tables.PAGES]
 )
 def test_routing_replay(name, unpacked):
     """Every page of tables is what the committed data give, letter for letter."""
@@ -97,6 +97,7 @@ LINEAGE = [  # metric, arm, mean, difference; what the page makes of it
 ]
 
 
+@pytest.mark.slow
 def test_the_lineage(study):
     page = " ".join((EXPERIMENTS.parent / "docs" / "lineage.md").read_text().split())
     lines = table(study("lineage", "lineage", "lineage")).splitlines()
@@ -105,6 +106,7 @@ def test_the_lineage(study):
         assert quoted in page
 
 
+@pytest.mark.slow
 def test_preferences(study):
     """Every row of the comparison with the rule, of over-optimisation and of the reward models is in the tables.
 
@@ -122,7 +124,16 @@ def test_real_model(study):
     assert f"sampled {found['DAPO']}" in "\n".join(page("real_model"))
 
 
-@pytest.mark.parametrize("name", ["clip_range", "temperatures", "aggregation", "dapo_parts", "kl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kl",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("clip_range", "temperatures", "aggregation", "dapo_parts")
+        ),
+    ],
+)
 def test_ablations(study, name):
     one = study("ablations", "ablations", name)
     lines = page("ablations", "results/tables.md")

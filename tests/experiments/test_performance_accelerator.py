@@ -38,7 +38,8 @@ def bytes_read(name, experts_used):
     return {"dense": dense, "moe": moe}[name], 4 * 20 * 2 * 16 * 2
 
 
-@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.slow), "moe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "moe"])
 def test_measured_figures_keep_their_identities(name):
     case = SMALLEST[name]
     found = accelerator.measure(case, 1, peak_flops=1e12, bandwidth=1e11)

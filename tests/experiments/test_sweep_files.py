@@ -40,7 +40,8 @@ def variants(name):
 
 
 LARGE = [  # hundreds of configs
-    ("routing_replay/sweep", "tune"),
+    *(("routing_replay/sweep", variant) for variant in ("tune", "full", "dose", "curves", "control")),
+    ("routing_replay/negatives", "negatives"),
     ("routing_replay/sizes", "sizes"),
     ("routing_replay/negatives", "negatives_runs"),
 ]

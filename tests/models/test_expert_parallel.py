@@ -78,7 +78,12 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
 
 @pytest.mark.parametrize("load", ["uniform", "skewed", "one"])
 @pytest.mark.parametrize(
-    ("shape", "implementation"), [((1, 1, 4, 1), "blocks"), ((1, 2, 2, 1), "grouped"), ((1, 1, 2, 2), "grouped")]
+    ("shape", "implementation"),
+    [
+        ((1, 1, 4, 1), "blocks"),
+        pytest.param((1, 2, 2, 1), "grouped", marks=pytest.mark.slow),
+        ((1, 1, 2, 2), "grouped"),
+    ],
 )
 def test_every_load(shape, implementation, load, monkeypatch):
     """A buffer without slack: skewed loads take several rounds, other loads on other devices fewer."""
@@ -94,7 +99,7 @@ def test_ragged(load, shape, monkeypatch):
     assert_close(value_and_grads(*problem(load), "grouped", sharding.make_mesh(shape)), dense(load))
 
 
-@pytest.mark.parametrize("kernel", ["gpu", "tpu"])
+@pytest.mark.parametrize("kernel", ["gpu", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_kernels_of_other_platforms(kernel, monkeypatch):
     """Interpreted where each device calls them: tokens that moved, and each device's part of the width."""
     monkeypatch.setattr(experts_module, "grouped_matmul", functools.partial(interpreted, kernel=kernel))

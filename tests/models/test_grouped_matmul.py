@@ -44,7 +44,9 @@ def check(run, counts, d, f, dtype=jnp.float32, tolerance=1e-5):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-@pytest.mark.parametrize("counts", [(3, 0, 5, 2), (0, 0, 0, 10), (1, 2, 3, 4)])
+@pytest.mark.parametrize(
+    "counts", [(3, 0, 5, 2), *(pytest.param(c, marks=pytest.mark.slow) for c in ((0, 0, 0, 10), (1, 2, 3, 4)))]
+)
 def test_the_reference_and_the_kernel_of_tpus(counts):
     check(functools.partial(grouped_matmul, platform="cpu"), counts, 128, 256)
     check(functools.partial(interpreted, kernel="tpu"), counts, 128, 256)

@@ -116,11 +116,12 @@ def test_gradients_are_those_of_the_chain_rule(problem, batch):
             np.testing.assert_allclose(given[name], expected, rtol=1e-3, atol=1e-4, err_msg=f"{path} {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
         pytest.param((1, 2, 2, 1), id="fsdp-expert"),
-        pytest.param((2, 1, 1, 2), id="data-tensor", marks=pytest.mark.slow),
+        pytest.param((2, 1, 1, 2), id="data-tensor"),
     ],
 )
 def test_on_a_mesh(problem, tiny, batch, shape):

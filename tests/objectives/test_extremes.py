@@ -81,7 +81,7 @@ def test_everything_stays_finite(name, log_ratio, old, advantages, mask):
     assert_finite(evaluate(full(name), batch_of(log_ratio, old, advantages, mask)))
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", [pytest.param("k2", marks=pytest.mark.slow), "k3"])
 @pytest.mark.parametrize("correction", ["tis", "sequence_mask"])
 @given(numbers(-50, 50), numbers(-50, 0), numbers(-10, 10), MASKS)
 def test_other_estimators_and_corrections_stay_finite(correction, estimator, log_ratio, old, advantages, mask):

@@ -66,6 +66,7 @@ def test_clipped_is_one_side_where_only_one_is_logged(tmp_path):
     assert Run(tmp_path / "run", "A").value(CLIPPED) == 0.25
 
 
+@pytest.mark.slow
 def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
     write_run(tmp_path / "demo" / "grpo")
     write_run(tmp_path / "demo" / "gspo", arm="GSPO")

@@ -64,7 +64,11 @@ def assert_same(a, b, rows_of_b=slice(None), atol=1e-5):
     np.testing.assert_array_equal(a.experts, b.experts[:, rows_of_b])
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, top_k=6, top_p=0.8), Sampling(0.0)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(Sampling(0.7), marks=pytest.mark.slow), Sampling(1.3, top_k=6, top_p=0.8), Sampling(0.0)],
+    ids=str,
+)
 def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
     trajectory = sample(dataclasses.replace(engine, sampling=sampling))
     logits, experts = forward(model, params, trajectory)
@@ -163,7 +167,9 @@ def test_an_answer_ends_with_the_first_of_several_ends(engine, free, eos, sample
     assert last == {eos, other}
 
 
-@pytest.mark.parametrize("slots", [1, 5, 7, ROWS + 4])  # 7: chunks of three prompts, the second reaches back
+@pytest.mark.parametrize(
+    "slots", [pytest.param(1, marks=pytest.mark.slow), 5, 7, ROWS + 4]
+)  # 7: chunks of three prompts, the second reaches back
 def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
     assert_same(sample(dataclasses.replace(engine, end_ids=(eos,), slots=slots)), ended)
 
@@ -260,7 +266,7 @@ def test_one_trace_a_shape(engine, model, sample):
     assert engine_module._generate._cache_size() == traces
 
 
-@pytest.mark.parametrize("slots", [0, 4])
+@pytest.mark.parametrize("slots", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_a_mesh_changes_no_answer(engine, params, free, sample, slots):
     mesh = sharding.make_mesh((2, 2, 1, 1))
     model = Model(tiny(), mesh)

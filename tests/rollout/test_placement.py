@@ -34,9 +34,8 @@ def generate(engine, params):
     return engine.generate(params, PROMPTS, LENGTHS, UIDS, jax.random.key(1))
 
 
-@pytest.mark.parametrize(
-    ("shape", "slots"), [pytest.param(TENSOR, 0, marks=pytest.mark.slow), (DATA, 4)], ids=["tensor", "data"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "slots"), [(TENSOR, 0), (DATA, 4)], ids=["tensor", "data"])
 def test_the_answers_are_those_of_one_device(shape, slots):
     """Rows that training spreads over four devices: three of twelve answers each, records of routing included."""
     config = tiny()

@@ -14,6 +14,8 @@ from jaxrl_llm.run import assembly, run_dir
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
 
+pytestmark = pytest.mark.slow  # whole runs; tests/models/test_lora.py has their parts
+
 LORA = {"lora.rank": 2, "objective.kl_coef": 0.01, "checkpoint.every": 2, "log.diagnostics_every": 2, "steps": 4}
 
 
@@ -91,6 +93,7 @@ def test_another_base_is_refused(straight, tmp_path):
     assert tiny_run.metrics(workdir) == before
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_dir_is_merged(straight, capsys):
     workdir = straight[1]
     run, step, state = run_dir.restored(workdir)

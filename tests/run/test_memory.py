@@ -44,11 +44,15 @@ def held(tree):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mesh.shape": (1, 2, 1, 2)},
+        pytest.param({"mesh.shape": (1, 2, 1, 2)}, marks=pytest.mark.slow),
         {"mesh.shape": (1, 2, 1, 1, 2)},
-        {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1},
-        {"objective.name": "ppo", "critic.kind": "separate"},
-        {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"},
+        pytest.param(
+            {"mesh.shape": (1, 2, 2, 1), "model.num_experts": 4, "objective.kl_coef": 0.1}, marks=pytest.mark.slow
+        ),
+        pytest.param({"objective.name": "ppo", "critic.kind": "separate"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"objective.name": "ppo", "critic.kind": "head", "model.param_dtype": "bfloat16"}, marks=pytest.mark.slow
+        ),
     ],
     ids=["fsdp_tensor", "context", "experts_reference", "critic", "value_head"],
 )
@@ -65,7 +69,7 @@ def test_what_stays_is_exact(tmp_path, changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="whole"),
+        pytest.param({}, id="whole", marks=pytest.mark.slow),
         pytest.param({"rollout.slots": 16, "updates.micro_batch_rows": 4}, id="parts", marks=pytest.mark.slow),
         pytest.param({"model.num_experts": 4, "updates.micro_batch_rows": 8}, id="experts", marks=pytest.mark.slow),
         pytest.param(
@@ -103,6 +107,7 @@ def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
     assert update / 1.6 < sum(said.update.values()) < update * 1.6
 
 
+@pytest.mark.slow
 def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
     """The weights that are counted are the program's arguments, and it makes no second copy of them."""
     meshes = {"mesh.shape": (1, 4, 1, 1), "rollout.mesh_shape": (1, 1, 1, 4)}

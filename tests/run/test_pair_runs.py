@@ -19,6 +19,8 @@ from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
 
+pytestmark = pytest.mark.slow  # whole runs; tests/training and tests/objectives have their parts
+
 STEPS = 4
 SIZES = {"rollout.prompts": 16, "evaluation.prompts": 16, "steps": STEPS, "checkpoint.every": 2, "evaluation.every": 2}
 
@@ -129,6 +131,7 @@ def test_a_reward_model_answers_nothing(rewards, capsys):
     assert "holds a reward model, which judges answers and gives none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_supervised_training_is_the_warm_start(folder, tmp_path):
     """The same data, loss, step and optimizer: the very same parameters."""
     config = make(folder, "sft", steps=50, **{"rollout.prompts": 64, "evaluation.every": 50, "checkpoint.every": 50})

@@ -59,7 +59,7 @@ def test_no_cut_changes_a_score(changes):
     np.testing.assert_allclose(scores(dataclasses.replace(tiny.UPDATES, **changes)), scores(), atol=2e-5)
 
 
-@pytest.mark.parametrize("mesh", [(2, 2, 1, 1), (1, 1, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(2, 2, 1, 1), pytest.param((1, 1, 2, 2), marks=pytest.mark.slow)], ids=str)
 def test_four_devices_give_the_same_scores(mesh):
     np.testing.assert_allclose(scores(mesh=mesh), scores(), atol=2e-5)
 

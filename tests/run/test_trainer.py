@@ -94,7 +94,7 @@ def test_every_logged_key_is_documented(straight):
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
 
 
-@pytest.mark.parametrize(("bound", "epochs"), [(1e9, 1), (1e-9, 2)])
+@pytest.mark.parametrize(("bound", "epochs"), [pytest.param(1e9, 1, marks=pytest.mark.slow), (1e-9, 2)])
 def test_a_rollout_stops_its_updates_at_a_bound_on_the_drift(straight, tmp_path, bound, epochs):
     """Out of reach it changes nothing. The second update is the first with a drift; it is taken, and a second epoch is
     not: either way the rollout is the one of two updates."""

@@ -1,5 +1,6 @@
 """Sweeps: combinators, plans, and what happens to runs that finish, crash, are killed or belong to another sweep."""
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,9 @@ from jaxrl_llm.sweep.__main__ import load_sweep, main
 from jaxrl_llm.sweep.launch import core_slots
 from jaxrl_llm.sweep.planned import command
 from tests.reference import tiny_run
+
+with contextlib.suppress(ImportError):
+    import submitit  # noqa: F401 (now, since its import closes the log handlers that pytest gives to a running test)
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 sys.path.append(str(REFERENCE))
@@ -328,6 +332,7 @@ def test_launcher_none_only_writes_the_commands(tmp_path, environment):
     assert whole(tmp_path / "out", "A/0")
 
 
+@pytest.mark.slow
 def test_submitit_gets_one_job_a_run(tmp_path, environment, monkeypatch):
     pytest.importorskip("submitit", reason="the launcher is an extra, jaxrl_llm[cluster]")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

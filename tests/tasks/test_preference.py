@@ -66,6 +66,7 @@ def test_shorter_is_preferred_at_equal_correctness(name, reward, data_dir):
         assert [verified(task, pair, pair[side]) for side in ("chosen", "rejected")] == [reward] * 2
 
 
+@pytest.mark.slow
 def test_shares_are_met_and_noise_is_nested(data_dir):
     """40 % noise swaps the pairs that 20 % swaps, and more; nothing else changes."""
     task = dataclasses.replace(TASKS["sort"], train_size=1000)

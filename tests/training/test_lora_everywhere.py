@@ -157,6 +157,7 @@ def check(objective, replay, layout, mesh):
             np.testing.assert_allclose(gradient[path], expected, rtol=0, atol=1e-3 * scale + 1e-6, err_msg=str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(NAMES, QUICK, ids=str)
 def test_every_value(objective, replay, layout, mesh):
     check(objective, replay, layout, mesh)

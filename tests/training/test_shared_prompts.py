@@ -92,7 +92,7 @@ def learner(name, shared):
 @pytest.mark.parametrize(
     ("name", "micro"),
     [
-        ("dapo", 0),
+        pytest.param("dapo", 0, marks=pytest.mark.slow),
         ("gspo", GROUP),
         pytest.param("dapo", GROUP, marks=pytest.mark.slow),
         pytest.param("gspo", 0, marks=pytest.mark.slow),
