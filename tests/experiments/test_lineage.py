@@ -40,7 +40,7 @@ def study(tmp_path_factory):
                 name = f"{condition}/{arm}/{seed}".replace(" ", "_")
                 rows = [{"step": step} | dict.fromkeys(keys, 1 + above + seed / 10) for step in (1, 2)]
                 write_rows(folder / name, rows)
-                answers = [{"step": 2, "length": 4 + i, "reward": i % 2} for i in range(3)]
+                answers = [{"step": 2, "prompt": "1", "length": 4 + i, "reward": i % 2} for i in range(3)]
                 (folder / name / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
                 runs.append({"folder": name, "arm": arm, "condition": condition, "seed": seed})
     plan = {"question": "?", "baseline": "GRPO", "runs": runs}
