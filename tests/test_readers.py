@@ -1,7 +1,8 @@
 """Every reader of a file, on files that are not what they should be: only the declared errors, and they name the file.
 
 A reader gets its folder with one file changed: to random bytes, to JSON of another shape, cut at any byte, or with one
-byte changed. `python -m pytest tests/test_readers.py -m slow -s` tries many more and prints how often each was refused.
+byte changed. `python -m pytest tests/test_readers.py -m slow -s` tries many more and prints how often each was refused;
+the changes are the same every time, and others with --hypothesis-seed=N.
 """
 
 import collections
@@ -273,12 +274,18 @@ def changed(draw, files):
     return name, None if kind == "gone" else one_byte(content, at, draw(st.integers(0, 7)))
 
 
-def tried(reader, examples):
+def tried(reader, examples, config):
     """How often the reader gave something, and how often it raised each declared error."""
     make, read = READERS[reader]
     files, counts = make(), collections.Counter()
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples,
+        derandomize=config.getoption("--hypothesis-seed") is None,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(changed(files))
     def check(change):
         name, content = change
@@ -304,11 +311,11 @@ def tried(reader, examples):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_only_declared_errors_that_name_the_file(reader):
-    tried(reader, 20)
+def test_only_declared_errors_that_name_the_file(reader, pytestconfig):
+    tried(reader, 20, pytestconfig)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-def test_the_same_many_times(reader):
-    print(f"\n{reader}: {dict(tried(reader, 1000))}")
+def test_the_same_many_times(reader, pytestconfig):
+    print(f"\n{reader}: {dict(tried(reader, 1000, pytestconfig))}")

@@ -139,7 +139,11 @@ class Run:
         """
         if key == CLIPPED:
             sides = [k for k in ("clip/low", "clip/high") if any(k in row for row in self.rows)]
-            pairs = [(row["step"], [row.get(k) for k in sides]) for row in self.rows if any(k in row for k in sides)]
+            pairs = [
+                (row["step"], [row[k] if _is_number(row.get(k, ())) else None for k in sides])
+                for row in self.rows
+                if any(k in row for k in sides)
+            ]
             values = np.array([value for _, value in pairs], np.float64).reshape(-1, len(sides) or 1)
             return np.array([step for step, _ in pairs], np.float64), values.sum(1)
         pairs = [(row["step"], row[key]) for row in self.rows if key in row]

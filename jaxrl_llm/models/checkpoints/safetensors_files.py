@@ -70,7 +70,9 @@ def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
                 )
             tensors[name] = FileTensor(file, data + begin, tuple(entry["shape"]), dtype)
     if absent := listed - set(tensors):
-        raise ValueError(f"{INDEX} lists tensors that its files lack: {some(absent)}; fetch the checkpoint again")
+        raise ValueError(
+            f"{folder / INDEX} lists tensors that its files lack: {some(absent)}; fetch the checkpoint again"
+        )
     return tensors
 
 

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None)
             seen, _, remedy = str(error).rpartition("; ")
             raise _BadLine(reason, seen or remedy, remedy if seen else "correct the line") from None
     margin = row.get("margin", 0.0)
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) < float("inf"):
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) <= sys.float_info.max:
         raise _BadLine("wrong type", f"margin={margin!r} is no finite number", "give a number or leave it out")
     return Pair(uid=number, prompt=prompt, chosen=chosen, rejected=rejected, margin=float(margin))
 

@@ -98,7 +98,11 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
     if path.is_file():
         from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import read_gguf
 
-        return TextTokenizer(*read_gguf(path))
+        read = read_gguf(path)
+        try:
+            return TextTokenizer(*read)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     if not (path / "tokenizer.json").is_file():
         raise FileNotFoundError(
             f"{path} holds no tokenizer.json; name a folder in the Hugging Face layout or a GGUF file"
