@@ -30,6 +30,7 @@ RECIPES = {  # from rollouts, `sft` from given answers
     "rspo":       Recipe(_GROUP,         r.RouterShift(),        s.Clip(),              _BY_SEQUENCE),
     "sat":        Recipe(_GROUP,         r.SamplerRatio(),       t.StalenessClip(),     _BY_SEQUENCE),
     "dppo":       Recipe(_GROUP,         r.SamplerRatio(),       t.DivergenceMask(),    _BY_TOKEN),
+    "opsm":       Recipe(_GROUP,         r.SamplerRatio(),       t.SequenceMaskedClip(), _BY_SEQUENCE),
     "sft":        Recipe(A.Imitation(),  r.NoRatio(),            s.LogProb(),           _BY_TOKEN),
 }
 PAIR_RECIPES = {  # from pairs of answers

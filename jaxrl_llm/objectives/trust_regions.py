@@ -1,4 +1,4 @@
-"""Surrogates with a trust region other than the fixed clip: contracted by the batch, or made of a divergence."""
+"""Surrogates with a trust region other than the fixed clip: contracted by the batch, of a divergence, of answers."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.objectives.batch import Batch
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 
@@ -55,6 +55,23 @@ def divergence_mask(
     return falls & (distance > low), rises & (distance > high)
 
 
+def off_policy_sequences(
+    log_ratio: PerToken,
+    advantages: PerToken,
+    delta: float,
+    mask: Mask,
+    sequence_ids: Ids = None,
+    num_sequences: int | None = None,
+) -> Mask:
+    """Tokens with A < 0 of answers that the policy has left: mean_t -log r > delta, in nats a token.
+
+    Right answers stay however far off policy they are, and so do wrong ones that have become likelier.
+
+    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556 eq. 9, whose old policy is the sampler.
+    """
+    return (advantages < 0) & (mean_of_answer(-log_ratio, mask, sequence_ids, num_sequences) > delta)
+
+
 @dataclasses.dataclass(frozen=True)
 class StalenessClip(Clip):
     """`clip` with its range times the `staleness_contraction`; `dual_clip` is left as it is."""
@@ -72,6 +89,29 @@ class StalenessClip(Clip):
         bounded = f"min(r A, clip(r, 1 - {self.clip_low:g} c, 1 + {self.clip_high:g} c) A)"
         dual = bounded if self.dual_clip is None else f"max({bounded}, {self.dual_clip:g} A if A < 0)"
         return f"{dual}; c = 1 / (1 + (abs(log r) / q)^2) beyond q; q = quantile(abs(log r), {self.tail:g})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceMaskedClip(Clip):
+    """`clip`, and 0 on `off_policy_sequences`. The paper prints no delta: users of TRL and Trinity take 0.05 to 0.5."""
+
+    delta: float = hyperparameter(
+        0.1, "OPSM: wrong answers whose mean log(1 / r) is beyond it, in nats a token, are masked", above=0
+    )
+
+    def masked(self, log_ratio: PerToken, batch: Batch) -> Mask:
+        return off_policy_sequences(log_ratio, batch.advantages, self.delta, *batch.sequences)
+
+    def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
+        low, high = super().clipped(log_ratio, batch)
+        masked = self.masked(log_ratio, batch)
+        return low | masked, high & ~masked
+
+    def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        return jnp.where(self.masked(log_ratio, batch), 0, super().__call__(log_ratio, batch))
+
+    def formula(self) -> str:
+        return f"M {super().formula()}; M = 0 if A < 0 and mean_t log(1 / r) > {self.delta:g}, else 1"
 
 
 @dataclasses.dataclass(frozen=True)

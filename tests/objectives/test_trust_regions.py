@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives.surrogates import Clip
-from jaxrl_llm.objectives.trust_regions import DivergenceMask, StalenessClip, binary_divergence
+from jaxrl_llm.objectives.trust_regions import DivergenceMask, SequenceMaskedClip, StalenessClip, binary_divergence
 from tests.objectives.test_identities import policy
 from tests.reference.answers import make, random_batch
 
@@ -61,12 +61,13 @@ def test_sat_lies_inside_the_plain_clip():
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("sat", {"tail": 1.0}), ("dppo", {"divergence_low": 2.0, "divergence_high": 2.0})]
+    ("name", "limit"),
+    [("sat", {"tail": 1.0}), ("opsm", {"delta": 9.0}), ("dppo", {"divergence_low": 2.0, "divergence_high": 2.0})],
 )
 def test_limits_are_grpo(name, limit):
-    """SAT at tail 1 is GRPO; DPPO without a bound is GRPO without one, averaged over tokens."""
+    """SAT at tail 1 is GRPO, OPSM at a delta that no answer reaches; DPPO without a bound is GRPO without one."""
     batch = random_batch(spread=1.0)
-    same = {} if name == "sat" else {"clip_low": np.inf, "clip_high": np.inf, "aggregation": "token_mean"}
+    same = {} if name != "dppo" else {"clip_low": np.inf, "clip_high": np.inf, "aggregation": "token_mean"}
     for got, expected in zip(policy(make(name, **limit), batch), policy(make("grpo", **same), batch), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-9)
 
@@ -91,17 +92,32 @@ def test_dppo_masks_by_probability_not_by_ratio(divergence):
         np.testing.assert_array_equal(np.logical_or(*mask.clipped(batch.log_ratio, batch))[0], masked)
 
 
+def test_opsm_masks_wrong_answers_that_the_policy_has_left():
+    """Mean log(1 / r) is 0.2, 0.05 and -0.2, delta is 0.1; a masked answer has no gradient."""
+    log_ratio = jnp.asarray([[-0.5, 0.1], [-0.05, -0.05], [0.1, 0.3]])
+    for sign, masked in ((1.0, [False, False, False]), (-1.0, [True, False, False])):
+        arrays = {"logprobs": log_ratio, "old_logprobs": jnp.zeros((3, 2)), "mask": jnp.ones((3, 2), bool)}
+        batch = objectives.Batch.of(advantages=jnp.full((3,), sign), **arrays)
+        surrogate, plain = SequenceMaskedClip(delta=0.1), Clip()
+        expected = np.where(np.asarray(masked)[:, None], 0, plain(log_ratio, batch))
+        np.testing.assert_array_equal(surrogate(log_ratio, batch), expected)
+        low, high = surrogate.clipped(log_ratio, batch)
+        plain_low, plain_high = plain.clipped(log_ratio, batch)
+        np.testing.assert_array_equal(low, plain_low | np.asarray(masked)[:, None])
+        np.testing.assert_array_equal(high, plain_high & ~np.asarray(masked)[:, None])
+
+
 def test_the_divergence_of_a_certain_token_is_finite():
     log_p = jnp.asarray([[0.0, -1e-9, -30.0]])
     assert np.isfinite(binary_divergence(log_p, log_p[:, ::-1], "kl")).all()
     np.testing.assert_allclose(binary_divergence(log_p, log_p, "kl"), 0, atol=1e-6)
 
 
-def test_the_ratio_to_the_sampler_is_what_both_recipes_read():
+def test_the_ratio_to_the_sampler_is_what_these_recipes_read():
     """With another sampler the loss changes, with another old policy it does not."""
     batch = random_batch()
     moved = batch["old_logprobs"] + 0.1 * np.random.default_rng(0).normal(size=batch["mask"].shape)
-    for name in ("sat", "dppo"):
+    for name in ("sat", "dppo", "opsm"):
         base = policy(make(name), batch)[0]
         assert policy(make(name), batch | {"old_logprobs": moved})[0] == pytest.approx(base, rel=1e-12)
         assert abs(policy(make(name), batch | {"sampler_logprobs": moved})[0] - base) > 1e-4

@@ -141,8 +141,18 @@ def dppo(answers):
     return _weigh(answers, weight, _per_token(answers))
 
 
+def opsm(answers):
+    """As GRPO, without the wrong answers that the policy has left by more than 0.1 a token."""
+    kept = [
+        adv[0] > 0 or sum(math.log(1 / r) for r in _ratios(a)) / len(adv) <= 0.1
+        for a in answers
+        if (adv := a["advantage"])
+    ]
+    return [[g * keep for g in row] for row, keep in zip(grpo(answers), kept, strict=True)]
+
+
 GRADIENTS = {
     "reinforce": reinforce, "rloo": rloo, "ppo": ppo, "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "gspo": gspo,
     "gspo_token": gspo_token, "sapo": sapo, "cispo": cispo, "gmpo": gmpo, "vespo": vespo, "rspo": rspo, "sat": sat,
-    "dppo": dppo,
+    "dppo": dppo, "opsm": opsm,
 }  # fmt: skip

@@ -216,3 +216,14 @@ def dppo(answers):
         return [math.exp(n - o) * adv * dppo_keeps(f, o, adv) for n, f, o, adv in rows]
 
     return mean_of_tokens(answers, per_answer)
+
+
+@golden(0.575, "as grpo: the wrong answer has become likelier, and only left wrong answers are masked")
+def opsm(answers):
+    def per_answer(a):
+        left = mean([o - n for n, o in zip(a["frozen"], a["old"], strict=True)])
+        return [
+            0.0 if adv < 0 and left > 0.1 else j for j, adv in zip(token_clip(0.2, 0.2)(a), a["advantage"], strict=True)
+        ]
+
+    return mean_of_means(answers, per_answer)

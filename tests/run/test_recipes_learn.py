@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RECIPES = ["gspo", "grpo", "gspo_token", "sapo", "dapo", "dr_grpo", "rloo", "cispo", "ppo", "sat", "dppo"]
+RECIPES = ["gspo", "grpo", "gspo_token", "sapo", "dapo", "dr_grpo", "rloo", "cispo", "ppo", "sat", "dppo", "opsm"]
 
 
 @pytest.mark.slow
