@@ -23,6 +23,7 @@ def json_object(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     """
     try:
         value = decoded(Path(path).read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):

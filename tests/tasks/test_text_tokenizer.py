@@ -327,3 +327,11 @@ def test_an_unknown_pre_tokenizer_is_refused(folder, tmp_path):
     write_gguf(tmp_path / "x.gguf", folder, "deepseek-llm")
     with pytest.raises(ValueError, match="pre='deepseek-llm' is not supported; supported is gpt2 with gpt-2, smollm"):
         load_tokenizer(tmp_path / "x.gguf")
+
+
+def test_half_a_surrogate_pair_is_refused_by_file(tmp_path):
+    write_tokenizer(tmp_path, ["a b"], vocab_size=260)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "\ud800"}))
+    with pytest.raises(ValueError, match=r"tokenizer_config.json is not valid JSON .*surrogates"):
+        load_tokenizer(tmp_path)
