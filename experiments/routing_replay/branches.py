@@ -45,11 +45,15 @@ def difference(study: Study, arm: str, condition: str, first: int = 0, last: flo
     return paired_difference(ended, baseline, seeds.astype(int).tolist())
 
 
-def by_trajectory(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> list[float]:
-    """The mean difference of each trajectory whose seed is from `first` to below `last`."""
+def by_seed(study: Study, arm: str, condition: str) -> dict[int, float]:
+    """The mean difference to the baseline of each trajectory, by its seed."""
     seeds, _, baseline, ended = pairs(study, arm, condition)
-    own = [seed for seed in dict.fromkeys(seeds) if first <= seed < last]
-    return [float(np.mean((ended - baseline)[seeds == seed])) for seed in own]
+    return {int(seed): float(np.mean((ended - baseline)[seeds == seed])) for seed in dict.fromkeys(seeds)}
+
+
+def by_trajectory(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> list[float]:
+    """Those of the trajectories whose seed is from `first` to below `last`."""
+    return [value for seed, value in by_seed(study, arm, condition).items() if first <= seed < last]
 
 
 def table(study: Study, second: int | None = None) -> Table:

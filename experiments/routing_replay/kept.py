@@ -11,19 +11,29 @@ interpolated between the doses that were run: an arm at that clip is matched on 
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.routing_replay.branches import difference
+from experiments.routing_replay.branches import by_seed, difference
 from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, mean
+from jaxrl_llm.report.comparisons import probability
 from jaxrl_llm.report.read import Study
-from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
+from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
 from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
 
 POSITIVE, NEGATIVE = "gradient_weight/positive", "gradient_weight/negative"
 DOSE = "dual clip "  # an arm of the dose, before its bound
+# Which arms the hypotheses compare, beside each with GRPO.
+CONTRASTS = (
+    ("GRPO, negatives cut", "GSPO"),
+    ("GSPO, negatives cut", "GSPO"),
+    ("GRPO clip 1e-08, both sides", "GSPO"),
+    ("GRPO clip 1e-08, both sides", "GRPO clip 1e-08"),
+    ("GSPO", "GRPO clip 1e-08"),
+)
 
 
 def table(study: Study) -> Table:
@@ -48,6 +58,35 @@ def _each(study: Study) -> list[tuple[str, str]]:
 def _told(d: PairedDifference) -> str:
     """With its interval where there are enough trajectories for one."""
     return interval(d) if d.n >= MINIMUM_SEEDS else SAMPLED.signed(d.mean)
+
+
+def contrasts(study: Study) -> Table:
+    """Condition, the arms of CONTRASTS, n trajectories or seeds, their difference, detectable, p corrected for all."""
+    found = [
+        (condition, f"{arm} less {other}", difference(dataclasses.replace(study, baseline=other), arm, condition))
+        for condition in study.conditions
+        for arm, other in CONTRASTS
+        if study.select(arm, condition) and study.select(other, condition)
+    ]
+    found = [one for one in found if one[2].n >= MINIMUM_SEEDS]
+    corrected = holm([d.p for *_, d in found])
+    return [
+        [condition, arms, str(d.n), interval(d), f"{d.detectable:.3f}", probability(p)]
+        for (condition, arms, d), p in zip(found, corrected, strict=True)
+    ]
+
+
+def apart(study: Study) -> Table:
+    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have."""
+    rows = []
+    for condition in [one for one in study.conditions if one.startswith("dense")]:
+        for arm in study.arms[1:]:
+            dense, mixture = (by_seed(study, arm, condition.replace("dense", name, 1)) for name in ("dense", "mixture"))
+            both = sorted(dense.keys() & mixture.keys())
+            if len(both) >= MINIMUM_SEEDS:
+                d = paired_difference([dense[seed] for seed in both], [mixture[seed] for seed in both])
+                rows.append([condition, arm, str(d.n), interval(d), f"{d.detectable:.3f}"])
+    return rows
 
 
 def evaluated(study: Study) -> list[int]:
@@ -142,7 +181,11 @@ def main() -> None:
     parser.add_argument("--keep", type=float, help="the gradient of A < 0 to keep; prints the dual clip that keeps it")
 
     def tables(study: Study, given: argparse.Namespace) -> list[Table]:
-        return [matched(study, given.keep)] if given.keep else [table(study), by_rollouts(study)]
+        return (
+            [matched(study, given.keep)]
+            if given.keep
+            else [table(study), by_rollouts(study), contrasts(study), apart(study)]
+        )
 
     command(tables, figure, "branches.jsonl", parser)
 

@@ -56,3 +56,28 @@ def test_a_clip_is_interpolated_over_the_room_that_it_leaves():
 
 def test_the_matched_clip_is_of_the_doses(study):
     assert kept.matched(study, 0.2) == [["dense", "keep 0.2", "dual_clip=1.1"]]
+
+
+def test_contrasts_and_the_two_models(tmp_path):
+    """Five trajectories: GSPO gains 0.1 in both models, cutting A < 0 alone 0.2, and 0.01 a seed more in the dense."""
+    plan = {"question": "", "baseline": "GRPO", "branching": {}, "runs": []}
+    for model, more in (("mixture", 0.0), ("dense", 0.01)):
+        for seed in range(5):
+            folder = f"{model}{seed}"
+            ends = {"GRPO": 0.5, "GSPO": 0.6, "GRPO, negatives cut": 0.7 + more * seed}
+            rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
+            rows += [{"state": 1, "arm": arm, "step": 1, "eval/pass_at_1": end} for arm, end in ends.items()]
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            plan["runs"] += [
+                {"folder": folder, "arm": arm, "condition": f"{model}, lr 1", "seed": seed} for arm in ends
+            ]
+    (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    study = load(tmp_path)
+    mixture, dense = kept.contrasts(study)
+    assert mixture[:4] == ["mixture, lr 1", "GRPO, negatives cut less GSPO", "5", "+0.100 [+0.100, +0.100]"]
+    assert dense[3].startswith("+0.120 [+0.10")
+    same, apart = kept.apart(study)
+    assert same[:4] == ["dense, lr 1", "GSPO", "5", "+0.000 [+0.000, +0.000]"]
+    assert apart[1] == "GRPO, negatives cut"
+    assert apart[3].startswith("+0.020 [+0.000")
