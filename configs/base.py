@@ -164,6 +164,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.mesh = ConfigDict()  # How the devices are arranged
     config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices
+    config.mesh.dcn_shape = ()  # sizes of these axes over slices that a slower network joins; (): all slices along data
 
     config.processes = ConfigDict()  # Several hosts, or one process per GPU: docs/several_processes.md
     config.processes.start_timeout_s = 300  # until all processes have joined

@@ -141,7 +141,9 @@ def _policy_and_task(given: argparse.Namespace, config: Any) -> "tuple[LoadedPol
         assert policy.run is not None
         settings = policy.run.settings
         return policy, TaskSettings(settings.task, settings.data_dir, settings.answer_length, settings.rollout.slots)
-    mesh = sharding.make_mesh(config.rollout.mesh_shape or config.mesh.shape)
+    mesh = sharding.make_mesh(config.mesh.shape, dcn_shape=config.mesh.dcn_shape)
+    if config.rollout.mesh_shape:
+        mesh = sharding.mesh_of_same_devices(mesh, config.rollout.mesh_shape, "rollout.mesh_shape")
     policy = loaded.from_arguments(given, tokenizer=config.task.tokenizer, mesh=mesh)
     return policy, task_settings(config, policy.tokenizer)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "expert", "tensor", "context")
@@ -38,24 +39,47 @@ MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t 
 
 
 def make_mesh(
-    shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None, field: str = "mesh.shape"
+    shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None, dcn_shape: Sequence[int] = ()
 ) -> Mesh:
     """A mesh of `shape` = sizes of (data, fsdp, expert, tensor[, context]) over the first devices; one may be -1 (all
-    remaining devices), and context is 1 where it is left out. field: what errors call the shape.
+    remaining devices), and context is 1 where it is left out.
+
+    Neighbours on an axis are neighbours on the wires of a TPU where all of its devices are taken. Slices of them that a
+    slower network joins are cut along `dcn_shape`, sizes of the same axes; (): all along data.
 
     Raises:
-      ValueError: more devices are needed than are visible, -1 gives no whole number, or with several processes the mesh
-        would leave devices of some of them without work.
+      ValueError: more devices are needed than are visible, -1 gives no whole number, with several processes the mesh
+        would leave devices of some of them without work, or dcn_shape does not fit the slices or the shape.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = resolved(shape, len(devices), field)
+    sizes = resolved(shape, len(devices))
     if math.prod(sizes) < len(devices) and jax.process_count() > 1:
         raise ValueError(
             f"mesh={tuple(shape)} over {AXES} takes {math.prod(sizes)} of {len(devices)} devices, and all "
-            f"{jax.process_count()} processes must take part with all of theirs; set a size of {field} to -1"
+            f"{jax.process_count()} processes must take part with all of theirs; set a size of mesh.shape to -1"
         )
-    grid = np.asarray(devices[: math.prod(sizes)]).reshape(sizes)
+    if math.prod(sizes) < len(devices):
+        return _mesh(np.asarray(devices[: math.prod(sizes)]).reshape(sizes))
+    return _mesh(_wired(devices, sizes, dcn_shape))
+
+
+def _mesh(grid: np.ndarray) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _wired(devices: Sequence[Any], sizes: tuple[int, ...], dcn_shape: Sequence[int]) -> np.ndarray:
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    across = (*(dcn_shape or (slices, 1, 1, 1)), 1)[: len(AXES)]
+    fits = len(across) == len(AXES) and math.prod(across) == slices and min(across) > 0
+    if not fits or any(size % cut for size, cut in zip(sizes, across, strict=True)):
+        raise ValueError(
+            f"mesh.dcn_shape={across} must cut mesh.shape, {sizes} over {AXES}, into the {slices} "
+            f"slice{'s' * (slices > 1)} of these devices; set it to sizes that divide those and have that product"
+        )
+    if slices == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    within = [size // cut for size, cut in zip(sizes, across, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
 
 
 def resolved(shape: Sequence[int], visible: int, field: str = "mesh.shape") -> tuple[int, ...]:
@@ -82,13 +106,13 @@ def mesh_of_same_devices(mesh: Mesh, shape: Sequence[int], field: str) -> Mesh:
     Raises:
       ValueError: as `make_mesh`, or the product of the sizes is not the number of devices.
     """
-    other = make_mesh(shape, list(mesh.devices.flat), field)
-    if other.size != mesh.size:
+    sizes = resolved(shape, mesh.size, field)
+    if math.prod(sizes) != mesh.size:
         raise ValueError(
-            f"{field}={tuple(shape)} takes {other.size} of the {mesh.size} devices of mesh.shape; it must take all of "
-            "them, so set one of its sizes to -1"
+            f"{field}={tuple(shape)} takes {math.prod(sizes)} of the {mesh.size} devices of mesh.shape; it must take "
+            "all of them, so set one of its sizes to -1"
         )
-    return other
+    return _mesh(mesh.devices.reshape(sizes))
 
 
 def platform(mesh: Mesh | None) -> str:

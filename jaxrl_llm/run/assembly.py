@@ -158,7 +158,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
     Raises:
       ValueError: the mesh does not fit the devices, or the devices not the rows; data are missing or do not fit.
     """
-    mesh = sharding.make_mesh(s.mesh.shape, devices)
+    mesh = sharding.make_mesh(s.mesh.shape, devices, s.mesh.dcn_shape)
     if trains:
         check_rows(s, mesh.size)
     model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))

@@ -133,6 +133,9 @@ class MeshConfig(Block, prefix="mesh."):
     shape: tuple[int, ...] = declared(
         (1, 1, 1, 1), "data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices"
     )
+    dcn_shape: tuple[int, ...] = declared(
+        (), "sizes of these axes over slices that a slower network joins; (): all slices along data"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

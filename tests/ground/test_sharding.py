@@ -1,5 +1,9 @@
 """The mesh: which devices a shape takes, and what is said when they do not fit."""
 
+import itertools
+import math
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,3 +83,72 @@ def test_tokens_side_by_side_stay_on_their_devices(shape):
     for before, after in zip(x.addressable_shards, flat.addressable_shards, strict=True):
         np.testing.assert_array_equal(before.data.reshape(-1, 3), after.data)
     np.testing.assert_array_equal(jax.jit(lambda x: sharding.unflat(x, (4, 6), axes, mesh))(flat), x)
+
+
+class Chip(SimpleNamespace):
+    """As jax lists a TPU's: by host, a rectangle of chips each, and within it by coordinates."""
+
+    __hash__ = object.__hash__
+
+
+def chips(kind, size, host, slices=1):
+    """The devices of slices of this size, in the order of `jax.devices()`."""
+    places = [(*range(n),) for n in (*size, 1)[:3]]
+    coordinates = sorted(
+        itertools.product(*places), key=lambda at: ([c // h for c, h in zip(at, host, strict=True)][::-1], at[::-1])
+    )
+    every = itertools.product(range(slices), enumerate(coordinates))
+    per_host = math.prod(host)
+    return [
+        Chip(
+            id=cut * len(coordinates) + i,
+            coords=at,
+            core_on_chip=0,
+            platform="tpu",
+            device_kind=kind,
+            slice_index=cut,
+            process_index=(cut * len(coordinates) + i) // per_host,
+        )
+        for cut, (i, at) in every
+    ]
+
+
+def hops(grid, axis, size):
+    """Mean distance of neighbours on the ring of a mesh axis, on a torus of this size."""
+    ring = zip(grid.flat, np.roll(grid, 1, axis).flat, strict=True)
+    apart = [[abs(a - b) for a, b in zip(one.coords, other.coords, strict=True)] for one, other in ring]
+    return float(np.mean([sum(min(d, n - d) for d, n in zip(steps, size, strict=True)) for steps in apart]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "host", "shape", "axis", "most"),
+    [
+        ("TPU v5 lite", (16, 16, 1), (2, 2, 1), (1, 256, 1, 1), 1, 1.1),
+        ("TPU v5 lite", (16, 16, 1), (2, 2, 1), (1, 16, 1, 16), 3, 1.0),
+        ("TPU v5", (4, 4, 4), (2, 2, 1), (1, 64, 1, 1), 1, 1.32),
+        ("TPU v5", (4, 4, 4), (2, 2, 1), (1, 16, 4, 1), 2, 1.0),
+    ],
+)
+def test_neighbours_on_an_axis_are_neighbours_on_the_wires(kind, size, host, shape, axis, most):
+    devices = chips(kind, size, host)
+    grid = sharding.make_mesh(shape, devices).devices
+    assert sorted(device.id for device in grid.flat) == list(range(len(devices)))
+    assert hops(grid, axis, size) <= most < hops(np.reshape(devices, grid.shape), axis, size)
+
+
+def test_slices_are_cut_along_dcn_shape():
+    """Two slices of 4 x 4: along data unless dcn_shape says fsdp; tensor and expert stay within a slice."""
+    devices = chips("TPU v5 lite", (4, 4, 1), (2, 2, 1), slices=2)
+
+    def crossed(shape, dcn_shape=()):
+        grid = sharding.make_mesh(shape, devices, dcn_shape).devices
+        cut = np.vectorize(lambda device: device.slice_index)(grid)
+        return [i for i in range(grid.ndim) if (cut != np.roll(cut, 1, i)).any()]
+
+    assert crossed((2, 16, 1, 1)) == [0]
+    assert crossed((1, 32, 1, 1), (1, 2, 1, 1)) == [1]
+    assert crossed((-1, 4, 1, 4)) == [0]
+    with pytest.raises(ValueError, match=r"mesh.dcn_shape=\(2, 1, 1, 1, 1\) must cut mesh.shape, \(1, 32, 1, 1, 1\)"):
+        sharding.make_mesh((1, 32, 1, 1), devices)
+    with pytest.raises(ValueError, match="into the 1 slice of these devices"):
+        sharding.make_mesh((2, 2, 1, 1), dcn_shape=(2, 1, 1, 1))
