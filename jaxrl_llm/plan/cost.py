@@ -139,7 +139,8 @@ class _Reader:
 
     def _group(self, i: Instruction) -> int:
         """How many devices exchange with one another."""
-        if named := re.search(r"replica_groups=\w*\[([^\]]*)\]\s*\{([^}]*)\}", i.attributes):  # mesh['a'=4,'b'=2] {'a'}
+        # mesh['a'=4,'b'=2] {'a'}, and mesh['a'=4,'b'=2], device_ids=(...) {'a'} where devices are not in their order
+        if named := re.search(r"replica_groups=\w+\[([^\]]*)\](?:, device_ids=[^{]*)?\s*\{([^}]*)\}", i.attributes):
             sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
             return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
         if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", i.attributes):

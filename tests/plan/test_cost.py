@@ -182,10 +182,11 @@ ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
 """
 
 
-def test_the_dialect_of_tpus():
+@pytest.mark.parametrize("order", ["", ", device_ids=(0,2,1,3)", ", device_ids=([2,2]T(1,0))"])
+def test_the_dialect_of_tpus(order):
     """From -2 to 5 a loop whose length the compiler did not note makes 7 turns. An all-reduce that is fused with a
     slice is a reduce-scatter, which sends half of 8 x 4 floats. What an async pair wraps counts once."""
-    once, turn = measure(parse(TPU), devices=4)
+    once, turn = measure(parse(TPU.replace("'b'=2]", f"'b'=2]{order}")), devices=4)
     assert once.flops == 2 * 8 * 16 * 4
     assert once.collectives == {
         "all-gather": (7.0, 7 * 4 * 8 * 16),
