@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -239,6 +240,25 @@ def test_a_policy_on_the_task_of_the_users_own_config(run, chats, tmp_path):
         assert (code, error) == (0, "")
         assert json.loads(said.splitlines()[-1])["task"] == "shout"
         assert "!  greedy: " in said
+
+
+def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, monkeypatch):
+    """A DIR that may not be written is said to be before anything is computed; on a full disk all has been."""
+    workdir, *_ = characters
+    log = workdir / "evaluation.jsonl"
+    monkeypatch.setattr(evaluation, "_answers", lambda *_: {"eval/greedy": 0.5})
+    with monkeypatch.context() as patch:
+        before = []
+        patch.setattr(start_up, "start_jax", lambda: before.append(capsys.readouterr().err))
+        patch.setattr(evaluation.os, "access", lambda *_: False)
+        code, result, _ = run(evaluation, "--workdir", workdir)
+    assert (code, before) == (0, [f"warning: {log} cannot be written, so the result is printed only\n"])
+    assert not log.exists()
+    log.symlink_to("/dev/full")
+    code, again, error = run(evaluation, "--workdir", workdir)
+    log.unlink()
+    assert (code, again) == (1, result)
+    assert re.fullmatch(r"error: .*evaluation\.jsonl cannot be .*\(the result above is whole, .* recorded\)\n", error)
 
 
 MISTAKES = {
