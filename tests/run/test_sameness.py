@@ -43,6 +43,11 @@ def test_a_field_is_compared_by_its_name(tmp_path, changes, names):
     assert differences(one, other) == names
 
 
+def test_a_checkpoint_is_compared_by_its_content_and_not_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sameness, "identity_fields", lambda config: {"model": {"pretrained": "a digest"}})
+    assert described(tmp_path, tmp_path)["config.model.pretrained"] == "a digest"
+
+
 def test_versions_and_code_come_before_the_config(tmp_path, monkeypatch):
     """A commit or a package that differs explains the fields that do."""
     one = described(tmp_path, tmp_path)
