@@ -17,6 +17,7 @@ from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.models import load_pretrained, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run import assembly, loaded
 from jaxrl_llm.run.settings import validate
@@ -244,9 +245,13 @@ def test_a_policy_on_the_task_of_the_users_own_config(run, chats, tmp_path):
 
 def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, monkeypatch):
     """A DIR that may not be written is said to be before anything is computed; on a full disk all has been."""
-    workdir, *_ = characters
+    workdir, made, state = characters
     log = workdir / "evaluation.jsonl"
-    monkeypatch.setattr(evaluation, "_answers", lambda *_: {"eval/greedy": 0.5})
+    policy = loaded.LoadedPolicy(made.model, {}, made.settings.task.tokenizer, made, 1, state)
+    monkeypatch.setattr(loaded, "from_arguments", lambda *_, **__: policy)
+    rates = dict.fromkeys(("eval/greedy", "eval/greedy_reward", "eval/reward"), 0.5)
+    row = {"prompt": "1=", "greedy": "1", "reward": 0.5, "sampled": ["1"] * 16, "sampled_reward": [1.0] * 16}
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: (rates, [row] * 2))
     with monkeypatch.context() as patch:
         before = []
         patch.setattr(start_up, "start_jax", lambda: before.append(capsys.readouterr().err))
