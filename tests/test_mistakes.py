@@ -102,6 +102,7 @@ TABLE = {
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",
     "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
+    'branch --config=grpo:smoke --workdir= --branches={"arms":{}}': "--workdir= is no folder of its own",
     'branch --config=grpo:smoke --workdir=broken.py/run --branches={"arms":{}}': "workdir=broken.py/run cannot be",
 }
 
