@@ -1,8 +1,8 @@
 """Policy optimisation of language models in JAX: PPO to SAPO, on dense and mixture-of-experts transformers.
 
 The rooms, each of which imports only from those before it: ground, config, objectives, models, tasks, records,
-rollout, training, run, plan, report, sweep. Above them stand the commands of one run: main (which is `train`),
-evaluation, generate and export; `__main__` is `jaxrl-llm COMMAND`.
+rollout, training, run, plan, report, sweep. Above them stand the commands of one run or checkpoint: main (which is
+`train`), evaluation, generate, export and upcycle; `__main__` is `jaxrl-llm COMMAND`.
 """
 
 import sys

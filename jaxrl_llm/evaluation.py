@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.config.command_line import Parser, add_policy, fields_and_rest
+from jaxrl_llm.config.command_line import FAILED, Parser, add_policy, complain, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.ground.terminal import visible

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.models import load_pretrained, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run import assembly, loaded
 from jaxrl_llm.run.settings import validate
@@ -239,6 +241,29 @@ def test_a_policy_on_the_task_of_the_users_own_config(run, chats, tmp_path):
         assert (code, error) == (0, "")
         assert json.loads(said.splitlines()[-1])["task"] == "shout"
         assert "!  greedy: " in said
+
+
+def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, monkeypatch):
+    """A DIR that may not be written is said to be before anything is computed; on a full disk all has been."""
+    workdir, made, state = characters
+    log = workdir / "evaluation.jsonl"
+    policy = loaded.LoadedPolicy(made.model, {}, made.settings.task.tokenizer, made, 1, state)
+    monkeypatch.setattr(loaded, "from_arguments", lambda *_, **__: policy)
+    rates = dict.fromkeys(("eval/greedy", "eval/greedy_reward", "eval/reward"), 0.5)
+    row = {"prompt": "1=", "greedy": "1", "reward": 0.5, "sampled": ["1"] * 16, "sampled_reward": [1.0] * 16}
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: (rates, [row] * 2))
+    with monkeypatch.context() as patch:
+        before = []
+        patch.setattr(start_up, "start_jax", lambda: before.append(capsys.readouterr().err))
+        patch.setattr(evaluation.os, "access", lambda *_: False)
+        code, result, _ = run(evaluation, "--workdir", workdir)
+    assert (code, before) == (0, [f"warning: {log} cannot be written, so the result is printed only\n"])
+    assert not log.exists()
+    log.symlink_to("/dev/full")
+    code, again, error = run(evaluation, "--workdir", workdir)
+    log.unlink()
+    assert (code, again) == (1, result)
+    assert re.fullmatch(r"error: .*evaluation\.jsonl cannot be .*\(the result above is whole, .* recorded\)\n", error)
 
 
 MISTAKES = {

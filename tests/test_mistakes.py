@@ -11,9 +11,10 @@ from jaxrl_llm.config import start_up
 from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.run import trainer
 from jaxrl_llm.sweep import __main__ as sweep
+from jaxrl_llm.sweep import branching
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep}
+PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep, "branch": branching}
 
 # The user's own files, by name.
 FILES = {
@@ -27,6 +28,7 @@ FILES = {
     "    return Sweep('?', [{'arm': 'A', 'seed': 0, 'optimizer.lr': 1}], 'A', config='grpo:smoke')\n",
     "good_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
     "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', config='grpo:smoke')\n",
+    "list_sweep.py": "def get_sweep():\n    return [{'arm': 'A', 'seed': 0}]\n",
     "slow_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
     "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', minutes=-1)\n",
     "half/config.json": '{"config": {"seed"',
@@ -94,11 +96,14 @@ TABLE = {
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
     "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
     "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
+    "sweep --sweep=list_sweep.py --workdir=s": "get_sweep of list_sweep.py returned [{'arm': 'A', 'seed': 0}]; return",
     "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py: minutes=-1 is out of range; give minutes at least 0",
     "sweep --sweep=good_sweep.py --workdir= --launcher=none": "--workdir= is no folder of its own",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",
     "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
+    'branch --config=grpo:smoke --workdir= --branches={"arms":{}}': "--workdir= is no folder of its own",
+    'branch --config=grpo:smoke --workdir=broken.py/run --branches={"arms":{}}': "workdir=broken.py/run cannot be",
 }
 
 

@@ -23,7 +23,7 @@ from jaxrl_llm.models import fingerprint
 from jaxrl_llm.models.checkpoints.pretrained_config import from_published
 from jaxrl_llm.models.checkpoints.published import open_checkpoint, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
-from jaxrl_llm.records.recorded import read_record, saved_hash
+from jaxrl_llm.records.recorded import checkpoint_identity, read_record
 from jaxrl_llm.records.run_log import keep_rows, read_json, read_rows, scan_rows
 from jaxrl_llm.records.writers import TensorBoard
 from jaxrl_llm.report import read as report
@@ -193,7 +193,7 @@ READERS = {
     "a run for the report": (run_files, read_run),
     "a sweep for the report": (sweep_files, lambda folder: read_study(report.load(folder))),
     "branches for the report": (branch_files, lambda folder: read_study(report.load(folder))),
-    "a checkpoint's payload": (payload_files, saved_hash),
+    "a checkpoint's payload": (payload_files, checkpoint_identity),
     "event files": (event_files, lambda folder: TensorBoard(folder).cut(0)),
     "a published checkpoint": (checkpoint_files, read_checkpoint),
     "a GGUF checkpoint": (gguf_files, read_checkpoint),

@@ -20,8 +20,7 @@ import dataclasses
 import json
 import multiprocessing
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +146,6 @@ def _peak_bytes(device: jax.Device) -> int | None:
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
-def _times(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """(best seconds after the first run, what the first took more)."""
-    seconds = []
-    for _ in range(1 + repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:]), seconds[0] - min(seconds[1:])
-
-
 def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> dict[str, Any]:
     config = case.model
     model, prompts = Model(config), case.slots // case.group
@@ -168,8 +157,8 @@ def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> d
         limits, lengths = np.full(case.slots, answer, np.int32), np.full(prompts, case.prompt, np.int32)
         return engine.generate(params, tokens, lengths, np.arange(prompts), jax.random.key(1), limits)
 
-    whole, compile_s = _times(lambda: run(case.answer), repeats)
-    first, _ = _times(lambda: run(1), repeats)
+    whole, compile_s = grouped.times(lambda: run(case.answer), repeats)
+    first, _ = grouped.times(lambda: run(1), repeats)
     seconds = (whole - first) / (case.answer - 1)
     used = _experts_used(run(case.answer), case)
     columns = case.prompt + case.answer / 2  # answer token i = 1 .. answer - 1 is fed where prompt + i columns are seen
@@ -223,7 +212,7 @@ def _train(case: Case, params: Any, repeats: int, device: roofline.Device) -> di
         skipped = metrics["update/not_finite"]
         return state
 
-    seconds, compile_s = _times(run, repeats)
+    seconds, compile_s = grouped.times(run, repeats)
     if float(skipped.value) > 0:
         raise RuntimeError("the update was skipped: its loss or gradient is not finite")
     flops = roofline.train_flops(case.model, rows, width)

@@ -6,6 +6,7 @@
 import functools
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax import lax
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
-__all__ = ["SIZES", "check"]
+__all__ = ["SIZES", "check", "times"]
 
 SIZES = (32768, 128, 2048, 768)  # rows, groups, d, f: 4096 tokens with 8 of Qwen3-30B-A3B's 128 experts each
 # Of the largest value. Operands are exact in bfloat16 and sums float32, but gradients are rounded to bfloat16; float32
@@ -61,7 +62,8 @@ def check(sizes: tuple[int, int, int, int] = SIZES, repeats: int = 5) -> dict[st
                     "largest value; please report it, and train with model.experts_implementation=dense until then"
                 )
         flops = 2.0 * counts.sum() * d * f
-        seconds = _seconds(lambda a=args: run(*a), repeats), _seconds(lambda a=args, c=cotangent: both(*a, c), repeats)
+        calls = (lambda a=args: run(*a), lambda a=args, c=cotangent: both(*a, c))
+        seconds = [times(call, repeats)[0] for call in calls]
         found[dtype] = {"errors": errors, "forward": flops / seconds[0], "forward_and_backward": 3 * flops / seconds[1]}
     return found
 
@@ -88,14 +90,14 @@ def _errors(found: Any, wanted: Any) -> Any:
     return [jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(found, wanted, strict=True)]
 
 
-def _seconds(run: Any, repeats: int) -> float:
-    """Best of some repeats after the first."""
+def times(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """(best seconds after the first run, what the first took more)."""
     seconds = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
         jax.block_until_ready(run())
         seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    return min(seconds[1:]), seconds[0] - min(seconds[1:])
 
 
 if __name__ == "__main__":

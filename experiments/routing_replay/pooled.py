@@ -7,7 +7,7 @@ by asked for an interval without zero in two batches instead, whatever their pow
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,14 +159,13 @@ def several_rollouts(study: Study, second: int) -> list[Pooled]:
 
 def whole_runs(study: Study) -> list[Pooled]:
     """Every arm in held-out accuracy and reward at the end; the commits are batches."""
-    return list(_whole_runs(study))
-
-
-def _whole_runs(study: Study) -> Iterator[Pooled]:
-    for c in compare(study, ""):
-        if c.outcome.name != "rollouts without collapse":
-            batches = {f"`{commit}`": batch for commit, batch in c.batches}
-            yield Pooled([c.outcome.name, c.arm], c.difference, batches, c.batches_p)
+    return [
+        Pooled(
+            [c.outcome.name, c.arm], c.difference, {f"`{commit}`": batch for commit, batch in c.batches}, c.batches_p
+        )
+        for c in compare(study, "")
+        if c.outcome.name != "rollouts without collapse"
+    ]
 
 
 def gradient_kept(*sweeps: Study) -> Table:

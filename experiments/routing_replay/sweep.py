@@ -3,32 +3,11 @@
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/routing_replay/quick
     python -m jaxrl_llm.report runs/routing_replay/quick
 
-quick    GRPO, GRPO+R2, GSPO, SAPO at N = 32, 3 seeds: estimates, no verdict; at most 10 minutes on two cores
-full     all arms at N = 1, 2, 4, 8, 16, 32, 5 seeds, the learning rates of `tuned.json`; resumable, hours
-tune     the same arms and N, four learning rates each, 1 seed that `full` does not use: the budget of `tuned.json`,
-         which `python experiments/routing_replay/tuned.py DIR` writes
-         (full@8,32 and tune@8,32 are the parts at N = 8 and 32; the whole goes on in the same DIR)
-seeds    the arms of quick and GRPO+R3, 10 seeds at N = 32: enough for a verdict, about 20 minutes
-mismatch a bfloat16 rollout against float32 training: where R3 differs from R2, with and without a sampler correction;
-         5 seeds
-regime   where do expert changes drive the ratio? layers, experts, k, router learning rate, longer answers
-what     indices against logits under R2, 5 seeds
-branch   one rollout from shared states, at five learning rates: does one ratio a sequence help, or a tighter clip?
-         (branch@1e-4,4e-4 is the part at these rates; the whole goes on in the same DIR)
-tight    the same with clips of GRPO so tight that they cut as many tokens as GSPO, 16 trajectories, two rates
-         (tight@4e-4 is the part at one)
-precise  GRPO, R2, GSPO, SAPO, SAT and the tightest clip at the two highest rates, with as many new trajectories as an
-         interval of 0.01 takes: up to 152, four core hours (precise@4e-4 is the part at one rate)
-confirm  GRPO and R2 once more at 2e-4, 60 new trajectories: is the harm that `precise` estimates there again?
-control  branches of four rollouts with a sampler whose router is noisy (1, 3 and 10 % of the experts differ), N = 1 and
-         4: does R3 or TIS repair what the noise does? (control@4 is the part at N = 4)
-strong   the same with far more noise, N = 4: is there a dose that harms, and does R3 repair it? (strong@2 has 16
-         trajectories of the strongest)
-dose     one rollout with and without R2, in settings in which routing moves the ratio more and more
-curves   six learning rates, equal for all, in place of a tuned one: the highest rate that GRPO, R2 and GSPO bear, N = 8
-         and 32, 5 seeds (curves@8 is the part at N = 8)
-horizon  countdown, 300 rollouts at N = 8, 10 seeds: room below the ceiling; DAPO against GRPO with as many groups
-branch_smoke  two arms in branches of a tiny model, about a minute
+VARIANTS has the variants and what each decides, in one line; protocol.md has their runs. `quick` takes at most ten
+minutes on two cores, `seeds` about twenty; the others resume and take hours. `tune` is the budget of `tuned.json`,
+which `python experiments/routing_replay/tuned.py DIR` writes and `full` reads. full@8,32 is the part of `full` at N = 8
+and 32, branch@4e-4 that of `branch` at one rate (PARTS has the variants that have some): the whole goes on in its DIR.
+strong@2 has 16 trajectories of the strongest noise.
 
 The results have arms GRPO+PR2 and a sweep `predict`: a predictor of the routing, which commit ae394b4 still has.
 """
@@ -64,10 +43,6 @@ RATES = {
     4: (5e-5, 1e-4, 2e-4, 4e-4),
     16: (2.5e-5, 5e-5, 1e-4, 2e-4),
 }
-
-
-# Sorting twenty digits needs a longer warm start for an equally good policy.
-LONGER = {"warm_start.steps": 1200, "warm_start.target_pass_rate": 0.7}
 
 
 def arms(*names: str) -> list[dict[str, Any]]:
@@ -272,24 +247,6 @@ def mismatch() -> Sweep:
     return compared(every, [{"rollout.dtype": "bfloat16"}], seeds(0, 5))
 
 
-def what() -> Sweep:
-    logits = {"arm": "GRPO+R2 logits", **ARMS["GRPO+R2"], "replay.what": "logits"}
-    return compared(chain(arms("GRPO", "GRPO+R2"), [logits]), seeds(0, 5))
-
-
-def regime() -> Sweep:
-    shapes = chain(
-        [{"condition": "4 layers, 16 experts, top-4"}],
-        [{"condition": "8 layers", "model.num_hidden_layers": 8}],
-        [{"condition": "64 experts, top-8", "model.num_experts": 64, "model.num_experts_per_tok": 8}],
-        [{"condition": "8 experts, top-2", "model.num_experts": 8, "model.num_experts_per_tok": 2}],
-        [{"condition": "router lr x 10", "optimizer.router_factor": 10.0}],
-        [{"condition": "router frozen", "optimizer.router_factor": 0.0}],
-        [{"condition": "21 tokens", "task.options.digits": 20, **LONGER}],
-    )
-    return compared(arms("GRPO", "GRPO+R2"), shapes, seeds(0, 2))
-
-
 # What makes each variant, and what it decides.
 VARIANTS: dict[str, tuple[Callable[..., Sweep], str]] = {
     "quick": (quick, "How do four arms end at N = 32? Three seeds, so no verdict"),
@@ -297,8 +254,6 @@ VARIANTS: dict[str, tuple[Callable[..., Sweep], str]] = {
     "full": (full, "Does a remedy end above GRPO at any N, each at its own tuned rate?"),
     "tune": (tune, "At which learning rate does each arm of `full` end highest?"),
     "mismatch": (mismatch, "Does R3 or TIS help where a bfloat16 rollout meets float32 training?"),
-    "regime": (regime, "In which settings do changed experts move the ratio?"),
-    "what": (what, "Does R2 of logits end otherwise than R2 of experts?"),
     "branch": (
         branch,
         "What does one rollout gain under one ratio a sequence, a tighter clip or replay, at five rates?",

@@ -157,6 +157,14 @@ def pack(folder: Path, archive: Path, rows: str) -> None:
                     add(f"{place}/{name}", content.replace(f"{Path.cwd()}/".encode(), b""))
 
 
+def unpacked(archive: Path, name: str, folder: Path) -> Study:
+    """The sweep `name` of an archive, unpacked in `folder`."""
+    with tarfile.open(archive) as packed:
+        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
+        packed.extractall(folder, members, filter="data")
+    return load(folder / name)
+
+
 def _kept(key: str) -> bool:
     routed = key.startswith(tuple(f"routing/{name}" for name in KEPT_ROUTING)) and "_by_" not in key
     named = key in ("state", "arm", "step", "failed", "reward/mean", "entropy")

@@ -10,7 +10,6 @@ Only the doses of router noise are not among them: `noise.py` measures those ane
 import argparse
 import dataclasses
 import functools
-import tarfile
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.routing_replay import branches, dose, horizon, pooled, quoted, rates, whole_runs
+from experiments.routing_replay.pooled import Pooled
 from experiments.routing_replay.table_parts import (
     Table,
     gain,
@@ -27,8 +27,9 @@ from experiments.routing_replay.table_parts import (
     mean,
     same_states,
     start_of,
+    unpacked,
 )
-from jaxrl_llm.report.read import Study, load
+from jaxrl_llm.report.read import Study
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -98,20 +99,28 @@ def _numbers(name: str, make: Callable[[Study], Table]) -> Entry:
     return Entry(name, "Numbers that stand in no other table.", NUMBERS, make, [name])
 
 
-def _batches(second: int, unit: str = "seeds") -> list[str]:
-    return [f"{unit} below {second}", f"{unit} from {second}"]
+def _pooled(caption: str, labels: Sequence[str], sweeps: Sequence[str], make: Callable[..., Sequence[Pooled]]) -> Entry:
+    columns = [*labels, *pooled.HEADER]
+    return Entry("pooled", caption, columns, lambda *studies: pooled.table(make(*studies)), sweeps)
+
+
+def _left(name: str, caption: str) -> Entry:
+    return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], residual, [name])
+
+
+def _batches(second: int) -> list[str]:
+    return [f"seeds below {second}", f"seeds from {second}"]
 
 
 TABLES: Sequence[Entry] = (
-    Entry(
-        "pooled",
+    _pooled(
         "One rollout of 32 updates from shared states: differences to GRPO in held-out sampled accuracy, n "
         "trajectories of ten states (one number each). The sweeps are the batches; where one sweep alone has the arm, "
         "its halves are. Power is that of the batch for the pooled difference; the correction (Holm) is over all rows. "
         "The scale beside every detectable difference is what a whole rollout of GRPO gains at that rate.",
-        ["rate", "a rollout of GRPO gains", "arm", *pooled.HEADER],
-        lambda *sweeps: pooled.table(pooled.one_rollout(*sweeps)),
+        ["rate", "a rollout of GRPO gains", "arm"],
         ONE_ROLLOUT,
+        pooled.one_rollout,
     ),
     Entry(
         "pooled",
@@ -121,34 +130,30 @@ TABLES: Sequence[Entry] = (
         pooled.gradient_kept,
         ONE_ROLLOUT,
     ),
-    Entry(
-        "pooled",
+    _pooled(
         "Three rollouts (`predict`).",
-        ["rate", "three rollouts of GRPO gain", "arm", *pooled.HEADER],
-        lambda study: pooled.table(pooled.several_rollouts(study, 5)),
+        ["rate", "three rollouts of GRPO gain", "arm"],
         ["predict"],
+        partial(pooled.several_rollouts, second=5),
     ),
-    Entry(
-        "pooled",
+    _pooled(
         "Four rollouts with a sampler whose router is so noisy that half of its experts differ (`strong@2`).",
-        ["noise", "four rollouts of GRPO gain", "arm", *pooled.HEADER],
-        lambda study: pooled.table(pooled.several_rollouts(study, 8)),
+        ["noise", "four rollouts of GRPO gain", "arm"],
         ["strong2"],
+        partial(pooled.several_rollouts, second=8),
     ),
-    Entry(
-        "pooled",
+    _pooled(
         "Whole runs at 4e-4, N = 32 (`seeds`); batches are commits of five seeds each.",
-        ["outcome", "arm", *pooled.HEADER],
-        lambda study: pooled.table(pooled.whole_runs(study)),
+        ["outcome", "arm"],
         ["seeds"],
+        pooled.whole_runs,
     ),
-    Entry(
-        "pooled",
+    _pooled(
         "Runs of 300 rollouts (`horizon`): two arms after as many rollouts, or after as many groups drawn (the number "
         "that the thriftier one has at its end), with the accuracy of the second and of the first.",
-        ["arm", "against", "after as many", "accuracy", *pooled.HEADER],
-        lambda study: pooled.table(horizon.compared(study)),
+        ["arm", "against", "after as many", "accuracy"],
         ["horizon"],
+        horizon.compared,
     ),
     Entry(
         "full",
@@ -218,22 +223,13 @@ TABLES: Sequence[Entry] = (
         branches.matrix,
         ["control"],
     ),
-    Entry(
+    _left(
         "control",
         "What R3 leaves of the gap between sampler and trainer: the noise moves gates as well as the choice, and R3 "
         "replays the choice.",
-        ["noise", "k3, GRPO", "k3, GRPO+R3", "left"],
-        residual,
-        ["control"],
     ),
     _numbers("control", quoted.control),
-    Entry(
-        "strong",
-        "The same with more noise, eight trajectories.",
-        (),
-        branches.matrix,
-        ["strong"],
-    ),
+    Entry("strong", "The same with more noise, eight trajectories.", (), branches.matrix, ["strong"]),
     Entry(
         "strong",
         "Sixteen trajectories of the strongest.",
@@ -249,13 +245,7 @@ TABLES: Sequence[Entry] = (
         harm,
         ["strong", "control"],
     ),
-    Entry(
-        "strong",
-        "What R3 leaves of the gap between sampler and trainer.",
-        ["noise", "k3, GRPO", "k3, GRPO+R3", "left"],
-        residual,
-        ["strong"],
-    ),
+    _left("strong", "What R3 leaves of the gap between sampler and trainer."),
     _numbers("strong", quoted.strong),
     Entry(
         "dose",
@@ -322,10 +312,7 @@ ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own 
 @functools.cache
 def study(folder: Path, name: str) -> Study:
     """The committed data of a sweep, unpacked in `folder`."""
-    with tarfile.open(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz") as packed:
-        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-        packed.extractall(folder, members, filter="data")
-    return load(folder / name)
+    return unpacked(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz", name, folder)
 
 
 def page(name: str, folder: Path) -> str:

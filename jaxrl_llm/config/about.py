@@ -1,4 +1,4 @@
-"""What the package's metadata says of it: its version and its public address. Nothing is imported for it."""
+"""What the metadata of packages say: versions, and this one's public address. Nothing is imported for it."""
 
 import importlib.metadata
 import sys
@@ -8,10 +8,14 @@ import jaxrl_llm
 NO_ADDRESS = "the package's metadata has no address ([project.urls] of pyproject.toml)"
 
 
+def version_of(package: str) -> str | None:
+    """None if it is not installed."""
+    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
+
+
 def versions() -> str:
     """What runs here: the package, JAX and Python."""
-    jax = next((found.version for found in importlib.metadata.distributions(name="jax")), "none")
-    return f"jaxrl_llm {jaxrl_llm.__version__}, jax {jax}, Python {sys.version.partition(' ')[0]}"
+    return f"jaxrl_llm {jaxrl_llm.__version__}, jax {version_of('jax')}, Python {sys.version.partition(' ')[0]}"
 
 
 def address(*labels: str) -> str:

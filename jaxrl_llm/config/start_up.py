@@ -57,7 +57,7 @@ _CACHE = {
 def _keep_freed_memory() -> None:
     """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
 
-    That is a sixth of a training step's time on a CPU, see experiments/performance/README.md. Programs run in the
+    That is a sixth of a training step's time on a CPU, see experiments/performance/details.md. Programs run in the
     calling thread, because only the main arena keeps large arrays. Memory freed by a compilation is returned to the
     system: it is in pieces too small for a step.
     """

@@ -1,3 +1,3 @@
-"""What the other rooms stand on. In and out: arrays and numbers. Names of axes, masked sums, metrics that merge
-exactly, the mesh, what several processes tell one another; how a field is declared and checked; the cores, the cache
-folder and the signals of the machine. Imports no other room."""
+"""What the other rooms stand on; imports none of them. Of arrays: names of axes, masked sums, metrics that merge
+exactly, the mesh, what processes tell one another. Of a config: how a field is declared and checked. Of the machine:
+its cores, memory, signals and terminal, worker processes with limits, and files that may be damaged."""

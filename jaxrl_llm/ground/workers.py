@@ -1,7 +1,8 @@
 """What may hang, crash or eat memory, in processes of their own with limits of time and memory.
 
 Workers start when first needed, as fresh interpreters, and stay until the program ends. One that exceeds its limit is
-killed and replaced, and the others do not wait for it. Each is two processes:
+killed and replaced, and the others do not wait for it. The tasks use them; they stand in this room because a guard
+forks, which only a process that has imported next to nothing may. Each is two processes:
 
 guard     the child of this program. It waits until its standard input closes, because the program let it go or is gone,
           or until its worker ends; then it kills all that the worker has started, and ends.

@@ -101,18 +101,6 @@ def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
         raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
 
 
-def newest_digest(workdir: str | Path) -> str:
-    """Which checkpoint of a DIR this process sees as the newest: "step 40, DIGEST", or "none". It writes nothing and
-    waits for no other process."""
-    steps = steps_of(workdir)
-    if not steps:
-        return "none"
-    try:
-        return f"step {steps[-1]}, {saved_payload(workdir, steps[-1])['digest']}"
-    except ValueError:  # the restore names the damage
-        return f"step {steps[-1]}, damaged"
-
-
 def _checked(payload: dict[str, Any]) -> dict[str, Any]:
     if payload["digest"] != _digest_of_json([payload["digests"], payload["extra"]]):
         raise ValueError("its payload differs from its digest")

@@ -1,12 +1,12 @@
 """The provenance of a run: its config and the file it came from, the commit, the versions, the device, the cores."""
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
+from jaxrl_llm.config.about import version_of
 from jaxrl_llm.config.loading import Source
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.records import checkout, own_code
@@ -33,8 +33,4 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
 def versions() -> dict[str, str | None]:
     """Of the packages that a run's numbers depend on."""
     packages = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {name: _version(name) for name in packages}
-
-
-def _version(package: str) -> str | None:
-    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
+    return {name: version_of(name) for name in packages}

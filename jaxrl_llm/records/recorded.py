@@ -1,5 +1,6 @@
 """What a DIR says of the run that it holds: the config that was recorded, and which checkpoint is the newest."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,20 @@ def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
     return steps[-1], saved_payload(workdir, steps[-1])["digest"]
 
 
-def saved_hash(workdir: str | Path) -> str | None:
-    """The hash of the config that wrote the newest checkpoint of a DIR that can be read; None without one.
+def newest_checkpoint(workdir: str | Path) -> str:
+    """Which checkpoint of a DIR this process sees as the newest: "step 40, DIGEST", or "none". It writes nothing and
+    waits for no other process."""
+    try:
+        return "step {}, {}".format(*checkpoint_identity(workdir))
+    except FileNotFoundError:
+        return "none"
+    except ValueError:  # the restore names the damage
+        return f"step {steps_of(workdir)[-1]}, damaged"
 
-    Raises:
-        ValueError: there are checkpoints, and none can be read.
-    """
-    steps = steps_of(workdir)
-    for step in reversed(steps):
-        try:
+
+def saved_hash(workdir: str | Path) -> str | None:
+    """The hash of the config that wrote the newest checkpoint of a DIR that can be read; None if there is none."""
+    for step in reversed(steps_of(workdir)):
+        with contextlib.suppress(ValueError):
             return saved_payload(workdir, step)["extra"].get("config_hash")
-        except ValueError:
-            if step == steps[0]:
-                raise
     return None

@@ -40,13 +40,13 @@ def check(workdir: str | Path, config: ConfigDict, *, restart: bool = False) -> 
     kept = bool(steps_of(workdir))
     if recorded is not None and recorded["config_hash"] != config_hash(config):
         # Where the checkpoints say no more than config.json, erasing them is no advice.
-        erase = "" if kept and _saved(workdir) is None else ", or erase that run with --restart"
+        erase = "" if kept and saved_hash(workdir) is None else ", or erase that run with --restart"
         other = f"give {'' if erase else 'that config or '}another --workdir{erase}"
         raise ValueError(f"{workdir} holds a run of another config ({_differences(recorded, config)}); {other}")
     if recorded is None and kept:
         raise ValueError(
             f"{workdir} has lost its config.json, and its checkpoints were written by another config or cannot be "
-            f"read (their config_hash: {_saved(workdir)}, this one's: {config_hash(config)}); give the config that "
+            f"read (their config_hash: {saved_hash(workdir)}, this one's: {config_hash(config)}); give the config that "
             "wrote them, bring config.json back, or give another --workdir"
         )
     if lost := _lost(
@@ -65,7 +65,7 @@ def belongs(workdir: str | Path, identity: str) -> bool:
     Raises:
         ValueError: they say that another did, and config.json has this hash: it was written over.
     """
-    saved = _saved(workdir)
+    saved = saved_hash(workdir)
     if saved in (None, identity):
         return saved is not None
     recorded = read_json(Path(workdir) / "config.json") or {}
@@ -75,14 +75,6 @@ def belongs(workdir: str | Path, identity: str) -> bool:
             f"one's ({identity}); give the config that wrote them, or another --workdir"
         )
     return False
-
-
-def _saved(workdir: str | Path) -> str | None:
-    """What `saved_hash` says; None too where no checkpoint can be read."""
-    try:
-        return saved_hash(workdir)
-    except ValueError:
-        return None
 
 
 def begin(workdir: str | Path, *, restart: bool = False) -> None:

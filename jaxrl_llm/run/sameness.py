@@ -17,7 +17,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config import loading
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records import own_code, provenance
-from jaxrl_llm.records.checkpointing import newest_digest
+from jaxrl_llm.records.recorded import newest_checkpoint
 from jaxrl_llm.run.settings import Settings, identity_fields
 
 _FREE = ("processes.", "log.wandb")
@@ -50,7 +50,7 @@ def described(
     for path in own_code.verifier_files(config["task"]["options"]):
         found[f"code of {path.name}"] = _digest(path)
     found["data of the task"] = tasks.data_name(settings.task)
-    found["newest checkpoint"] = "none, with --restart" if restart else newest_digest(workdir)
+    found["newest checkpoint"] = "none, with --restart" if restart else newest_checkpoint(workdir)
     return found
 
 

@@ -16,7 +16,6 @@ The same command goes on from the newest checkpoint of the trajectory; rows that
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ import jax
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
@@ -184,13 +184,14 @@ def _run(arguments: list[str], guard: Guard) -> int:
     )
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
+    workdir = folder_of_its_own(given.workdir)
     planned = plan(given.config, fields, given.branches)
     start_up.start_jax()
-    if not run_dir.belongs(given.workdir, planned.identity):
-        recorded = read_json(Path(given.workdir) / "config.json")
-        if steps_of(given.workdir) or (recorded or {}).get("config_hash", planned.identity) != planned.identity:
-            raise ValueError(f"{given.workdir} holds other branches; give another --workdir")
-    with RunLog(given.workdir, planned.parent.settings.steps, write=start_up.is_first()) as log:
+    if not run_dir.belongs(workdir, planned.identity):
+        recorded = read_json(workdir / "config.json")
+        if steps_of(workdir) or (recorded or {}).get("config_hash", planned.identity) != planned.identity:
+            raise ValueError(f"{workdir} holds other branches; give another --workdir")
+    with RunLog(workdir, planned.parent.settings.steps, write=start_up.is_first()) as log:
         trajectory = Trajectory(planned)
         _ = trajectory.parent.warnings  # raises where every result would be wrong
         guard.started, guard.workdir = True, log.workdir

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import random
 import re
 import signal
@@ -139,21 +140,25 @@ def test_versions(capsys):
 
 @contextlib.contextmanager
 def child(body, before=""):
-    """A process that runs this body as the work of a command, killed in the end."""
+    """A process that runs this body as the work of a command, killed in the end; its output is buffered."""
     code = f"import signal, sys, time\nfrom jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", f"{code}\n{before}\nsys.exit(guarded(work, None))"]
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, cwd=ROOT, text=True, env=environment, **pipes) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def test_a_reader_that_is_gone_ends_a_command_without_a_word():
-    with child("    for i in range(10**6): print(i)") as process:
+@pytest.mark.parametrize("then", ["for i in range(10**6): print(i)", "print(1)\n    return 0"])
+def test_a_reader_that_is_gone_ends_a_command_without_a_word(then):
+    """Also where the last lines are written at the end of the process."""
+    with child(f"    print(0, flush=True); sys.stdin.read()\n    {then}") as process:
         assert process.stdout.readline() == "0\n"
         process.stdout.close()
+        process.stdin.close()
         assert (process.wait(60), process.stderr.read()) == (141, "")
 
 

@@ -1,12 +1,10 @@
 """The arms of `horizon` after as many rollouts, and after as many groups drawn."""
 
-import json
-
 import pytest
 
 from experiments.routing_replay.horizon import compared, ends
 from experiments.routing_replay.pooled import table
-from jaxrl_llm.report.read import load
+from tests.reference.synthetic_runs import study_of
 
 
 def test_as_many_rollouts_and_as_many_groups(tmp_path):
@@ -16,19 +14,15 @@ def test_as_many_rollouts_and_as_many_groups(tmp_path):
     0.3; as many groups (8): 0.5 - 0.3. The second seed of both is 0.1 higher, which the pairs do not see.
     """
     courses = {"GRPO": (2, (0.1, 0.2, 0.3)), "DAPO": (4, (0.1, 0.5, 0.7))}
-    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    runs = {}
     for arm, (groups, accuracies) in courses.items():
         for seed in (0, 1):
-            (tmp_path / f"{arm}{seed}").mkdir()
             drawn = {"rollout/groups_generated": groups, "rollout/groups_kept": 2}
             rows = [{"step": step} | (drawn if step else {}) for step in range(5)]
             for i, x in enumerate(accuracies):
                 rows[2 * i]["eval/pass_at_1"] = x + 0.1 * seed
-            (tmp_path / f"{arm}{seed}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            (tmp_path / f"{arm}{seed}" / "result.json").write_text("{}")
-            plan["runs"].append({"folder": f"{arm}{seed}", "arm": arm, "condition": "", "seed": seed})
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    study = load(tmp_path)
+            runs[arm, "", seed] = rows
+    study = study_of(tmp_path, runs)
     assert ends(study) == [["GRPO", "2", "2", "2", "0.150 -> 0.350"], ["DAPO", "2", "4", "2", "0.150 -> 0.750"]]
     rollouts, groups = table(compared(study))
     assert rollouts[:4] == ["DAPO", "GRPO", "rollouts", "0.350, 0.750"]
@@ -39,15 +33,9 @@ def test_as_many_rollouts_and_as_many_groups(tmp_path):
 @pytest.mark.parametrize("seed", [4, 5])
 def test_the_batches(tmp_path, seed):
     """A run of seed 4 belongs to the first batch, one of seed 5 to the second."""
-    plan = {"question": "", "baseline": "GRPO", "runs": []}
-    for arm, accuracy in (("GRPO", 0.25), ("GSPO", 0.5)):
-        (tmp_path / arm).mkdir()
-        row = {"step": 1, "rollout/groups_generated": 2, "eval/pass_at_1": accuracy}
-        (tmp_path / arm / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        (tmp_path / arm / "result.json").write_text("{}")
-        plan["runs"].append({"folder": arm, "arm": arm, "condition": "", "seed": seed})
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    (one,) = compared(load(tmp_path))
+    drawn, last = {"step": 1, "rollout/groups_generated": 2}, {"GRPO": 0.25, "GSPO": 0.5}
+    runs = {(arm, "", seed): [drawn | {"eval/pass_at_1": accuracy}] for arm, accuracy in last.items()}
+    (one,) = compared(study_of(tmp_path, runs))
     assert {name: batch.mean for name, batch in one.batches.items()} == {
         "seeds below 5" if seed == 4 else "seeds from 5": 0.25
     }

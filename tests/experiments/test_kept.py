@@ -1,12 +1,11 @@
 """Gradient kept, gain after every number of rollouts, and the clip that keeps a share, from branches by hand."""
 
-import json
 import math
 
 import pytest
 
 from experiments.routing_replay import kept
-from jaxrl_llm.report.read import load
+from tests.reference.synthetic_runs import study_of
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +14,7 @@ def study(tmp_path_factory):
 
     In the last one the arm diverges in its third rollout, so it counts as 0 after four, and not after one.
     """
-    folder, plan = tmp_path_factory.mktemp("sweep"), {"question": "", "baseline": "GRPO", "branching": {}, "runs": []}
+    trajectories = {}
     for seed in range(5):
         rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
         for arm, negative, after in (("GRPO", 1.0, {1: 0.5, 4: 0.5}), ("dual clip 1.1", 0.2, {1: 0.6, 4: 0.3})):
@@ -24,11 +23,8 @@ def study(tmp_path_factory):
                 row = {"state": 1, "arm": arm, "step": step, "gradient_weight/negative": negative}
                 rows.append(row | ({"eval/pass_at_1": after[step]} if step in after else {}))
             rows += [{"state": 1, "arm": arm, "step": 3, "failed": "not finite"}] if fails else []
-            plan["runs"].append({"folder": str(seed), "arm": arm, "condition": "dense", "seed": seed})
-        (folder / str(seed)).mkdir()
-        (folder / str(seed) / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "sweep.json").write_text(json.dumps(plan))
-    return load(folder)
+        trajectories["", "dense", seed] = rows
+    return study_of(tmp_path_factory.mktemp("sweep"), trajectories)
 
 
 def test_gain_after_every_number_of_rollouts(study):

@@ -1,12 +1,10 @@
 """The highest stable rate of `curves`: where the end crosses the start, and what happens at the edges."""
 
-import json
-
 import numpy as np
 import pytest
 
 from experiments.routing_replay.rates import Curves, at_best, highest_stable, table
-from jaxrl_llm.report.read import load
+from tests.reference.synthetic_runs import study_of
 
 RATES = (1e-5, 1e-4, 1e-3)
 
@@ -32,17 +30,12 @@ def test_the_table_of_a_sweep(tmp_path):
         ("GSPO", 1): (0.2, 0.2, 0.2),
         ("GRPO", 2): (0.2,),
     }
-    plan = {"question": "", "baseline": "GRPO", "runs": []}
+    runs = {}
     for (arm, seed), values in gains.items():
         for rate, gain in zip(RATES, values, strict=False):
-            name = f"{arm}-{seed}-{rate:g}"
-            (tmp_path / name).mkdir()
-            rows = [{"step": 0, "eval/pass_at_1": 0.5}, {"step": 30, "eval/pass_at_1": 0.5 + gain}]
-            (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            (tmp_path / name / "result.json").write_text("{}")
-            plan["runs"].append({"folder": name, "arm": arm, "condition": f"N = 8, lr {rate:g}", "seed": seed})
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    study = load(tmp_path)
+            ends = ((0, 0.5), (30, 0.5 + gain))
+            runs[arm, f"N = 8, lr {rate:g}", seed] = [{"step": step, "eval/pass_at_1": x} for step, x in ends]
+    study = study_of(tmp_path, runs)
     assert Curves(study, "N = 8").seeds == ["0", "1"]
     grpo, gspo = table(study)
     np.testing.assert_allclose(Curves(study, "N = 8").stable(0)[0], [10**-3.75, 10**-3.25])

@@ -9,6 +9,7 @@ import pytest
 from experiments.routing_replay import scale
 from experiments.routing_replay.sizes import LARGEST
 from jaxrl_llm.report.read import load
+from tests.reference.synthetic_runs import study_of, write_rows
 
 TRUE = np.array([-2.0, 0.5, -0.4, 0.1])  # constant, log layers, log chosen / experts, log KL
 
@@ -66,35 +67,30 @@ def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
 def test_a_run_of_your_own_is_a_point(tmp_path, drift):
     """Its drift is that of the whole rollout, or of an older run half of Var(log r), here the same."""
     model = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8}
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"model": model}}))
-    row = {"step": 1, "routing/log_ratio_var": 0.1, "routing/share_of_variance": 0.3, **drift}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    (own,) = scale.users(tmp_path)
+    row, run = {"step": 1, "routing/log_ratio_var": 0.1, "routing/share_of_variance": 0.3, **drift}, tmp_path / "run"
+    write_rows(run, [row], config={"config": {"model": model}})
+    (own,) = scale.users(run)
     assert (own.size, own.drift, own.share) == ((48, 128, 8), pytest.approx(0.05), pytest.approx(0.3))
     found = made(0.1)
     scale.figure(scale.fit(found), found, [own]).savefig(tmp_path / "figure.png")
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"model": model | {"num_experts": None}}}))
+    (run / "config.json").write_text(json.dumps({"config": {"model": model | {"num_experts": None}}}))
     with pytest.raises(ValueError, match=r"does not hold model.num_experts; set it in the run's config"):
-        scale.point_of(load(tmp_path).runs, "")
+        scale.point_of(load(run).runs, "")
 
 
 def test_a_sweep_gives_a_point_a_trajectory_and_drift(tmp_path):
     """Two states of one trajectory are one point, weighted by their variance; a share below 0 is counted, not drawn."""
-    plan = {"question": "", "baseline": "KL 0.005", "branching": {}, "runs": []}
+    trajectories = {}
     model = {"num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4}
     for seed, shares in ((700, (0.2, 0.4)), (701, (-0.1, -0.1))):
-        rows, folder = [], tmp_path / str(seed)
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"arms": {"KL 0.005": {"model": model}}}))
+        trajectories["", "4 layers", seed] = rows = []
         for state, share in zip((1, 3), shares, strict=True):
             routing = {"log_ratio_var": 0.01 * state, "share_of_variance": share, "kl_fresh": 0.006}
             rows.append({"state": state, "arm": "", "step": 0, "eval/pass_at_1": 0.5})
             own = {f"routing/{name}": value for name, value in routing.items()}
             rows.append({"state": state, "arm": "KL 0.005", "step": 1, **own})
-        (folder / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        plan["runs"].append({"folder": str(seed), "arm": "KL 0.005", "condition": "4 layers", "seed": seed})
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    (point,), without = scale.points(load(tmp_path))
+    study = study_of(tmp_path, trajectories, config={"arms": {"KL 0.005": {"model": model}}})
+    (point,), without = scale.points(study)
     assert without == 1
     assert (point.size, point.aim, point.drift) == ((4, 16, 4), "KL 0.005", pytest.approx(0.006))
     assert point.share == pytest.approx((0.2 + 3 * 0.4) / 4)

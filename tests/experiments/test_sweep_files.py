@@ -17,6 +17,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.run import settings
 from jaxrl_llm.sweep import Sweep
 from jaxrl_llm.sweep.__main__ import BRANCHING, MAIN, load_sweep, main
+from tests.reference.synthetic_runs import study_of
 
 ROOT = Path(__file__).parents[2]
 # ml_collections loads a config file by a method that Python 3.12 drops
@@ -178,17 +179,13 @@ def test_the_best_rate_is_that_of_the_highest_end(tmp_path):
         ("GSPO", "N = 8, lr 0.0002"): [0.7],
         ("GRPO", "N = 32, lr 5e-05"): [0.3],
     }
-    plan = {"question": "", "baseline": "GRPO", "runs": []}
-    for number, ((arm, condition), values) in enumerate(ends.items()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        rows = [{"step": step, "eval/pass_at_1": value} for step, value in enumerate(values)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "result.json").write_text("{}")
-        plan["runs"].append({"folder": str(number), "arm": arm, "condition": condition, "seed": 100})
+    runs = {
+        (*run, 100): [{"step": step, "eval/pass_at_1": value} for step, value in enumerate(values)]
+        for run, values in ends.items()
+    }
+    study_of(tmp_path, runs)
     (tmp_path / "3" / "result.json").unlink()
     (tmp_path / "3" / "failed.json").write_text(json.dumps({"exit_code": 1, "last_line": "loss is not finite"}))
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
     assert tuned(tmp_path) == {"N = 8": {"GRPO": 2e-4, "GSPO": 1e-4}, "N = 32": {"GRPO": 5e-5}}
     (tmp_path / "0" / "result.json").unlink()
     with pytest.raises(ValueError, match="stopped after step 2; let the sweep of"):

@@ -1,6 +1,5 @@
 """The share of a variance over runs, the ends of runs that diverged, and what a packed sweep keeps."""
 
-import json
 import tarfile
 
 import numpy as np
@@ -8,13 +7,7 @@ import pytest
 
 from experiments.routing_replay.table_parts import pack, share_of_variance, start_to_end
 from jaxrl_llm.report.read import Run, load
-
-
-def run(folder, rows, **files):
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
+from tests.reference.synthetic_runs import study_of, write_rows
 
 
 def measured(variance, share, step=1):
@@ -26,8 +19,8 @@ def test_a_share_is_weighted_by_its_variance(tmp_path):
 
     One seed has no interval.
     """
-    run(tmp_path / "a", [measured(3.0, 0.1), measured(0.0, None, 2)])
-    run(tmp_path / "b", [measured(1.0, 0.5)])
+    write_rows(tmp_path / "a", [measured(3.0, 0.1), measured(0.0, None, 2)])
+    write_rows(tmp_path / "b", [measured(1.0, 0.5)])
     runs = [Run(tmp_path / name, "GRPO", "", name) for name in "ab"]
     np.testing.assert_allclose(share_of_variance(runs), (0.2, 0.1, 0.5, 0.3))
     np.testing.assert_allclose(share_of_variance(runs[:1]), (0.1, np.nan, np.nan, 0.1))
@@ -36,8 +29,8 @@ def test_a_share_is_weighted_by_its_variance(tmp_path):
 
 def test_a_run_that_diverged_ends_at_zero(tmp_path):
     rows = [{"step": step, "eval/pass_at_1": accuracy} for step, accuracy in ((0, 0.5), (20, 0.75))]
-    run(tmp_path / "well", rows, result={})
-    run(tmp_path / "ill", rows, failed={"last_line": "the loss is not finite", "exit_code": 1})
+    write_rows(tmp_path / "well", rows, result={})
+    write_rows(tmp_path / "ill", rows, failed={"last_line": "the loss is not finite", "exit_code": 1})
     runs = [Run(tmp_path / name, "GRPO") for name in ("well", "ill")]
     assert start_to_end(runs) == "0.500 -> 0.375"
 
@@ -46,9 +39,9 @@ def test_a_packed_sweep_reads_as_the_sweep(tmp_path, monkeypatch):
     """Also of a run that diverged; numbers that no table reads, and this machine's paths, are left out."""
     monkeypatch.chdir(tmp_path)
     rows = [{"step": 1, "eval/pass_at_1": 0.5, "rollout/groups_generated": 4, "time/rollout_s": 2.0}]
-    run(tmp_path / "sweep" / "0", rows, failed={"last_line": "not finite"}, config={"file": f"{tmp_path}/configs/a.py"})
-    plan = {"question": "", "baseline": "GRPO", "runs": [{"folder": "0", "arm": "GRPO", "condition": "", "seed": 0}]}
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(plan))
+    files = {"failed": {"last_line": "not finite"}, "config": {"file": f"{tmp_path}/configs/a.py"}}
+    study_of(tmp_path / "sweep", {("GRPO", "", 0): rows}, **files)
+    (tmp_path / "sweep" / "0" / "result.json").unlink()
     pack(tmp_path / "sweep", tmp_path / "sweep.tar.xz", "metrics.jsonl")
     with tarfile.open(tmp_path / "sweep.tar.xz") as packed:
         packed.extractall(tmp_path / "elsewhere", filter="data")
@@ -60,5 +53,5 @@ def test_a_packed_sweep_reads_as_the_sweep(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variance", [[], [0.0]])
 def test_no_measurement_has_no_share(tmp_path, variance):
-    run(tmp_path / "a", [measured(one, None) for one in variance])
+    write_rows(tmp_path / "a", [measured(one, None) for one in variance])
     assert np.isnan(share_of_variance([Run(tmp_path / "a", "GRPO")])).all()

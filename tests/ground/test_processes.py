@@ -73,12 +73,9 @@ processes.wait_for_all("in vain")
 
 @pytest.mark.slow
 def test_two_processes_share_the_work_and_neither_waits_for_one_that_failed(tmp_path):
-    job = several.start(tmp_path, 2, ["-c", _MEMBER])
-    try:
+    with several.start(tmp_path, 2, ["-c", _MEMBER]) as job:
         assert job.codes(60, of=[1]) == [2], job.printed(1)
         (code,) = job.codes(15, of=[0])
-    finally:
-        job.end()
     assert "all agree" in job.printed(0), job.printed(0)
     if code == 1:
         assert "error: process 0 of 2 failed" in job.printed(0)

@@ -80,7 +80,9 @@ def test_a_share_of_every_copy_is_drawn_anew(tiny, params_of):
     assert np.all(moved["gate"].sum(-1) == 5)
     np.testing.assert_array_equal(moved["gate"], moved["up"])
     np.testing.assert_array_equal(moved["gate"], moved["down"])
-    assert len({units.tobytes() for units in moved["gate"].reshape(6, -1)}) > 1
+    assert len({units.tobytes() for units in moved["gate"].reshape(6, -1)}) == 6
+    drawn = np.swapaxes(made["moe"]["mlp"]["gate"][0], 1, 2)[moved["gate"][0]]
+    assert 0.8 < np.std(drawn) / np.std(whole["gate"][0]) < 1.25  # 15 columns of 16 numbers
     for name in ("router", "gate", "up", "down"):
         np.testing.assert_array_equal(made["moe"]["mlp"][name], again["moe"]["mlp"][name])
         assert np.any(made["moe"]["mlp"][name] != other["moe"]["mlp"][name])

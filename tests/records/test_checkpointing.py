@@ -224,6 +224,18 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     np.testing.assert_array_equal(state["x"], np.arange(8.0))
 
 
+def test_a_folder_that_cannot_be_written_is_found_before_orbax_is_asked(tmp_path, monkeypatch):
+    """Whose threads would wait minutes for it."""
+    checkpoints, asked = Checkpoints(tmp_path), []
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *step, **items: asked.append(step))
+    checkpoints.save(1, {"x": jnp.zeros(1)}, {})
+    checkpoints.folder.rmdir()
+    checkpoints.folder.write_text("no folder")
+    with pytest.raises(OSError, match=r"a checkpoint could not be written in .*there is none before it"):
+        checkpoints.save(2, {"x": jnp.zeros(1)}, {})
+    assert asked == [(1,)]
+
+
 _TWO_PROCESSES = """
 import sys
 import jax

@@ -59,6 +59,9 @@ def test_a_terminal_that_is_closed_stops_nothing(kind):
         def write(self, text):
             raise OSError(5, "Input/output error")
 
+        def flush(self):
+            self.write("")
+
     screen = Screen(20, stream=Closed())
     screen.step({"step": 1} | ROW)
     screen.note("saved")

@@ -14,7 +14,7 @@ DEVICES = 4
 
 @dataclasses.dataclass
 class Job:
-    """Processes of one command, each with its output in a file."""
+    """Processes of one command, each with its output in a file; as a context manager it ends them."""
 
     folder: Path
     members: list[subprocess.Popen]
@@ -36,7 +36,10 @@ class Job:
         end = time.monotonic() + timeout
         return [member.wait(max(0.1, end - time.monotonic())) for member in members]
 
-    def end(self) -> None:
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         for member in self.members:
             member.kill()
             member.wait()
@@ -61,3 +64,10 @@ def start(folder: Path, count: int, *arguments: Sequence[str]) -> Job:
         with open(folder / f"{index}.txt", "w") as output:
             members.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
     return Job(folder, members)
+
+
+def ended(folder: Path, count: int, *arguments: Sequence[str], code: int = 0, timeout: float = 1800) -> Job:
+    """`start`, once all have ended with this exit code."""
+    with start(folder, count, *arguments) as job:
+        assert job.codes(timeout) == [code] * count, "".join(map(job.printed, range(count)))
+    return job

@@ -4,15 +4,34 @@ import json
 
 import numpy as np
 
+from jaxrl_llm.report.read import load
+
 ARMS = {"GRPO": (0.30, 0.09, 0.012), "GRPO+R2": (0.42, 0.09, 0.012), "GSPO": (0.55, 0.07, 0.22), "SAPO": (0.38, 0.1, 0)}
 
 
-def write_rows(folder, rows, **files):
-    """A DIR with these rows of metrics and, by name, further JSON files."""
+def write_rows(folder, rows, log="metrics", **files):
+    """A DIR with these rows of a log and, by name, further JSON files."""
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / f"{log}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, value in files.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+def study_of(folder, runs, **files):
+    """A sweep of finished runs in folders 0, 1, ..., read again; the first arm is the baseline.
+
+    runs: {(arm, condition, seed): rows of metrics}; of branches {("", condition, seed): rows of branches.jsonl}, whose
+    rows name the arms.
+    """
+    planned = []
+    for number, ((arm, condition, seed), rows) in enumerate(runs.items()):
+        write_rows(folder / str(number), rows, "metrics" if arm else "branches", **{"result": {}} | files)
+        for one in [arm] if arm else dict.fromkeys(row["arm"] for row in rows if row["arm"]):
+            planned.append({"folder": str(number), "arm": one, "condition": condition, "seed": seed})
+    plan = {"question": "?", "baseline": planned[0]["arm"], "runs": planned}
+    branching = {} if any(arm for arm, *_ in runs) else {"branching": {"first": 1, "every": 1, "rollouts": 1}}
+    (folder / "sweep.json").write_text(json.dumps(plan | branching))
+    return load(folder)
 
 
 def write_run(workdir, *, arm="GRPO", seed=0, steps=30, updates=8, layers=3, finished=True, collapse_at=None, keys=""):

@@ -8,7 +8,8 @@ import pytest
 from jaxrl_llm import main
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.records import provenance
-from jaxrl_llm.records.checkpointing import Checkpoints, newest_digest
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.recorded import newest_checkpoint
 from jaxrl_llm.run import sameness
 from jaxrl_llm.run.settings import validate
 from tests.reference import tiny_run
@@ -40,6 +41,11 @@ def differences(one, other):
 def test_a_field_is_compared_by_its_name(tmp_path, changes, names):
     one, other = described(tmp_path, tmp_path), described(tmp_path, tmp_path, **changes)
     assert differences(one, other) == names
+
+
+def test_a_checkpoint_is_compared_by_its_content_and_not_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sameness, "identity_fields", lambda config: {"model": {"pretrained": "a digest"}})
+    assert described(tmp_path, tmp_path)["config.model.pretrained"] == "a digest"
 
 
 def test_versions_and_code_come_before_the_config(tmp_path, monkeypatch):
@@ -78,7 +84,7 @@ def test_the_files_of_a_run_are_compared(tmp_path, monkeypatch):
 def test_the_checkpoint_to_go_on_from_is_compared(tmp_path):
     """Its step and its digest; --restart goes on from none, and is not the same as a first start."""
     name = "newest checkpoint"
-    assert newest_digest(tmp_path) == "none"
+    assert newest_checkpoint(tmp_path) == "none"
     seen = ["none"]
     for step, folder in ((1, "a"), (1, "b"), (2, "b")):
         checkpoints = Checkpoints(tmp_path / folder)
@@ -88,7 +94,7 @@ def test_the_checkpoint_to_go_on_from_is_compared(tmp_path):
     assert [text.partition(",")[0] for text in seen] == ["none", "step 1", "step 1", "step 2"]
     assert len(set(seen)) == 4
     (tmp_path / "b" / "checkpoints" / "2" / "payload" / "metadata").write_text("{")
-    assert newest_digest(tmp_path / "b") == "step 2, damaged"
+    assert newest_checkpoint(tmp_path / "b") == "step 2, damaged"
     assert described(tmp_path, tmp_path / "b", restart=True)[name] == "none, with --restart"
 
 

@@ -20,6 +20,11 @@ STEPS = 6
 _LOST = 15  # seconds in which a process has noticed that another is gone
 
 
+def line(config, workdir, changes):
+    fields = [f"--config.{name}={value}" for name, value in changes.items()]
+    return ["-m", "jaxrl_llm.main", f"--config={config}", f"--workdir={workdir}", *fields]
+
+
 def command(folder, workdir, count, **changes):
     """DAPO with dynamic sampling; every count has a warm start of its own, from the same config and mesh."""
     changes = {
@@ -33,8 +38,7 @@ def command(folder, workdir, count, **changes):
         "checkpoint.every": 2,
         "checkpoint.keep": 9,
     } | changes
-    fields = [f"--config.{name}={value}" for name, value in changes.items()]
-    return ["-m", "jaxrl_llm.main", "--config=dapo:smoke", f"--workdir={workdir}", *fields]
+    return line("dapo:smoke", workdir, changes)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,7 @@ def whole(folder):
     def of(count):
         if count not in done:
             done[count] = folder / f"whole{count}"
-            job = several.start(folder / f"job{count}", count, command(folder, done[count], count))
-            try:
-                assert job.codes() == [0] * count, job.printed(0) + job.printed(count - 1)
-            finally:
-                job.end()
+            job = several.ended(folder / f"job{count}", count, command(folder, done[count], count))
             for index in range(1, count):
                 assert "step 1/" not in job.printed(index)  # process 0 is the one that speaks
         return done[count]
@@ -86,20 +86,15 @@ def small(folder, workdir, **changes):
         "log.diagnostics_every": 0,
         "task.data_dir": folder / "data",
     } | changes
-    fields = [f"--config.{name}={value}" for name, value in changes.items()]
-    return ["-m", "jaxrl_llm.main", "--config=grpo:smoke", f"--workdir={workdir}", *fields]
+    return line("grpo:smoke", workdir, changes)
 
 
 def test_a_small_pair_trains_as_one(folder, tmp_path):
     """Two processes with two devices each, and this one with four."""
     arguments = small(folder, tmp_path / "two")
-    job = several.start(tmp_path / "job", 2, arguments)
-    try:
-        fields, _ = fields_and_rest(arguments)
-        tiny_run.train(tmp_path / "one", loading.load(loading.find("grpo:smoke"), fields))
-        assert job.codes(300) == [0, 0], job.printed(0) + job.printed(1)
-    finally:
-        job.end()
+    several.ended(tmp_path / "job", 2, arguments, timeout=300)
+    fields, _ = fields_and_rest(arguments)
+    tiny_run.train(tmp_path / "one", loading.load(loading.find("grpo:smoke"), fields))
     close(tiny_run.metrics(tmp_path / "two"), tiny_run.metrics(tmp_path / "one"))
     assert tiny_run.samples(tmp_path / "two") == tiny_run.samples(tmp_path / "one")
 
@@ -107,11 +102,7 @@ def test_a_small_pair_trains_as_one(folder, tmp_path):
 def test_a_pair_that_does_not_run_the_same_is_refused(folder, tmp_path):
     """Both end, and nothing is written."""
     commands = [small(folder, tmp_path / "run", **{"optimizer.learning_rate": rate}) for rate in (1e-3, 1e-2)]
-    job = several.start(tmp_path / "job", 2, *commands)
-    try:
-        assert job.codes(120) == [2, 2], job.printed(0) + job.printed(1)
-    finally:
-        job.end()
+    job = several.ended(tmp_path / "job", 2, *commands, code=2, timeout=120)
     message = (
         "the processes do not run the same: config.optimizer.learning_rate is 0.001 in process 0, 0.01 in process 1"
     )
@@ -123,11 +114,7 @@ def test_a_pair_that_does_not_run_the_same_is_refused(folder, tmp_path):
 
 def test_a_pair_with_two_dirs_is_refused(folder, tmp_path):
     commands = [small(folder, tmp_path / name) for name in ("here", "there")]
-    job = several.start(tmp_path / "job", 2, *commands)
-    try:
-        assert job.codes(120) == [1, 1], job.printed(0) + job.printed(1)
-    finally:
-        job.end()
+    job = several.ended(tmp_path / "job", 2, *commands, code=1, timeout=120)
     assert "here is not one folder of all processes" in job.printed(0)
     assert "there is not one folder of all processes" in job.printed(1)
 
@@ -150,11 +137,7 @@ def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
     """Two processes: the parameters, and then the rows, go from one to the other and change no answer."""
     changes = {"rollout.mesh_shape": "(1,1,1,-1)", "warm_start.cache_dir": folder / "cache2"}
     expected = whole(2)
-    job = several.start(tmp_path / "job", 2, command(folder, tmp_path / "run", 2, **changes))
-    try:
-        assert job.codes() == [0, 0], job.printed(0) + job.printed(1)
-    finally:
-        job.end()
+    several.ended(tmp_path / "job", 2, command(folder, tmp_path / "run", 2, **changes))
     rows = tiny_run.metrics(tmp_path / "run")
     moved = [row.pop("rollout/parameters_moved_bytes", 0) for row in rows]
     assert min(moved[1:]) > 0
@@ -170,11 +153,7 @@ def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_pat
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
     (tmp_path / "run" / "result.json").unlink()
     changes = {"warm_start.cache_dir": folder / "cache2"}  # a field of the run that is resumed
-    job = several.start(tmp_path / "job", count, command(folder, tmp_path / "run", count, **changes))
-    try:
-        assert job.codes() == [0] * count, job.printed(0)
-    finally:
-        job.end()
+    job = several.ended(tmp_path / "job", count, command(folder, tmp_path / "run", count, **changes))
     assert "resumed from step 4" in job.printed(0)
     close(tiny_run.metrics(tmp_path / "run"), tiny_run.metrics(whole(2)))
 
@@ -184,22 +163,15 @@ def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_pat
 def test_one_is_lost_and_the_others_end(whole, folder, tmp_path, name, victim):
     """Within seconds, with a message; the same commands then end as the run that nothing disturbed, bit for bit."""
     expected, workdir = whole(2), tmp_path / "run"
-    job = several.start(tmp_path / "job", 2, command(folder, workdir, 2))
-    try:
+    with several.start(tmp_path / "job", 2, command(folder, workdir, 2)) as job:
         job.wait_for("step 3/")
         job.members[victim].send_signal(getattr(signal, f"SIG{name}"))
         began = time.monotonic()
         (code,) = job.codes(2 * _LOST, of=[1 - victim])
         assert time.monotonic() - began < _LOST
-    finally:
-        job.end()
     said = job.printed(1 - victim)
     assert (code == 1 and "error: process" in said) or (code == -6 and "detected fatal errors" in said), (code, said)
-    again = several.start(tmp_path / "again", 2, command(folder, workdir, 2))
-    try:
-        assert again.codes() == [0, 0], again.printed(0)
-    finally:
-        again.end()
+    again = several.ended(tmp_path / "again", 2, command(folder, workdir, 2))
     assert "resumed from step 2" in again.printed(0)
     assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)
     assert tiny_run.samples(workdir) == tiny_run.samples(expected)
@@ -208,19 +180,12 @@ def test_one_is_lost_and_the_others_end(whole, folder, tmp_path, name, victim):
 @long
 def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
     expected, workdir = whole(2), tmp_path / "run"
-    job = several.start(tmp_path / "job", 2, command(folder, workdir, 2))
-    try:
+    with several.start(tmp_path / "job", 2, command(folder, workdir, 2)) as job:
         job.wait_for("step 1/")
         job.members[1].send_signal(signal.SIGTERM)
         assert job.codes() == [143, 143], job.printed(0) + job.printed(1)
-    finally:
-        job.end()
     last = read_rows(workdir / "metrics.jsonl")[-1]["step"]
     assert f"stopped after step {last}; the same command goes on" in job.printed(1)
-    again = several.start(tmp_path / "again", 2, command(folder, workdir, 2))
-    try:
-        assert again.codes() == [0, 0], again.printed(0)
-    finally:
-        again.end()
+    again = several.ended(tmp_path / "again", 2, command(folder, workdir, 2))
     assert f"resumed from step {last}" in again.printed(0)
     assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)

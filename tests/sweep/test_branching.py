@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from jaxrl_llm.config import loading
-from jaxrl_llm.records.run_log import RunLog, read_rows, write_json
+from jaxrl_llm.records.run_log import RunLog, read_rows
 from jaxrl_llm.report.comparisons import compare
 from jaxrl_llm.report.outcome_figures import differences_by_condition
 from jaxrl_llm.report.read import load
@@ -21,6 +21,7 @@ from jaxrl_llm.sweep.forks import plan
 from jaxrl_llm.sweep.planned import command
 from jaxrl_llm.training.state import TrainState
 from tests.reference import tiny_run
+from tests.reference.synthetic_runs import study_of
 
 CONFIG = "configs/grpo.py:smoke"
 STEPS = 3
@@ -182,11 +183,9 @@ def test_a_sweep_that_branches_plans_one_process_a_trajectory():
 
 def test_the_report_pairs_by_state_and_clusters_by_trajectory(tmp_path):
     """Two states in each of five trajectories, by hand: differences of 0, 0.1, ..., 0.4 a trajectory, mean 0.2."""
-    runs = [{"folder": f"{seed}", "arm": arm, "condition": "", "seed": seed} for seed in range(5) for arm in ("A", "B")]
-    branching = {"first": 1, "every": 1, "rollouts": 1}
-    write_json(tmp_path / "sweep.json", {"question": "?", "baseline": "A", "runs": runs, "branching": branching})
+    trajectories = {}
     for seed in range(5):
-        rows = []
+        trajectories["", "", seed] = rows = []
         for state in (1, 2):
             gain = seed / 10 + (0.05 if state == 1 else -0.05)
             rows.append({"state": state, "arm": "", "step": 0, "eval/greedy": 0.3})
@@ -195,10 +194,8 @@ def test_the_report_pairs_by_state_and_clusters_by_trajectory(tmp_path):
         if seed == 4:
             rows.append({"state": 3, "arm": "", "step": 0, "eval/greedy": 0.3})
             rows.append({"state": 3, "arm": "B", "step": 1, "failed": "step 4: the loss is not finite"})
-        (tmp_path / str(seed)).mkdir()
-        (tmp_path / str(seed) / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        if seed < 4:
-            write_json(tmp_path / str(seed) / "result.json", {})
+    study_of(tmp_path, trajectories)
+    (tmp_path / "4" / "result.json").unlink()
     study = load(tmp_path)
     (comparison,) = compare(study, "")
     assert (comparison.difference.n, comparison.difference.pairs) == (5, 10)
@@ -214,25 +211,20 @@ def test_the_report_pairs_by_state_and_clusters_by_trajectory(tmp_path):
 def test_the_report_over_conditions(tmp_path):
     """Long names are slanted; an arm that is missing from a condition leaves a gap."""
     conditions = [f"N = {n}, router noise {noise}" for n in (1, 4) for noise in (0, 1, 2)]
-    runs = [
-        {"folder": f"{place}-{seed}", "arm": arm, "condition": condition, "seed": seed}
-        for place, condition in enumerate(conditions)
+    start = {"state": 0, "arm": "", "step": 0, "eval/greedy": 0.3}
+    trajectories = {
+        ("", condition, seed): [start]
+        + [
+            {"state": 0, "arm": arm, "step": 1, "eval/greedy": 0.4 + 0.1 * (place + seed)}
+            for place, arm in enumerate("ABC" if condition != conditions[0] else "AB")
+        ]
+        for condition in conditions
         for seed in (0, 1)
-        for arm in ("A", "B", "C")[: 3 if place else 2]
-    ]
-    branching = {"first": 0, "every": 1, "rollouts": 1}
-    write_json(tmp_path / "sweep.json", {"question": "?", "baseline": "A", "runs": runs, "branching": branching})
-    for run in runs:
-        (tmp_path / run["folder"]).mkdir(exist_ok=True)
-        with open(tmp_path / run["folder"] / "branches.jsonl", "a") as log:
-            if run["arm"] == "A":
-                log.write(json.dumps({"state": 0, "arm": "", "step": 0, "eval/greedy": 0.3}) + "\n")
-            gain = 0.1 * ("ABC".index(run["arm"]) + run["seed"])
-            log.write(json.dumps({"state": 0, "arm": run["arm"], "step": 1, "eval/greedy": 0.4 + gain}) + "\n")
-        write_json(tmp_path / run["folder"] / "result.json", {})
+    }
+    study = study_of(tmp_path, trajectories)
     write_report(tmp_path)
     assert "## Across conditions" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "figures" / "differences_by_condition.png").exists()
-    (ax,) = differences_by_condition(load(tmp_path)).axes
+    (ax,) = differences_by_condition(study).axes
     assert [label.get_text() for label in ax.get_xticklabels()] == conditions
     assert {label.get_rotation() for label in ax.get_xticklabels()} == {25}

@@ -1,7 +1,9 @@
 """Tasks of text: files of one's own, GSM8K as published, reasoning-gym, and what stands around a prompt."""
 
 import dataclasses
+import gzip
 import json
+import lzma
 import sys
 import time
 import urllib.request
@@ -90,6 +92,23 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     task = tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS)
     with pytest.raises(ValueError, match=message):
         splits.generate(task)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"{}"), "is gzip and not UTF-8 text; unpack it first"),
+        (lzma.compress(b"{}"), "is xz and not UTF-8 text; unpack it first"),
+        (b"\x28\xb5\x2f\xfd{}", "is zstd and not UTF-8 text; unpack it first"),
+        (b"PK\x03\x04{}", "is zip and not UTF-8 text; unpack it first"),
+        ("{}".encode("utf-16"), "is UTF-16 and not UTF-8 text; save it as UTF-8"),
+    ],
+    ids=["gzip", "xz", "zstd", "zip", "UTF-16"],
+)
+def test_a_file_that_is_no_text_is_named_with_what_it_is(tmp_path, content, message):
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.jsonl {message}"):
+        tasks.data_name(tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS))
 
 
 @pytest.mark.parametrize(

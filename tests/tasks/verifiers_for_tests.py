@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 
 def length(prompt, answer, gold, row):
@@ -34,8 +33,3 @@ class Unloadable:
 
     def __call__(self, prompt, answer, gold, row):
         """Never called: it does not load."""
-
-
-def leaves_a_mark(prompt, answer, gold, row):
-    Path(answer).touch()
-    return 1.0

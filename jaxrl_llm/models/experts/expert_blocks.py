@@ -8,7 +8,7 @@ inverse, and the backward pass does the same the other way round.
 
 The block size follows the mean load: a decode step uses blocks of 8 or 16 rows, and experts without a row are skipped.
 One batched matmul over [expert, slot] decodes a tenth faster with even loads, and slower with real, skewed ones.
-XLA:CPU's `ragged_dot` multiplies every row by every expert; see experiments/performance/README.md for the figures.
+XLA:CPU's `ragged_dot` multiplies every row by every expert; experiments/performance/details.md has the figures.
 """
 
 from typing import NamedTuple
