@@ -56,20 +56,14 @@ def test_the_matched_clip_is_of_the_doses(study):
 
 def test_contrasts_and_the_two_models(tmp_path):
     """Five trajectories: GSPO gains 0.1 in both models, cutting A < 0 alone 0.2, and 0.01 a seed more in the dense."""
-    plan = {"question": "", "baseline": "GRPO", "branching": {}, "runs": []}
+    trajectories = {}
     for model, more in (("mixture", 0.0), ("dense", 0.01)):
         for seed in range(5):
-            folder = f"{model}{seed}"
             ends = {"GRPO": 0.5, "GSPO": 0.6, "GRPO, negatives cut": 0.7 + more * seed}
             rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
             rows += [{"state": 1, "arm": arm, "step": 1, "eval/pass_at_1": end} for arm, end in ends.items()]
-            (tmp_path / folder).mkdir()
-            (tmp_path / folder / "branches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            plan["runs"] += [
-                {"folder": folder, "arm": arm, "condition": f"{model}, lr 1", "seed": seed} for arm in ends
-            ]
-    (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    study = load(tmp_path)
+            trajectories["", f"{model}, lr 1", seed] = rows
+    study = study_of(tmp_path, trajectories)
     mixture, dense = kept.contrasts(study)
     assert mixture[:4] == ["mixture, lr 1", "GRPO, negatives cut less GSPO", "5", "+0.100 [+0.100, +0.100]"]
     assert dense[3].startswith("+0.120 [+0.10")
