@@ -72,6 +72,7 @@ def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     recorded = json.loads((tmp_path / "run" / "config.json").read_text())
     assert recorded["config"]["optimizer"]["learning_rate"] == 0.5
     assert recorded["source"] == {"file": str(ROOT / "configs" / "grpo.py"), "variant": "smoke", "recipe": ""}
+    assert list(recorded["code"]) == [str(ROOT / "configs" / "grpo.py")]
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
 
 

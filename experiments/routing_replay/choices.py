@@ -9,11 +9,11 @@ GRPO loses, under the exact router (eval/pass_at_1) or under the sampler's (eval
 null on R3 mean something.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.routing_replay.sweep import ARMS, CONFIG, seeds
-from experiments.routing_replay.variants import variant_of
+from experiments.routing_replay.variants import Variants, variant_of
 from jaxrl_llm.sweep import Sweep, chain, product
 
 TIS = {"objective.correction": "tis"}
@@ -71,7 +71,7 @@ def routers() -> Sweep:
     return whole(product(REMEDIES[:2], conditions), 800, 10)
 
 
-VARIANTS: Mapping[str, tuple[Callable[[], Sweep], str]] = {
+VARIANTS: Variants = {
     "doses": (doses, "At which dose does GRPO lose, under the exact or the sampler's router?"),
     "choices": (choices, "At such a dose, does R3 or TIS win back what GRPO loses?"),
     "routers": (routers, "Does R3 matter where the router is frozen, or learns alone?"),

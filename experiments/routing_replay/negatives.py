@@ -13,12 +13,12 @@ above 1. Bounds of 0.2 and 1000 are those that hardly cut, and that do not.
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.routing_replay.sweep import ARMS, BRANCHED, CONFIG, COUNTDOWN, arms, clipped, seeds
-from experiments.routing_replay.variants import variant_of
+from experiments.routing_replay.variants import Variants, variant_of
 from jaxrl_llm.sweep import Branching, Sweep, chain, product
 
 SMOLLM = "configs/smollm2_sums_grpo.py"
@@ -121,7 +121,7 @@ def negatives_smoke() -> Sweep:
     return Sweep("", runs, baseline="GRPO", config=f"{CONFIG}:smoke", minutes=1, branching=branching)
 
 
-VARIANTS: dict[str, tuple[Callable[[], Sweep], str]] = {
+VARIANTS: Variants = {
     "negatives": (negatives, "Is cutting A < 0 alone above GSPO after one rollout, without experts as with them?"),
     "negatives_dose": (negatives_dose, "Does a rollout's gain follow the gradient kept for A < 0?"),
     "negatives_rollouts": (negatives_rollouts, "After how many rollouts does the order of arms turn, and by drift?"),

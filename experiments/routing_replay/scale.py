@@ -114,6 +114,11 @@ class Fit:
         low, high = np.percentile(np.exp(logs), (2.5, 97.5))
         return float(np.exp(self.coefficients @ row)), float(low), float(high)
 
+    def told(self, size: tuple[int, int, int], drift: float) -> str:
+        """12.3 % [4.5, 30.1]."""
+        share, low, high = (100 * x for x in self.predict(*size, drift))
+        return f"{share:.1f} % [{low:.1f}, {high:.1f}]"
+
 
 def fit(found: Sequence[Point]) -> Fit:
     """The line through the points.
@@ -169,10 +174,8 @@ def fitted(line: Fit, found: Sequence[Point]) -> list[Table]:
         of_aim = [point for point in found if point.aim == aim]
         outcome = [point for point in of_aim if point.size == LARGEST]
         drift = float(np.exp(np.mean([np.log(point.drift) for point in outcome or of_aim])))
-        share, low, high = (100 * x for x in line.predict(*LARGEST, drift))
         seen = f"{100 * np.mean([point.share for point in outcome]):.1f} %" if outcome else "not yet run"
-        size = ", ".join(map(str, LARGEST))
-        rows.append([size, f"{drift:.2g}", f"{share:.1f} % [{low:.1f}, {high:.1f}]", seen])
+        rows.append([", ".join(map(str, LARGEST)), f"{drift:.2g}", line.told(LARGEST, drift), seen])
     return [[list(NAMES), told], rows]
 
 
@@ -228,17 +231,10 @@ def main() -> None:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     tables = [measured(found), samplers(study), *fitted(line, found)]
-    tables += [[["yours", "KL to old", "share measured", "share by the fit"]]] if own else []
-    for point in own:
-        share, low, high = (100 * x for x in line.predict(*point.size, point.drift))
-        tables[-1].append(
-            [
-                point.setting,
-                f"{point.drift:.2g}",
-                f"{100 * point.share:.1f} %",
-                f"{share:.1f} % [{low:.1f}, {high:.1f}]",
-            ]
-        )
+    rows = [["yours", "KL to old", "share measured", "share by the fit"]]
+    for p in own:
+        rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])
+    tables += [rows] if own else []
     print("\n".join(markdown(table) for table in tables), end="")
     if without:
         print(

@@ -11,12 +11,12 @@ From each state of a trajectory the arms take one rollout with the updates that 
 to 128. The samplers differ from the trainer in float32 as real ones do, with R3 and without.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from experiments.routing_replay.sweep import BRANCHED, CONFIG, seeds
-from experiments.routing_replay.variants import variant_of
+from experiments.routing_replay.variants import Variants, variant_of
 from jaxrl_llm.sweep import Branching, Sweep, chain, product
 
 DRIFTS = (0.005, 0.02, 0.1)
@@ -54,14 +54,8 @@ def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = B
     ]
     shared = {**BRANCHED, **EQUAL, **UPDATES, "steps": 5, "log.diagnostics_every": 1}
     runs = product(arms(DRIFTS), conditions, [shared], seeds(700, 5))
-    return Sweep(
-        "",
-        runs,
-        baseline=f"KL {DRIFTS[0]:g}",
-        config=CONFIG,
-        minutes=4,
-        branching=Branching(first=1, every=2),
-    )
+    branching = Branching(first=1, every=2)
+    return Sweep("", runs, baseline=f"KL {DRIFTS[0]:g}", config=CONFIG, minutes=4, branching=branching)
 
 
 def smoke() -> Sweep:
@@ -72,7 +66,7 @@ def smoke() -> Sweep:
 
 
 EVERY = [(layers, *experts) for layers in LAYERS for experts in EXPERTS]
-VARIANTS: Mapping[str, tuple[Callable[[], Sweep], str]] = {
+VARIANTS: Variants = {
     "sizes": (
         lambda: sizes(size for size in EVERY if size != LARGEST),
         "How does routing's share of Var(log r) grow with depth, sparsity and drift?",

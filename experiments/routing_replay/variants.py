@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from jaxrl_llm.sweep import Sweep
 
+Variants = Mapping[str, tuple[Callable[[], Sweep], str]]
 
-def variant_of(variants: Mapping[str, tuple[Callable[[], Sweep], str]], variant: str) -> Sweep:
+
+def variant_of(variants: Variants, variant: str) -> Sweep:
     """The sweep of NAME or NAME@PART,PART: of the runs those whose condition has these parts, "dense" of "dense, lr 1".
 
     Raises:

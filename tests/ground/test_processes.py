@@ -201,6 +201,7 @@ def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
     monkeypatch.setattr(start_up.os, "_exit", leave)
     monkeypatch.setattr(start_up, "threading", argparse.Namespace(Event=Quick, Thread=threading.Thread))
     monkeypatch.setattr(start_up, "time", argparse.Namespace(monotonic=lambda: clock[0]))
+    updated = {}
     with socket.socket() as coordinator:
         coordinator.bind(("localhost", 0))
         if answers:
@@ -209,12 +210,13 @@ def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
         client = None if place is None else object()
         state = argparse.Namespace(client=client, coordinator_address=address, process_id=place, num_processes=3)
         monkeypatch.setattr(start_up.distributed, "global_state", state)
-        monkeypatch.setattr(start_up.jax.config, "update", lambda *_: None)
+        monkeypatch.setattr(start_up.jax.config, "update", updated.__setitem__)
         monkeypatch.setattr(start_up.jax.distributed, "initialize", lambda *_, **__: ended.wait(20))
         monkeypatch.setattr(start_up.sys, "excepthook", sys.excepthook)
         start_up.join(_given("a:1", 3, 0), 60, 1)
     *lines, last = capsys.readouterr().err.splitlines()
     assert codes == [2]
+    assert updated == {"jax_enable_preemption_service": False}  # or JAX would swallow SIGTERM
     assert [line.rpartition(" (")[2] for line in lines] == [
         f"{n} s of processes.start_timeout_s=60)" for n in (15, 30, 45)
     ]

@@ -212,3 +212,6 @@ def test_runs_without_the_field_are_what_they_were(folder, tmp_path):
     assert config_hash(other) != config_hash(config)
     write_json(tmp_path / "config.json", {"config": plain(before.to_dict()), "config_hash": config_hash(before)})
     assert validate(recorded_config(tmp_path)).rollout == validate(config).rollout
+    write_json(tmp_path / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
+    assert recorded_config(tmp_path).rollout.mesh_shape == []  # as JSON has it
+    assert config_hash(recorded_config(tmp_path)) == config_hash(config)

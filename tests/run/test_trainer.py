@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.ground.signals import ending_signals, interruptible
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.experts import moe
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
@@ -160,20 +159,6 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
     assert found == straight[2]
     assert_same_run(tmp_path, straight)
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
-
-
-def test_a_second_signal_does_what_it_did_before():
-    heard = []
-    before = {number: signal.signal(number, lambda *got: heard.append(got[0])) for number in ending_signals()}
-    try:
-        with interruptible() as interrupted:
-            for number in before:
-                os.kill(os.getpid(), number)
-            assert interrupted() == next(iter(before))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert heard == list(before)[1:]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

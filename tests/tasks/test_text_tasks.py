@@ -85,10 +85,14 @@ def test_other_content_is_other_data(file, tmp_path):
         ("[1]", r":2 cannot be read \(it is no JSON object\)"),
         ("{", r":2 cannot be read \(.*\); correct or remove the line"),
         ('{"question": "\\ud83d", "gold": "a"}', r":2 cannot be read \(.*surrogates"),
+        (
+            '{"question": "\udcff", "gold": "a"}',
+            r":2 cannot be read \(byte 0xff at column 15 is not UTF-8; save the file",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
-    (tmp_path / "x.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + line + "\n")
+    (tmp_path / "x.jsonl").write_bytes(f"{json.dumps(ROWS[0])}\n{line}\n".encode(errors="surrogateescape"))
     task = tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS)
     with pytest.raises(ValueError, match=message):
         splits.generate(task)
