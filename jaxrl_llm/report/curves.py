@@ -53,7 +53,7 @@ class Curve:
 
 
 def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
-    """One line an arm: the mean over seeds, with whiskers of its t interval unless two metrics share a panel.
+    """One line an arm: the mean over seeds, with whiskers (`whiskers`) unless two metrics share a panel.
 
     Panels that would show nothing are left out (`Curve.absent`).
     """
@@ -99,11 +99,13 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
 def whiskers(ax: Axes, places: np.ndarray, values: np.ndarray, ink: str) -> None:
     """The t interval of the mean of values [seed, place] at each place; the axis spans the seeds, not the intervals.
 
-    Of two seeds an interval is 13 times as long as their distance: it leaves the panel.
+    That of two seeds, 13 times as long as their distance, would leave the panel: a line from one to the other instead.
     """
     points = np.stack(np.broadcast_arrays(places, values), -1).reshape(-1, 2)
     ax.update_datalim(points[np.isfinite(points).all(-1)])
-    bars = [[(x, y - half), (x, y + half)] for x, y, half in zip(places, mean(values), half_width(values), strict=True)]
+    known = np.ma.masked_invalid(values)
+    halves = np.where(known.count(0) > 2, half_width(values), np.ma.filled(np.ma.ptp(known, 0), np.nan) / 2)
+    bars = [[(x, y - half), (x, y + half)] for x, y, half in zip(places, mean(values), halves, strict=True)]
     ax.add_collection(LineCollection(bars, colors=ink, alpha=0.55, linewidths=1.1), autolim=False)
 
 

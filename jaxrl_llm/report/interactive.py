@@ -36,14 +36,14 @@ def write_interactive(study: Study, path: Path, title: str) -> bool:
 def _data(study: Study) -> dict[str, Any]:
     """What the script of the page draws: the metrics that some run has, and every run with its samples."""
     panels = [curve for curve in PANELS if any(curve.key in row for run in study.runs for row in run.rows)]
-    metrics = {curve.key: {"name": study.named(curve.key), "scale": curve.scale} for curve in panels}
+    metrics = [{"key": curve.key, "name": study.named(curve.key), "scale": curve.scale} for curve in panels]
     runs = [
         {
             "arm": visible(run.arm),
             "seed": visible(run.seed),
             "condition": visible(run.condition),
             "colour": colour(study.arms, run.arm),
-            "series": {key: series for key in metrics if (series := _series(run, key))},
+            "series": {curve.key: series for curve in panels if (series := _series(run, curve.key))},
             "samples": _samples(run),
         }
         for run in study.runs

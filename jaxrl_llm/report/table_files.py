@@ -14,7 +14,6 @@ _LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
     "±": r"$\pm$",
     "->": r"$\to$",
     "\n": r"\newline{}",
@@ -29,7 +28,7 @@ def write_table(stem: Path, header: Sequence[str], rows: Sequence[Sequence[str]]
     with stem.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         made = csv.writer(file, lineterminator="\n")
         made.writerows([[_inert(cell) if prose else visible(cell) for cell in row] for row in (header, *rows)])
-    columns = "p{0.25\\linewidth}" * len(header) if prose else f"l{'r' * (len(header) - 1)}"
+    columns = f"p{{{0.9 / len(header):.2f}\\linewidth}}" * len(header) if prose else f"l{'r' * (len(header) - 1)}"
     body = [f"{' & '.join(latex(cell, prose=prose) for cell in row)} \\\\" for row in (header, *rows)]
     lines = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{{columns}}}", "\\toprule", body[0], "\\midrule"]
     text = "\n".join([*lines, *body[1:], "\\bottomrule", "\\end{tabular}\n"])
