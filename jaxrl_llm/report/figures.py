@@ -128,7 +128,7 @@ PLOTS: Sequence[Plot] = (
         "curves",
         "Learning curves",
         "Does the reward rise, and does it stay? Bold: mean over seeds, smoothed over about a fifteenth of the run; "
-        "thin: not smoothed; whiskers: 95 % t interval of the mean, of two seeds from one to the other. The mean reward is "
+        "thin: not smoothed; whiskers: 95 % t interval of it, of two seeds from one to the other. Mean reward is "
         "that of every training answer.",
         _LEARNING,
     ),

@@ -83,7 +83,8 @@ def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
             values = np.array([outcome.measure(run) for run in study.select(arm, condition)], np.float64)
             at = x + 0.03 * (place - (len(study.arms) - 1) / 2)
             ax.plot(np.full(len(values), at), values, "o", color=look["color"], alpha=0.45, markersize=4)
-            whiskers(ax, np.array([at]), values[:, None], look["color"])
+            if len(values) > 1:
+                whiskers(ax, np.array([at]), values[:, None], look["color"])
             means.append((at, float(mean(values)) if len(values) else float("nan")))
         ax.plot([x for x, _ in means], [y for _, y in means], **look)
         ends += [(y, arm, look["color"]) for _, y in means if np.isfinite(y)][-1:]

@@ -15,13 +15,6 @@ from jaxrl_llm.report.table_files import write_table
 if TYPE_CHECKING:  # it takes a second to import, and text_table does without
     from matplotlib.figure import Figure
 
-# No creation date and no software version: the same numbers give the same file.
-FORMATS = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-_STYLE = {"svg.hashsalt": "jaxrl_llm", "pdf.fonttype": 42}  # journals refuse the default fonts of type 3
 _CONTENTS = 30  # with more headings the contents list only those of the second level
 
 
@@ -57,6 +50,23 @@ def _cell(text: str, prose: bool) -> str:
     """Text for a cell of a table in Markdown; prose may be of others, and shows no link and no picture."""
     text = _plain(text).replace("|", "\\|").replace("\n", " ")
     return text.replace("[", "&#91;") if prose else text
+
+
+def save_vectors(figure: "Figure", path: Path) -> None:
+    """Write an SVG and a PDF beside the PNG that has just been saved, laid out like it.
+
+    The same numbers give the same files: no date, no version, fixed ids.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    figure.set_layout_engine("none")
+    # Journals refuse the default fonts of type 3. Each canvas draws by itself: `savefig` would draw everything twice.
+    with rc_context({"svg.hashsalt": "jaxrl_llm", "pdf.fonttype": 42}):
+        FigureCanvasSVG(figure).print_svg(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+        origin = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+        FigureCanvasPdf(figure).print_pdf(path.with_suffix(".pdf"), metadata=origin)
 
 
 def environment() -> jinja2.Environment:
@@ -112,13 +122,9 @@ class Page:
         self._add("code", text=text)
 
     def picture(self, figure: "Figure", stem: str, alt: str, caption: str) -> None:
-        from matplotlib import rc_context
-
         path = self._folder / "figures" / f"{stem}.png"
-        with rc_context(_STYLE):
-            for form, metadata in FORMATS.items():
-                figure.savefig(path.with_suffix(f".{form}"), metadata=metadata)
-                figure.set_layout_engine("none")  # the first file has laid it out, for all
+        figure.savefig(path, metadata={"Software": None})
+        save_vectors(figure, path)
         inline = base64.b64encode(path.read_bytes()).decode()
         self._add("picture", alt=alt, caption=caption, file=path.name, inline=inline)
 

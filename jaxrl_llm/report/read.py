@@ -234,10 +234,11 @@ class Study:
 
     def seeds(self, condition: str) -> str:
         """The number of seeds that have ended: "n = 5", or arm by arm where it is not the same."""
-        ended = {arm: {run.seed for run in self.select(arm, condition) if run.ended} for arm in self.arms}
-        counts = {arm: len(seeds) for arm, seeds in ended.items()}
-        same = len(set(counts.values())) == 1
-        return f"n = {next(iter(counts.values()))}" if same else ", ".join(f"{arm} {n}" for arm, n in counts.items())
+        planned = {arm: runs for arm in self.arms if (runs := self.select(arm, condition))}
+        counts = {arm: len({run.seed for run in runs if run.ended}) for arm, runs in planned.items()}
+        if len(set(counts.values())) == 1:
+            return f"n = {min(counts.values())}"
+        return ", ".join(f"{arm} {n}" for arm, n in counts.items())
 
     def named(self, key: str) -> str:
         """The metric in words, with the number of samples of "best of k" as the runs logged it."""
