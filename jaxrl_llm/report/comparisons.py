@@ -39,7 +39,8 @@ def _last(name: str, key: str, rollouts: int = 0) -> Outcome:
 
 
 _REWARD = _last("training reward, last 5", "reward/mean", 5)
-_TIME = Outcome(*["rollouts without collapse"] * 2, lambda run: run.collapse()[0], digits=1)  # shown if a run collapsed
+_WHOLE = "rollouts without collapse"
+_TIME = Outcome(_WHOLE, _WHOLE, lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
 OUTCOMES: Sequence[Outcome] = (
     _last("held-out greedy, end", "eval/greedy"),
     _last("held-out sampled, end", "eval/pass_at_1"),

@@ -97,15 +97,17 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
 
 
 def whiskers(ax: Axes, places: np.ndarray, values: np.ndarray, ink: str) -> None:
-    """The t interval of the mean of values [seed, place] at each place; the axis spans the seeds, not the intervals.
+    """The t interval of the mean of values [seed, place] at each place; it may leave the axis, which spans seeds.
 
     That of two seeds, 13 times as long as their distance, would leave the panel: a line from one to the other instead.
     """
-    points = np.stack(np.broadcast_arrays(places, values), -1).reshape(-1, 2)
+    known, middle = np.ma.masked_invalid(values), mean(values)
+    low, high = (np.ma.filled(end, np.nan) for end in (known.min(0), known.max(0)))
+    half = np.where(known.count(0) > 2, half_width(values), (high - low) / 2)
+    ends = np.array([middle - half, middle + half])
+    points = np.stack(np.broadcast_arrays(places, np.clip(ends, low, high)), -1).reshape(-1, 2)
     ax.update_datalim(points[np.isfinite(points).all(-1)])
-    known = np.ma.masked_invalid(values)
-    halves = np.where(known.count(0) > 2, half_width(values), np.ma.filled(np.ma.ptp(known, 0), np.nan) / 2)
-    bars = [[(x, y - half), (x, y + half)] for x, y, half in zip(places, mean(values), halves, strict=True)]
+    bars = np.stack(np.broadcast_arrays(places, ends), -1).swapaxes(0, 1)
     ax.add_collection(LineCollection(bars, colors=ink, alpha=0.55, linewidths=1.1), autolim=False)
 
 

@@ -38,7 +38,7 @@ NAMES = {
     "gate/mean": "mean gate of SAPO",
     "pairs/accuracy": "training pairs ordered right",
     "eval/brier": "Brier score, held-out pairs (a coin: 1/4)",
-    "eval/pair_margin": "reward of chosen - reward of rejected, held-out",
+    "eval/pair_margin": "reward margin, held-out pairs",
 }
 
 

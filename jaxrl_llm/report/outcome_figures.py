@@ -48,8 +48,8 @@ def forest_plot(study: Study, condition: str) -> Figure:
     outcomes = list(dict.fromkeys(c.outcome.title for c in compared))
     rows = {title: [c for c in compared if c.outcome.title == title] for title in outcomes}
     tallest = max(sum(1 + len(c.batches) for c in rows[name]) for name in outcomes)
-    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
-    figure, axes = panels(titles, columns=2, height=0.9 + 0.22 * tallest)
+    titles = [f"{name}\ndifference to {study.baseline}" for name in outcomes]
+    figure, axes = panels(titles, columns=2, height=1.1 + 0.22 * tallest)
     for ax, name in zip(axes, outcomes, strict=True):
         labels = []
         for c in rows[name]:
@@ -97,7 +97,7 @@ def differences_by_condition(study: Study) -> Figure:
     """Differences to the baseline with 95 % t intervals against the conditions, one panel an outcome, a line an arm."""
     compared = [[c for c in compare(study, one) if c.difference.n > 1] for one in study.conditions]
     outcomes = list(dict.fromkeys(c.outcome.title for row in compared for c in row))
-    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
+    titles = [f"{name}\ndifference to {study.baseline}" for name in outcomes]
     figure, axes = panels(titles or ["no pairs"], columns=1, height=3.4)
     others = study.arms[1:]
     for ax, name in zip(axes, outcomes, strict=False):
