@@ -198,6 +198,9 @@ def _side_by_side(page: Page, study: Study) -> None:
 
 def _origin(page: Page, study: Study) -> None:
     page.heading("Where this comes from")
+    page.text(
+        "Beside this page lie its figures as PNG, SVG and PDF (figures/) and its tables as CSV and LaTeX (tables/)."
+    )
     for key in ("commit", "versions", "device", "cores"):
         values = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
         if values:
