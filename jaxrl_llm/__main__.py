@@ -17,6 +17,7 @@ COMMANDS = {
     "sweep": ("jaxrl_llm.sweep.__main__", "run or resume many configs"),
     "plan": ("jaxrl_llm.plan.__main__", "memory and time of a config on TPUs or GPUs, without having them"),
     "report": ("jaxrl_llm.report.__main__", "tables, plots and one page of one or many DIRs"),
+    "compare": ("jaxrl_llm.report.compare", "DIRs side by side: configs, scores, curves and answers"),
 }
 
 

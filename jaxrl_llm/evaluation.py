@@ -12,7 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_policy, complain, fields_and_rest
@@ -43,6 +44,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--samples", type=int, default=16, help="answers a prompt")
     parser.add_argument("--k", default="1,4,16", help="values of k for pass@k")
     parser.add_argument("--show", type=int, default=5, help="prompts printed with their answers")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     fields, rest = fields_and_rest(arguments)
     return _evaluate(parser.parse_args(rest), fields)
 
@@ -72,24 +74,47 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     objective = None if policy.run is None or config is not None else policy.run.settings.objective
     if objective is not None and objective.reads == "pairs" and given.split != "test":
         raise ValueError(f"--split={given.split}: pairs are evaluated on those held out; leave it out")
+    halves: dict[str, float] = {}
     if objective is None or not objective.learns_rewards:
-        result |= _answers(policy, target, given, ks)
+        metrics, halves = _answers(policy, target, given, ks)
+        result |= metrics
     if objective is not None and objective.reads == "pairs":
         result |= _pairs(policy, given)
-    print(json.dumps(plain(result)))
-    if log is not None:
-        try:
+    print(visible(_table(result, halves)))
+    try:
+        if given.json is not None:
+            given.json.write_text(f"{json.dumps(plain(result))}\n")
+        if log is not None:
             add_rows(log, [result])
-        except OSError as error:
-            return complain(OSError(f"{error} (the result above is whole, and only not recorded)"), FAILED)
+    except OSError as error:
+        return complain(OSError(f"{error} (the result above is whole, and only not recorded)"), FAILED)
     return 0
+
+
+def _table(result: Mapping[str, Any], halves: Mapping[str, float]) -> str:
+    """Every metric in words, with half of its interval over prompts where it is a mean over them."""
+    from jaxrl_llm.report.names import in_words
+    from jaxrl_llm.report.page import text_table
+
+    split, rows = result["split"], []
+    for key, value in result.items():
+        if key.startswith("eval/"):
+            values = value if isinstance(value, list) else [value]
+            shown = ", ".join("" if one is None else f"{one:.3f}" for one in values)
+            words = in_words(key) if split == "test" else in_words(key).replace("held-out", "training")
+            rows.append([words, f"{shown} ± {halves[key]:.3f}" if key in halves else shown])
+    told = (result["task"], f"{result['prompts']} {split} prompts" if "prompts" in result else "")
+    told += (f"step {result['step']}" if "step" in result else "",)
+    footer = "\n±: half of the 95 % t interval over prompts" if halves else ""
+    return text_table([", ".join(filter(None, told)), "value"], rows) + footer
 
 
 def _answers(
     policy: "LoadedPolicy", target: "TaskSettings", given: argparse.Namespace, ks: list[int]
-) -> dict[str, Any]:
-    """How often the policy is right; prints a few of its answers."""
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """How often the policy is right, with half of each t interval over prompts; prints a few of its answers."""
     from jaxrl_llm import tasks
+    from jaxrl_llm.report.statistics import half_width
     from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
 
     task = target.task
@@ -101,7 +126,15 @@ def _answers(
     for row in rows[: given.show]:
         print(_readable(row, task.solved))
     rewards = {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    return {"prompts": len(rows)} | rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
+    metrics = rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
+    each = {
+        "eval/greedy": [row["reward"] >= task.solved for row in rows],
+        "eval/greedy_reward": [row["reward"] for row in rows],
+        "eval/reward": [sum(row["sampled_reward"]) / given.samples for row in rows],
+        **{f"eval/pass_at_{k}": [pass_at_k([count], given.samples, k) for count in right] for k in ks},
+    }
+    halves = {name: float(half_width(values)) for name, values in each.items()} if len(rows) > 1 else {}
+    return {"prompts": len(rows)} | metrics, halves
 
 
 def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 # Before the first import of jax, and in the environment so that processes started by a test inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -45,6 +46,13 @@ gc.set_threshold(200_000, 20, 100)
 # The first example of a shape compiles: no deadline. The same examples on every machine: a failure can be repeated.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("jaxrl_llm")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _figures_as_png_only():
+    """SVG and PDF take most of the time of a report; report/test_files.py writes them."""
+    with mock.patch("jaxrl_llm.report.page.save_vectors"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,15 +6,17 @@ from itertools import combinations
 
 import numpy as np
 
+from jaxrl_llm.report.names import in_words
 from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.statistics import PairedDifference, batches_differ, holm, paired_difference, seed_means, verdict
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One number of every run, compared pair by pair."""
+    """One number of every run, compared pair by pair: a short name for programs, and a title for readers."""
 
     name: str
+    title: str
     measure: Callable[[Run], float]
     digits: int = 3
 
@@ -30,13 +32,20 @@ def _policy(key: str, **kwargs: int) -> Callable[[Run], float]:
     return lambda run: 0.0 if run.diverged and run.series(key)[0].size else run.average(key, **kwargs)
 
 
-_REWARD = Outcome("training reward, last 5", _policy("reward/mean", last=5))
-_TIME = Outcome("rollouts without collapse", lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
+def _last(name: str, key: str, rollouts: int = 0) -> Outcome:
+    """The newest value, or the mean over the last rollouts."""
+    title = f"{in_words(key)}, last {rollouts}" if rollouts else f"{in_words(key)}, end"
+    return Outcome(name, title, _policy(key, last=rollouts or 1))
+
+
+_REWARD = _last("training reward, last 5", "reward/mean", 5)
+_WHOLE = "rollouts without collapse"
+_TIME = Outcome(_WHOLE, _WHOLE, lambda run: run.collapse()[0], digits=1)  # shown where a run collapsed
 OUTCOMES: Sequence[Outcome] = (
-    Outcome("held-out greedy, end", _policy("eval/greedy", last=1)),
-    Outcome("held-out sampled, end", _policy("eval/pass_at_1", last=1)),
+    _last("held-out greedy, end", "eval/greedy"),
+    _last("held-out sampled, end", "eval/pass_at_1"),
     _REWARD,
-    Outcome("held-out pairs, end", _policy("eval/pair_accuracy", last=1)),
+    _last("held-out pairs, end", "eval/pair_accuracy"),
     _TIME,
 )
 
@@ -105,7 +114,7 @@ def findings(study: Study, condition: str) -> list[str]:
     lines = [sentence(c, study.baseline) for c in told]
     others = [c for c in first if c not in told]
     for words in dict.fromkeys(c.verdict for c in others):
-        lines.append(f"{first[0].outcome.name}: {_grouped([c for c in others if c.verdict == words], study.baseline)}")
+        lines.append(f"{first[0].outcome.title}: {_grouped([c for c in others if c.verdict == words], study.baseline)}")
     alike = _identical_arms(study, condition)
     lines += [f"{one} and {other} are identical: their runs logged the same numbers." for one, other in alike]
     if compared:
@@ -114,14 +123,14 @@ def findings(study: Study, condition: str) -> list[str]:
         ends = {run.label: outcome.measure(run) for run in study.runs if run.condition == condition and run.ended}
         listed = [f"{label} {value:.{outcome.digits}f}" for label, value in ends.items() if np.isfinite(value)]
         if listed:
-            return [f"{outcome.name}: {'; '.join(listed)}.", *lines]
+            return [f"{outcome.title}: {'; '.join(listed)}.", *lines]
     return lines
 
 
 def sentence(c: Comparison, baseline: str) -> str:
     """A comparison over two seeds or more in words, with what an undecided one could have detected."""
     d, outcome = c.difference, c.outcome
-    against = f"{outcome.name}: {c.arm} against {baseline}"
+    against = f"{outcome.title}: {c.arm} against {baseline}"
     if d.identical:
         return f"{against} is identical over {d.n} seeds."
     words = c.verdict

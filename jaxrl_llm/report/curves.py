@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from jaxrl_llm.report.read import Run, Study
+from jaxrl_llm.report.statistics import half_width
 from jaxrl_llm.report.style import INK, label_ends, line, panels
 
 _DECADES = 1e6  # highest over lowest value of a logarithmic axis, at most
@@ -21,14 +23,17 @@ _FIRST, _SECOND = {"linestyle": "-"}, {"linestyle": "--", "markerfacecolor": "wh
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel: a metric under its title, and with `beside` a second one, drawn dashed."""
+    """One panel: a metric under its title ("": its name), and with `beside` a second one, drawn dashed."""
 
     key: str
-    title: str
+    title: str = ""
     scale: str = "linear"
     percent: bool = False
     beside: str | None = None
     names: tuple[str, str] = ("", "")  # of the two metrics, for the legend
+
+    def titled(self, study: Study) -> str:
+        return self.title or study.named(self.key)
 
     @property
     def keys(self) -> dict[str, dict[str, Any]]:
@@ -48,12 +53,12 @@ class Curve:
 
 
 def curves(study: Study, condition: str, panel: Sequence[Curve]) -> Figure:
-    """One line an arm (mean over seeds), whiskers from the lowest to the highest seed unless two metrics share a panel.
+    """One line an arm: the mean over seeds, with whiskers (`whiskers`) unless two metrics share a panel.
 
     Panels that would show nothing are left out (`Curve.absent`).
     """
     panel = [curve for curve in panel if not curve.absent(study, condition)]
-    figure, axes = panels([curve.title for curve in panel], columns=3, along="rollout")
+    figure, axes = panels([curve.titled(study) for curve in panel], columns=3, along="rollout")
     for ax, curve in zip(axes, panel, strict=True):
         ends = []
         for place, arm in enumerate(study.arms):
@@ -81,8 +86,7 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
     if len(values) > 1 and curve.beside is None:
         at = np.unique(np.linspace(0, len(steps) - 1, _WHISKERS).round().astype(int))
         spacing = np.ptp(steps) / _WHISKERS  # the arms' whiskers are drawn side by side
-        places, seeds = steps[at] + 0.5 * spacing * dodge, np.ma.masked_invalid(values[:, at])
-        ax.vlines(places, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.55, linewidth=1.1)
+        whiskers(ax, steps[at] + 0.5 * spacing * dodge, values[:, at], look["color"])
     drawn = middle if few else smooth(middle)
     if not few:
         ax.plot(steps, middle, color=look["color"], alpha=0.35, linewidth=0.8)
@@ -90,6 +94,21 @@ def _draw(ax: Axes, runs: Sequence[Run], curve: Curve, key: str, look: dict[str,
     apart = known & ~np.pad(known, (1, 0))[:-1] & ~np.pad(known, (0, 1))[1:]  # no line leads to these points
     ax.plot(steps, drawn, markevery=None if few else apart, **look)
     return float(drawn[known][-1]) if known.any() else None
+
+
+def whiskers(ax: Axes, places: np.ndarray, values: np.ndarray, ink: str) -> None:
+    """The t interval of the mean of values [seed, place] at each place; it may leave the axis, which spans seeds.
+
+    That of two seeds, 13 times as long as their distance, would leave the panel: a line from one to the other instead.
+    """
+    known, middle = np.ma.masked_invalid(values), mean(values)
+    low, high = (np.ma.filled(end, np.nan) for end in (known.min(0), known.max(0)))
+    half = np.where(known.count(0) > 2, half_width(values), (high - low) / 2)
+    ends = np.array([middle - half, middle + half])
+    points = np.stack(np.broadcast_arrays(places, np.clip(ends, low, high)), -1).reshape(-1, 2)
+    ax.update_datalim(points[np.isfinite(points).all(-1)])
+    bars = np.stack(np.broadcast_arrays(places, ends), -1).swapaxes(0, 1)
+    ax.add_collection(LineCollection(bars, colors=ink, alpha=0.55, linewidths=1.1), autolim=False)
 
 
 def _scale(ax: Axes, curve: Curve) -> None:

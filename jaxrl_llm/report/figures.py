@@ -36,57 +36,54 @@ def _two_sides(key: str, title: str) -> Curve:
 
 
 _LEARNING = (
-    Curve("reward/mean", "training reward, all answers"),
-    Curve("eval/greedy", "held-out, greedy"),
-    Curve("eval/pass_at_1", "held-out, sampled"),
-    Curve(CLIPPED, "tokens clipped", percent=True),
-    Curve("routing/flips_old_current", "experts changed, old to current", percent=True),
-    Curve("entropy", "entropy (nats per token)"),
-    Curve("rollout/length_mean", "answer length (tokens)"),
-    Curve("grad/norm", "gradient norm", scale="log"),
-    Curve("value/explained_variance", "variance that the critic explains"),
-    Curve("rollout/tokens_per_s", "rollout tokens per second"),
+    Curve("reward/mean"),
+    Curve("eval/greedy"),
+    Curve("eval/pass_at_1"),
+    Curve("eval/pass_at_k"),
+    Curve(CLIPPED, percent=True),
+    Curve("routing/flips_old_current", percent=True),
+    Curve("entropy"),
+    Curve("rollout/length_mean"),
+    Curve("grad/norm", scale="log"),
+    Curve("value/explained_variance"),
+    Curve("rollout/tokens_per_s"),
 )
 _RATIOS = (
-    Curve("ratio/token_var", "variance of the token ratio", scale="log"),
-    Curve("ratio/sequence_var", "variance of the sequence ratio", scale="log"),
-    Curve("ratio/ess", "effective sample size", percent=True),
-    Curve("ratio/token_p99", "99th percentile of the token ratio"),
-    Curve("kl/old", "KL to the old policy", scale="log"),
-    Curve("kl/sampler", "KL between sampler and trainer", scale="log"),
+    Curve("ratio/token_var", scale="log"),
+    Curve("ratio/sequence_var", scale="log"),
+    Curve("ratio/ess", percent=True),
+    Curve("ratio/token_p99"),
+    Curve("kl/old", scale="log"),
+    Curve("kl/sampler", scale="log"),
 )
 _DECOMPOSITION = (
-    Curve("routing/share_of_variance", "share of routing, parameters first", percent=True),
-    Curve("routing/share_of_variance_shapley", "share of routing, mean of both orders", percent=True),
-    Curve("routing/log_ratio_var", "variance of the log-ratio", scale="log"),
-    Curve("routing/parameter_var", "variance of the parameter part", scale="log"),
-    Curve("routing/routing_var", "variance of the routing part", scale="log"),
+    Curve("routing/share_of_variance", percent=True),
+    Curve("routing/share_of_variance_shapley", percent=True),
+    Curve("routing/log_ratio_var", scale="log"),
+    Curve("routing/parameter_var", scale="log"),
+    Curve("routing/routing_var", scale="log"),
 )
 _FLIPPED = (
-    Curve("routing/flipped_tokens", "tokens after a changed expert", percent=True),
+    Curve("routing/flipped_tokens", percent=True),
     _beside_unflipped("mean", "mean of the token ratio"),
     _beside_unflipped("var", "variance of the token ratio", scale="log"),
     _beside_unflipped("p99", "99th percentile of the ratio", scale="log"),
     _beside_unflipped("max", "maximum of the ratio", scale="log"),
 )
 _WEIGHTS = (
-    Curve("gradient_weight/positive", "gradient weight, advantage above 0"),
-    Curve("gradient_weight/negative", "gradient weight, advantage below 0"),
-    Curve("gate/mean", "mean gate of SAPO"),
+    Curve("gradient_weight/positive"),
+    Curve("gradient_weight/negative"),
+    Curve("gate/mean"),
 )
 _PAIRS = (
-    Curve("pairs/accuracy", "training pairs ordered right", percent=True),
-    Curve("eval/pair_accuracy", "held-out pairs ordered right", percent=True),
-    Curve("eval/brier", "Brier score, held-out pairs (a coin: 1/4)"),
-    Curve("eval/pair_margin", "reward of chosen - reward of rejected, held-out"),
+    Curve("pairs/accuracy", percent=True),
+    Curve("eval/pair_accuracy", percent=True),
+    Curve("eval/brier"),
+    Curve("eval/pair_margin"),
     _two_sides("eval/reward", "rewards, held-out"),
     _two_sides("eval/logprob", "log-probabilities of answers, held-out"),
 )
-_ROUTING = {  # titles of what `_other_routing` shows
-    "routing/flips_sampler_old": "experts changed, sampler to old",
-    "routing/flips_numeric": "experts changed at equal parameters",
-    "routing/flips_fresh": "experts changed, without replay",
-}
+PANELS = (*_LEARNING, *_PAIRS, *_RATIOS, *_DECOMPOSITION, *_FLIPPED, *_WEIGHTS)
 
 
 def _other_routing(study: Study, condition: str) -> list[Curve]:
@@ -94,12 +91,11 @@ def _other_routing(study: Study, condition: str) -> list[Curve]:
     logged = [item for run in study.runs if run.condition == condition for row in run.rows for item in row.items()]
     keys = {key for key, value in logged if key.startswith("routing/") and np.ndim(value) == 0}
     shown = {key for curve in (*_LEARNING, *_DECOMPOSITION, *_FLIPPED) for key in curve.keys}
-    words = {key: _ROUTING.get(key, key.removeprefix("routing/").replace("_", " ")) for key in keys - shown}
-    return [Curve(key, words[key], percent="flips" in key) for key in sorted(words)]
+    return [Curve(key, percent="flips" in key) for key in sorted(keys - shown)]
 
 
 def _absent(study: Study, condition: str, panel: Sequence[Curve]) -> list[str]:
-    reasons = [(curve.title, curve.absent(study, condition)) for curve in panel]
+    reasons = [(curve.titled(study), curve.absent(study, condition)) for curve in panel]
     return [f"{title} ({reason})" for title, reason in reasons if reason]
 
 
@@ -132,7 +128,8 @@ PLOTS: Sequence[Plot] = (
         "curves",
         "Learning curves",
         "Does the reward rise, and does it stay? Bold: mean over seeds, smoothed over about a fifteenth of the run; "
-        "thin: not smoothed; whiskers: lowest to highest seed. Training reward counts every generated answer.",
+        "thin: not smoothed; whiskers: 95 % t interval of it, of two seeds from one to the other. Mean reward is "
+        "that of every training answer.",
         _LEARNING,
     ),
     _plot(

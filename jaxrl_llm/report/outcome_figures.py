@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxrl_llm.report.comparisons import Outcome, compare
-from jaxrl_llm.report.curves import mean
+from jaxrl_llm.report.curves import mean, whiskers
 from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.statistics import survival
 from jaxrl_llm.report.style import INK, colour, label_ends, line, name_places, panels
@@ -45,11 +45,11 @@ def nothing_fell(study: Study, condition: str) -> list[str]:
 def forest_plot(study: Study, condition: str) -> Figure:
     """Differences to the baseline with 95 % t intervals, one panel an outcome; hollow below an arm: each commit."""
     compared = [c for c in compare(study, condition) if c.difference.n > 1]
-    outcomes = list(dict.fromkeys(c.outcome.name for c in compared))
-    rows = {name: [c for c in compared if c.outcome.name == name] for name in outcomes}
+    outcomes = list(dict.fromkeys(c.outcome.title for c in compared))
+    rows = {title: [c for c in compared if c.outcome.title == title] for title in outcomes}
     tallest = max(sum(1 + len(c.batches) for c in rows[name]) for name in outcomes)
-    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
-    figure, axes = panels(titles, columns=2, height=0.9 + 0.22 * tallest)
+    titles = [f"{name}\ndifference to {study.baseline}" for name in outcomes]
+    figure, axes = panels(titles, columns=2, height=1.1 + 0.22 * tallest)
     for ax, name in zip(axes, outcomes, strict=True):
         labels = []
         for c in rows[name]:
@@ -74,8 +74,8 @@ def no_pairs(study: Study, condition: str) -> list[str]:
 
 
 def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
-    """One outcome against the conditions of the sweep: a dot a seed, a line through the means of each arm."""
-    figure, (ax,) = panels([outcome.name], columns=1, height=3.4)
+    """One outcome against the conditions of the sweep: a dot a seed, a line through the means with t intervals."""
+    figure, (ax,) = panels([outcome.title], columns=1, height=3.4)
     ends = []
     for place, arm in enumerate(study.arms):
         look, means = line(study.arms, arm), []
@@ -83,6 +83,8 @@ def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
             values = np.array([outcome.measure(run) for run in study.select(arm, condition)], np.float64)
             at = x + 0.03 * (place - (len(study.arms) - 1) / 2)
             ax.plot(np.full(len(values), at), values, "o", color=look["color"], alpha=0.45, markersize=4)
+            if len(values) > 1:
+                whiskers(ax, np.array([at]), values[:, None], look["color"])
             means.append((at, float(mean(values)) if len(values) else float("nan")))
         ax.plot([x for x, _ in means], [y for _, y in means], **look)
         ends += [(y, arm, look["color"]) for _, y in means if np.isfinite(y)][-1:]
@@ -94,15 +96,15 @@ def outcome_by_condition(study: Study, outcome: Outcome) -> Figure:
 def differences_by_condition(study: Study) -> Figure:
     """Differences to the baseline with 95 % t intervals against the conditions, one panel an outcome, a line an arm."""
     compared = [[c for c in compare(study, one) if c.difference.n > 1] for one in study.conditions]
-    outcomes = list(dict.fromkeys(c.outcome.name for row in compared for c in row))
-    titles = [f"{name}: difference to {study.baseline}" for name in outcomes]
+    outcomes = list(dict.fromkeys(c.outcome.title for row in compared for c in row))
+    titles = [f"{name}\ndifference to {study.baseline}" for name in outcomes]
     figure, axes = panels(titles or ["no pairs"], columns=1, height=3.4)
     others = study.arms[1:]
     for ax, name in zip(axes, outcomes, strict=False):
         ends = []
         for place, arm in enumerate(others):
             look = line(study.arms, arm)
-            found = [(x, c) for x, row in enumerate(compared) for c in row if (c.arm, c.outcome.name) == (arm, name)]
+            found = [(x, c) for x, row in enumerate(compared) for c in row if (c.arm, c.outcome.title) == (arm, name)]
             at = [x + 0.06 * (place - (len(others) - 1) / 2) for x, _ in found]
             differences = [c.difference for _, c in found]
             ax.plot(at, [d.mean for d in differences], **look)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.records.run_log import missing_steps, read_json, said_of_damage, scan_rows
 from jaxrl_llm.records.watch import Collapse
+from jaxrl_llm.report.names import in_words
 
 CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
 
@@ -181,15 +182,15 @@ class Branch(Run):
     """
 
     written: Sequence[Mapping[str, Any]] = ()
-    recorded: Mapping[str, Any] = field(default_factory=dict)  # config.json of the trajectory
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # config.json of the trajectory with the arm's config
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.written if "failed" not in row]
 
-    @cached_property
+    @property
     def record(self) -> Mapping[str, Any]:
-        return {**self.recorded, "config": self.recorded.get("arms", {}).get(self.arm, {})}
+        return self.recorded
 
     @cached_property
     def failure(self) -> dict[str, Any] | None:
@@ -234,6 +235,19 @@ class Study:
         runs = [run for run in self.runs if run.condition == condition]
         values = np.concatenate([run.series(key)[1].ravel() for run in runs] or [np.zeros(0)])
         return values[np.isfinite(values)]
+
+    def seeds(self, condition: str) -> str:
+        """The number of seeds that have ended: "n = 5", or arm by arm where it is not the same."""
+        planned = {arm: runs for arm in self.arms if (runs := self.select(arm, condition))}
+        counts = {arm: len({run.seed for run in runs if run.ended}) for arm, runs in planned.items()}
+        if len(set(counts.values())) == 1:
+            return f"n = {min(counts.values())}"
+        return ", ".join(f"{arm} {n}" for arm, n in counts.items())
+
+    def named(self, key: str) -> str:
+        """The metric in words, with the number of samples of "best of k" as the runs logged it."""
+        counts = dict.fromkeys(run.value("eval/k") for run in self.runs) if key == "eval/pass_at_k" else ()
+        return in_words(key, " or ".join(f"{count:.0f}" for count in counts if np.isfinite(count)) or "k")
 
     def has(self, key: str, condition: str) -> bool:
         return self.values(key, condition).size > 0
@@ -322,7 +336,8 @@ def _load_branches(folder: Path, plan: Mapping[str, Any]) -> Study:
         for state, start in starts.items():
             own = [row for row in rows if (row["arm"], row["state"]) == (arm, state)]
             if own:
-                runs.append(Branch(place, arm, *labels, str(state), [start, *own], trajectory.record))
+                record = {**trajectory.record, "config": trajectory.record.get("arms", {}).get(arm, {})}
+                runs.append(Branch(place, arm, *labels, str(state), [start, *own], record))
         if not trajectory.finished:
             unfinished[trajectory.label] = f"{trajectory.label}: {trajectory.status}, {len(starts)} states branched"
         damage += trajectory.damage

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_llm.report.read import Run
+from jaxrl_llm.report.read import Run, Study
 
 _KINDS = ("broken", "still wrong", "fixed", "still right")  # in the order in which a reader should see them
 
@@ -39,7 +39,9 @@ def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
     if len(steps) < 2:
         return [], (0, 0)
     first, last = ({row["prompt"]: row for row in held_out if row["step"] == step} for step in (steps[0], steps[-1]))
-    changed = [Change(prompt, *_answer(row), *_answer(last[prompt])) for prompt, row in first.items() if prompt in last]
+    changed = [
+        Change(prompt, *answered(row), *answered(last[prompt])) for prompt, row in first.items() if prompt in last
+    ]
     return changed, (steps[0], steps[-1])
 
 
@@ -54,8 +56,44 @@ def failures(run: Run, count: int) -> list[Mapping[str, Any]]:
     """The logged training answers of the last step that are not right, those with the lowest rewards first."""
     drawn = [row for row in run.samples if row.get("split") != "test"]
     last = max((row["step"] for row in drawn), default=0)
-    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and _answer(row)[1] < 1]
-    return sorted(wrong, key=lambda row: _answer(row)[1])[:count]
+    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and answered(row)[1] < 1]
+    return sorted(wrong, key=lambda row: answered(row)[1])[:count]
+
+
+def first_sampled(study: Study) -> list[Run]:
+    """The first run of every arm that logged answers."""
+    shown = [run for run in study.runs if any({"greedy", "answer"} & row.keys() for row in run.samples)]
+    first = {run.arm: run for run in reversed(shown)}
+    return [first[arm] for arm in study.arms if arm in first]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Answers to the prompts that several runs logged at one step: `answers` has one (text, reward) a run."""
+
+    split: str
+    step: int
+    rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]  # (prompt, answers)
+
+
+def side_by_side(runs: Sequence[Run]) -> list[SideBySide]:
+    """The greedy answers to held-out prompts, then the training answers, at the last step with prompts in common.
+
+    Prompts whose rewards differ come first. Of several answers of a run to a training prompt, the first counts.
+    """
+    found = []
+    for split in ("held-out", "training"):
+        logged: list[dict[tuple[int, str], tuple[str, float]]] = [{} for _ in runs]
+        for run, answers in zip(runs, logged, strict=True):
+            for row in run.samples:
+                if {"greedy", "answer"} & row.keys() and (row.get("split") == "test") == (split == "held-out"):
+                    answers.setdefault((row["step"], row["prompt"]), answered(row))
+        shared = [place for place in logged[0] if all(place in answers for answers in logged)] if logged else []
+        last = max((step for step, _ in shared), default=0)
+        rows = [(prompt, [answers[step, prompt] for answers in logged]) for step, prompt in shared if step == last]
+        if rows:
+            found.append(SideBySide(split, last, sorted(rows, key=lambda row: len({r for _, r in row[1]}) == 1)))
+    return found
 
 
 def tally(changed: Sequence[Change]) -> str:
@@ -64,6 +102,7 @@ def tally(changed: Sequence[Change]) -> str:
     return ", ".join(f"{counted[kind]} {kind}" for kind in _KINDS if counted[kind]) + f" of {len(changed)} prompts"
 
 
-def _answer(row: Mapping[str, Any]) -> tuple[str, float]:
+def answered(row: Mapping[str, Any]) -> tuple[str, float]:
+    """The answer of a row of samples.jsonl, the greedy one to a held-out prompt, and its reward; NaN for null."""
     reward = row.get("reward")
     return str(row.get("greedy", row.get("answer", ""))), float("nan") if reward is None else float(reward)

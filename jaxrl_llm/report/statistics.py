@@ -91,6 +91,24 @@ def seed_means(values: Numbers, seeds: Sequence[str | int]) -> np.ndarray:
     return np.array([values[labels == seed].mean() for seed in dict.fromkeys(seeds)])
 
 
+def half_width(values: Numbers) -> np.ndarray:
+    """Half of the t interval of the mean over the first axis, over what is finite; NaN where that is fewer than two.
+
+    t_{(1 + LEVEL) / 2, n - 1} sd / sqrt(n),   sd with n - 1
+    """
+    known = np.ma.masked_invalid(np.asarray(values, np.float64))
+    n = np.asarray(known.count(0))
+    if not np.any(n > 1):
+        return np.full(n.shape, _NAN)
+    from scipy import stats
+
+    with np.errstate(invalid="ignore"):
+        spread = np.ma.filled(known.std(0, ddof=1), _NAN)
+    return np.where(
+        n > 1, stats.t.ppf((1 + LEVEL) / 2, np.maximum(n - 1, 1)) * spread / np.sqrt(np.maximum(n, 1)), _NAN
+    )
+
+
 @functools.cache
 def detectable(n: int, *, power: float = 0.8) -> float:
     """The true mean difference, in standard errors, that the two-sided t test of n differences finds with `power`.

@@ -12,27 +12,27 @@ from jaxrl_llm import objectives
 from jaxrl_llm.config import loading
 from jaxrl_llm.report.comparisons import OUTCOMES, Comparison, compare, probability
 from jaxrl_llm.report.read import CLIPPED, Run, Study
-from jaxrl_llm.report.statistics import PairedDifference
+from jaxrl_llm.report.statistics import PairedDifference, half_width, seed_means
 
 Table = tuple[list[str], list[list[str]]]
 
 
 def arm_table(study: Study, condition: str) -> Table:
-    """One row an arm, means over its seeds; columns that no run has are left out.
+    """One row an arm, means over its seeds +- half of their t intervals; columns that no run has are left out.
 
     The newest evaluation of an unfinished run is no outcome: the end of a run (held-out rewards, pass@k, the last
     rewards) is a mean over the runs that have ended. A run that diverged counts as in `OUTCOMES`.
     """
-    greedy, sampled, last_rewards, pairs = (outcome.measure for outcome in OUTCOMES[:4])
+    greedy, sampled, last_rewards, pairs = OUTCOMES[:4]
     columns: dict[str, Callable[[Sequence[Run]], str]] = {
-        "held-out greedy": _change("eval/greedy", greedy),
-        "held-out sampled": _change("eval/pass_at_1", sampled),
-        "held-out pairs": _change("eval/pair_accuracy", pairs),
-        "pass@k": lambda runs: _number([run.value("eval/pass_at_k") for run in runs if run.ended], "{:.3f}"),
-        "reward, last 5": lambda runs: _number([last_rewards(run) for run in runs if run.ended], "{:.3f}"),
-        "clipped": lambda runs: _number([run.average(CLIPPED) for run in runs], "{:.2%}"),
-        "experts changed": lambda runs: _number([run.average("routing/flips_old_current") for run in runs], "{:.2%}"),
-        "tokens/s": lambda runs: _number([_median(run, "rollout/tokens_per_s") for run in runs], "{:,.0f}"),
+        study.named("eval/greedy"): _change("eval/greedy", greedy.measure),
+        study.named("eval/pass_at_1"): _change("eval/pass_at_1", sampled.measure),
+        study.named("eval/pair_accuracy"): _change("eval/pair_accuracy", pairs.measure),
+        study.named("eval/pass_at_k"): lambda runs: _mean(_ended(runs), lambda run: run.value("eval/pass_at_k")),
+        last_rewards.title: lambda runs: _mean(_ended(runs), last_rewards.measure),
+        study.named(CLIPPED): lambda runs: _mean(runs, lambda run: run.average(CLIPPED), "{:.2%}"),
+        "experts changed": lambda runs: _mean(runs, lambda run: run.average("routing/flips_old_current"), "{:.2%}"),
+        "tokens/s": lambda runs: _mean(runs, lambda run: _median(run, "rollout/tokens_per_s"), "{:,.0f}"),
         "collapsed": _collapsed,
     }
     if study.branching:  # a branch is too short to collapse
@@ -63,7 +63,7 @@ def difference_table(study: Study, condition: str) -> Table:
             intervals = [outcome.interval(d.low, d.high), outcome.interval(d.bootstrap_low, d.bootstrap_high)]
             detectable = "" if d.identical else f"{d.detectable:.{outcome.digits}f}"
             seeds = str(d.n) if d.n == d.pairs else f"{d.n} ({d.pairs} pairs)"
-            cells = [outcome.name, c.arm, outcome.signed(d.mean), *intervals]
+            cells = [outcome.title, c.arm, outcome.signed(d.mean), *intervals]
             rows.append([*cells, probability(c.p), detectable, seeds, c.verdict])
     return ["outcome", "arm", *header], rows
 
@@ -80,7 +80,7 @@ def batch_table(study: Study, condition: str) -> Table:
     rows = []
     for c in compared:
         cells = {name: cell(c, d) for name, d in c.batches}
-        rows.append([c.outcome.name, c.arm, *(cells.get(name, "") for name in names), probability(c.batches_p)])
+        rows.append([c.outcome.title, c.arm, *(cells.get(name, "") for name in names), probability(c.batches_p)])
     return ["outcome", "arm", *names, "one mean (p)"], rows
 
 
@@ -118,7 +118,9 @@ def config_table(study: Study) -> Table:
         if recorded:
             flat[cell] = {field: str(value) for field, value in loading.flat(resolved(recorded[0])).items()}
     fields = sorted({field for one in flat.values() for field in one})
-    varying = [f for f in fields if f.split(".")[-1] != "seed" and len({one.get(f) for one in flat.values()}) > 1]
+    seeds = any(len(study.select(*cell)) > 1 for cell in flat)  # of which the first run's alone is not the arm's
+    varying = [f for f in fields if len({one.get(f) for one in flat.values()}) > 1]
+    varying = [f for f in varying if f.split(".")[-1] != "seed" or not seeds]
     rows = [[", ".join(filter(None, cell)), *(one.get(field, "") for field in varying)] for cell, one in flat.items()]
     return ["arm", *varying], rows if varying else []
 
@@ -142,12 +144,24 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _change(key: str, end: Callable[[Run], float]) -> Callable[[Sequence[Run]], str]:
     def column(runs: Sequence[Run]) -> str:
-        ended = [run for run in runs if run.ended]
-        before = _number([run.value(key, at=0) for run in ended or runs], "{:.3f}")
-        after = _number([end(run) for run in ended], "{:.3f}")
+        ended = _ended(runs)
+        before = _mean(ended or runs, lambda run: run.value(key, at=0))
+        after = _mean(ended, end)
         return f"{before} -> {after or 'not ended'}" if before else ""
 
     return column
+
+
+def _ended(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.ended]
+
+
+def _mean(runs: Sequence[Run], measure: Callable[[Run], float], form: str = "{:.3f}") -> str:
+    """The mean over the runs +- half of its t interval over seeds, where there are two seeds or more."""
+    measured = [(run.seed, measure(run)) for run in runs]
+    values = [value for _, value in measured if np.isfinite(value)]
+    half = float(half_width(seed_means(values, [seed for seed, value in measured if np.isfinite(value)])))
+    return _number(values, form) + (f" ± {form.format(half)}" if np.isfinite(half) else "")
 
 
 def _median(run: Run, key: str) -> float:

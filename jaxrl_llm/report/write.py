@@ -1,4 +1,4 @@
-"""Turn the DIR of a run, of several runs or of a sweep into one page: DIR/report.md, DIR/report.html and DIR/figures/.
+"""Turn the runs of a DIR, or of several, into a page: report.md, report.html, interactive.html, figures/ and tables/.
 
 Only logs are read, so the page of a sweep that is still running says what is missing.
 """
@@ -10,11 +10,12 @@ from pathlib import Path
 from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.report.comparisons import OUTCOMES, findings
 from jaxrl_llm.report.figures import PLOTS
+from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.outcome_figures import differences_by_condition, outcome_by_condition
 from jaxrl_llm.report.page import Page, text_table
 from jaxrl_llm.report.read import Study, load
-from jaxrl_llm.report.samples import changes, failures, pick, tally
-from jaxrl_llm.report.statistics import MINIMUM_SEEDS
+from jaxrl_llm.report.samples import changes, failures, first_sampled, pick, side_by_side, tally
+from jaxrl_llm.report.statistics import LEVEL, MINIMUM_SEEDS
 from jaxrl_llm.report.tables import arm_table, batch_table, config_table, difference_table, resolved, routing_table
 
 _SAMPLES = 4  # a run: held-out prompts that are shown, and failures
@@ -35,17 +36,21 @@ def write_report(folder: str | Path, width: int | None = None) -> str:
     Raises:
         FileNotFoundError: there is no run in the folder.
     """
-    folder = Path(folder)
-    study = load(folder)
+    study, name = load(folder), Path(folder).resolve().name
+    title = study.question or (f"Run {name}" if len(study.runs) == 1 else f"Runs of {name}")
+    return write_page(study, Path(folder), "report", title, width)
+
+
+def write_page(study: Study, folder: Path, stem: str, title: str, width: int | None = None) -> str:
+    """Write STEM.md, STEM.html and what they show into the folder; returns the same as `write_report`."""
     page, printed = Page(folder), []
-    name = folder.resolve().name
-    page.heading(study.question or (f"Run {name}" if len(study.runs) == 1 else f"Runs of {name}"), level=1)
+    page.heading(title, level=1)
     _summary(page, study, printed)
     page.contents()
     header, rows = config_table(study)
     if rows:
         page.heading("What the arms differ in")
-        page.table(header, rows)
+        page.table(header, rows, "configuration")
     for condition in study.conditions:
         page.heading(condition or "Results")
         printed += [f"\n{condition}"] if condition else []
@@ -53,10 +58,14 @@ def write_report(folder: str | Path, width: int | None = None) -> str:
     if len(study.conditions) > 1:
         _across(page, study)
     _samples(page, study)
+    _side_by_side(page, study)
     _origin(page, study)
-    markdown, html = page.write()
-    printed.append(f"\nwrote {markdown}, {html} and {folder / 'figures'}")
-    return visible("\n".join(printed))
+    markdown, html = page.write(stem)
+    written = f"wrote {markdown}, {html}, {folder / 'figures'} and {folder / 'tables'}"
+    if not study.branching:  # a branch has no curves
+        interactive = folder / "interactive.html"
+        written += f"\n{f'wrote {interactive}' if write_interactive(study, interactive, title) else HOW_TO_GET_IT}"
+    return visible("\n".join([*printed, "", written]))
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:
@@ -94,9 +103,15 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
 
 def _condition(page: Page, study: Study, condition: str, printed: list[str], width: int | None) -> None:
     """The tables and figures of one condition."""
+    suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
     header, rows = arm_table(study, condition)
-    page.table(header, rows)
+    page.table(header, rows, f"arms{suffix}")
     printed.append(text_table(header, rows, width))
+    seeds = study.seeds(condition)
+    if "±" in str(rows):
+        told = f"±: half of the {100 * LEVEL:.0f} % t interval of the mean over seeds ({seeds} ended)"
+        page.text(f"{told}.")
+        printed.append(told)
     header, rows = difference_table(study, condition)
     if rows:
         pair = "branches from one state of a trajectory (seed)" if study.branching else "runs of one seed"
@@ -108,22 +123,22 @@ def _condition(page: Page, study: Study, condition: str, printed: list[str], wid
             "this number of seeds would have found with 80 % power: an undecided row says no more than that the "
             "difference is probably smaller."
         )
-        page.table(header, rows)
-        printed += ["", text_table(header, rows, width)]
-    for text, table in ((_BATCHES, batch_table), (_ROUTING, routing_table)):
+        page.table(header, rows, f"differences{suffix}")
+        printed += ["", text_table(header, rows, width, keys=2)]
+    for stem, text, table in (("commits", _BATCHES, batch_table), ("routing", _ROUTING, routing_table)):
         header, rows = table(study, condition)
         if rows:
             page.text(text)
-            page.table(header, rows)
+            page.table(header, rows, f"{stem}{suffix}")
     absent = []
-    suffix = f"_{study.conditions.index(condition)}" if len(study.conditions) > 1 else ""
     concerned = [plot for plot in PLOTS if not plot.key or study.has(plot.key, condition)]
     for plot in PLOTS[:1] if study.branching else concerned:  # a branch has no curves
         left_out = plot.left_out(study, condition)
         absent += left_out
         if len(left_out) < plot.parts:
             page.heading(plot.heading, level=3)
-            page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, plot.caption)
+            caption = f"{plot.caption} Seeds: {seeds}."
+            page.picture(plot.draw(study, condition), plot.stem + suffix, plot.heading, caption)
     if absent:
         page.text(f"Left out, because they would be empty: {'; '.join(dict.fromkeys(absent))}.")
 
@@ -136,17 +151,16 @@ def _across(page: Page, study: Study) -> None:
         return
     for number, outcome in enumerate(OUTCOMES):
         if any(run.rows and not math.isnan(outcome.measure(run)) for run in study.runs):
-            caption = f"{outcome.name}: one dot per seed, a line through the means."
-            page.picture(outcome_by_condition(study, outcome), f"conditions_{number}", outcome.name, caption)
+            caption = f"{outcome.title}: one dot per seed, a line through the means with their 95 % t intervals."
+            page.picture(outcome_by_condition(study, outcome), f"conditions_{number}", outcome.title, caption)
 
 
 def _samples(page: Page, study: Study) -> None:
     """The first run of every arm: held-out prompts before and after, then the worst answers of the last rollout."""
-    shown = [run for run in study.runs if any({"greedy", "answer"} & row.keys() for row in run.samples)]
-    first = {run.arm: run for run in reversed(shown)}
-    if first:
+    shown = first_sampled(study)
+    if shown:
         page.heading("Samples")
-    for run in [first[arm] for arm in study.arms if arm in first]:
+    for number, run in enumerate(shown):
         page.heading(run.label, level=3)
         changed, (start, end) = changes(run)
         if changed:
@@ -158,18 +172,35 @@ def _samples(page: Page, study: Study) -> None:
                 [c.prompt, f"{c.before} ({c.before_reward:g})", f"{c.after} ({c.after_reward:g})", c.kind]
                 for c in pick(changed, _SAMPLES)
             ]
-            page.table(header, rows, prose=True)
+            page.table(header, rows, f"changes_{number}", prose=True)
         wrong = failures(run, _SAMPLES)
         if wrong:
             page.text(f"Lowest rewards among the logged training answers of rollout {wrong[0]['step']}:")
             rows = [[str(row.get("prompt")), str(row.get("answer")), f"{row.get('reward')}"] for row in wrong]
-            page.table(["prompt", "answer", "reward"], rows, prose=True)
+            page.table(["prompt", "answer", "reward"], rows, f"failures_{number}", prose=True)
         if not changed and not wrong:
             page.text("All logged answers are right, and no held-out prompt was logged twice.")
 
 
+def _side_by_side(page: Page, study: Study) -> None:
+    """The answers of the first run of every arm to prompts that all of them logged at one step."""
+    runs = first_sampled(study)
+    shared = side_by_side(runs) if len(runs) > 1 else []
+    if shared:
+        page.heading("Answers to the same prompts")
+    for one in shared:
+        page.text(
+            f"{one.split} prompts at step {one.step}, with rewards; those that differ in reward first:".capitalize()
+        )
+        rows = [[prompt, *(f"{text} ({reward:g})" for text, reward in answers)] for prompt, answers in one.rows]
+        page.table(["prompt", *(run.label for run in runs)], rows[: 2 * _SAMPLES], f"answers_{one.split}", prose=True)
+
+
 def _origin(page: Page, study: Study) -> None:
     page.heading("Where this comes from")
+    page.text(
+        "Beside this page lie its figures as PNG, SVG and PDF (figures/) and its tables as CSV and LaTeX (tables/)."
+    )
     for key in ("commit", "versions", "device", "cores"):
         values = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
         if values:

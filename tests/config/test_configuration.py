@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -148,9 +149,17 @@ def trained_elsewhere(tmp_path, monkeypatch):
 def test_evaluation_finds_a_task_that_the_config_registered(trained_elsewhere, capsys):
     run = trained_elsewhere("repeat")
     arguments = [f"--workdir={run}", "--prompts=4", "--samples=2", "--k=1,2"]
-    assert evaluation.main(arguments) == 0
-    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (printed["step"], printed["prompts"]) == (1, 4)
+    assert evaluation.main([*arguments, f"--json={run / 'told.json'}"]) == 0
+    told = json.loads((run / "told.json").read_text())
+    assert (told["step"], told["prompts"]) == (1, 4)
+    assert json.loads((run / "evaluation.jsonl").read_text()) == told
+    header, _, *rows, footer = capsys.readouterr().out.splitlines()[-8:]
+    assert header.split("  ")[0] == "repeat, 4 test prompts, step 1"
+    assert rows[-1].startswith("held-out accuracy, best of 2  ")
+    assert all(re.search(r" \d\.\d{3} ± \d\.\d{3}$", row) for row in rows)
+    assert footer == "±: half of the 95 % t interval over prompts"
+    assert evaluation.main([*arguments, f"--json={run}"]) == 1
+    assert "(the result above is whole, and only not recorded)" in capsys.readouterr().err
     assert evaluation.main([*arguments, "--step=99"]) == 2
     assert "no checkpoint of step 99 in" in capsys.readouterr().err
 

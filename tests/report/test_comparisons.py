@@ -63,9 +63,9 @@ def test_differences_have_the_sign_and_size_of_the_logs(tmp_path):
     header, rows = difference_table(study, "")
     assert header[2:] == ["difference", "95 % t interval", "bootstrap", "p (Holm)", "detectable", "seeds", "verdict"]
     exact = "[+0.250, +0.250]"
-    assert rows == [["training reward, last 5", "B", "+0.250", exact, exact, "< 0.001", "0.000", "5", "higher"]]
+    assert rows == [["mean reward, last 5", "B", "+0.250", exact, exact, "< 0.001", "0.000", "5", "higher"]]
     assert sentence(compare(study, "")[0], "A") == (
-        "training reward, last 5: B against A +0.250 [+0.250, +0.250] over 5 seeds: B is higher (p < 0.001)."
+        "mean reward, last 5: B against A +0.250 [+0.250, +0.250] over 5 seeds: B is higher (p < 0.001)."
     )
 
 
@@ -133,9 +133,9 @@ def test_an_unfinished_run_has_no_outcome(tmp_path):
     write_rows(tmp_path / "A" / "1", [start, {"step": 1, "reward/mean": 0.5}])
     write_rows(tmp_path / "B" / "0", [start, {"step": 1, "reward/mean": 0.5}])
     header, rows = arm_table(load(tmp_path), "")
-    column = header.index("held-out greedy")
+    column = header.index("held-out accuracy, greedy")
     assert [row[column] for row in rows] == ["0.250 -> 0.750", "0.250 -> not ended"]
-    assert rows[1][header.index("reward, last 5")] == ""
+    assert rows[1][header.index("mean reward, last 5")] == ""
 
 
 def test_the_configuration_is_shown_as_the_objective_had_it():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "grpo   1/1" in out
     assert "estimate only" not in out  # one pair has nothing to say beyond the rows of the arms
-    assert "- held-out greedy, end: grpo 0." in (tmp_path / "demo" / "report.md").read_text()
+    assert "- held-out accuracy, greedy, end: grpo 0." in (tmp_path / "demo" / "report.md").read_text()
     assert (tmp_path / "demo" / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
     # The page of the folder is not taken for a run of it, and neither are the pages of its runs.
     assert [run.arm for run in load(tmp_path / "demo").runs] == ["grpo", "gspo"]
@@ -116,7 +117,7 @@ def test_the_page_of_a_sweep(page, sweep):
     for word in (*ARMS, "commit", "0123abc", "Configuration of", "3142=", "1234", "95 % t interval"):
         assert word in markdown
         assert word in html
-    assert "held-out greedy, end: GSPO against GRPO" in markdown
+    assert "held-out accuracy, greedy, end: GSPO against GRPO" in markdown
     assert "GSPO is higher (p " in markdown
     assert "SAPO" in printed
 
@@ -171,7 +172,7 @@ def test_panels_without_metrics_are_left_out_and_named(tmp_path):
     assert "experts changed by layer and update (not logged)" in markdown
     assert "### Experts changed" not in markdown
     header, _ = arm_table(load(tmp_path / "run"), "")
-    assert header == ["arm", "runs", "reward, last 5", "collapsed"]
+    assert header == ["arm", "runs", "mean reward, last 5", "collapsed"]
 
 
 def test_the_flip_map_shows_layers_and_updates(sweep):
@@ -219,6 +220,19 @@ def test_a_panel_of_two_metrics_needs_only_one_of_them(tmp_path):
     panel = [Curve("a", "both", beside="b", names=("a", "b")), Curve("a", "one")]
     (ax,) = curves(load(tmp_path / "run"), "", panel).axes
     np.testing.assert_array_equal(ax.lines[-1].get_ydata(), [2, 3])
+
+
+def test_whiskers_are_t_intervals_from_three_seeds_on_and_the_axis_spans_the_seeds(tmp_path):
+    for seed, height in enumerate((1.0, 2.0, 3.0)):
+        write_rows(tmp_path / "A" / str(seed), [{"step": s, "a": height * s} for s in (1, 2)], result={})
+    panel = [Curve("a", "a")]
+    (ax,) = curves(load(tmp_path), "", panel).axes
+    half = 4.302653 / 3**0.5  # t(0.975, 2) sd / sqrt(3) with sd = 1 at step 1
+    np.testing.assert_allclose(ax.collections[0].get_segments()[0][:, 1], [2 - half, 2 + half], rtol=1e-6)
+    assert ax.get_ylim()[1] < 7
+    shutil.rmtree(tmp_path / "A" / "2")
+    (ax,) = curves(load(tmp_path), "", panel).axes
+    np.testing.assert_allclose(ax.collections[0].get_segments()[0][:, 1], [1, 2])
 
 
 def test_a_point_that_no_line_reaches_is_a_dot(tmp_path):
@@ -318,8 +332,8 @@ def test_the_page_escapes_what_a_model_wrote(tmp_path):
     page = Page(tmp_path)
     page.heading("<b>", level=1)
     page.code("```<script>alert(1)</script>")
-    page.table(["a", "b"], [["x|y", "<i>"]])
-    page.table(["answer <b>"], [["![](address) <img src=x> \x1b[2J"]], prose=True)
+    page.table(["a", "b"], [["x|y", "<i>"]], "plain")
+    page.table(["answer <b>"], [["![](address) <img src=x> \x1b[2J"]], "prose", prose=True)
     page.text("<img>")
     page.bullets(["<img>"])
     markdown, html = page.write()
@@ -339,3 +353,5 @@ def test_a_table_wider_than_the_terminal_goes_on_below():
     header, rows = ["arm", "first", "second"], [["a", "1", "2"]]
     assert text_table(header, rows, 13) == "arm  first\n---  -----\na        1\n\narm  second\n---  ------\na         2"
     assert text_table(header, rows, 18) == text_table(header, rows)
+    keyed = text_table(["arm", "key", "one", "two"], [["a", "b", "1", "2"]], 14, keys=2)
+    assert keyed.splitlines()[4:] == ["arm  key  two", "---  ---  ---", "a      b    2"]

@@ -8,6 +8,7 @@ from jaxrl_llm.report.read import collapse_index
 from jaxrl_llm.report.statistics import (
     batches_differ,
     detectable,
+    half_width,
     holm,
     paired_difference,
     power,
@@ -189,3 +190,10 @@ def test_survival_without_censoring_is_the_share_alive():
     np.testing.assert_allclose(alive, [1, 0.75, 0.25, 0])
     times, alive = survival([7, 7], [False, False])
     assert (times.tolist(), alive.tolist()) == ([0.0], [1.0])
+
+
+def test_half_of_a_t_interval():
+    values = [[1, 5, np.nan], [2, np.nan, np.nan], [3, np.nan, np.nan]]
+    half = half_width(np.array(values))
+    assert half[0] == pytest.approx(4.302653 / 3**0.5, rel=1e-6)  # t(0.975, 2) sd / sqrt(3), sd = 1
+    assert np.isnan(half[1:]).all()

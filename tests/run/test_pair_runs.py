@@ -96,7 +96,8 @@ def test_the_reward_models_dir_is_a_dir_like_any_other(rewards, capsys):
     last = tiny_run.metrics(workdir)[-1]
     assert "eval/greedy" not in last
     assert evaluation.main(["--workdir", str(workdir)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "held-out pairs ordered right" in capsys.readouterr().out
+    told = json.loads((workdir / "evaluation.jsonl").read_text().splitlines()[-1])
     assert {key: told[key] for key in last if key.startswith("eval/")} == {
         key: value for key, value in last.items() if key.startswith("eval/")
     }
