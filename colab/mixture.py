@@ -1,0 +1,210 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A mixture and its routing
+#
+# In a mixture of experts a router chooses a few experts for every token. An update of the policy moves the parameters
+# and, with them, the choice: the importance ratio then compares two different networks. Here one rollout of a tiny
+# mixture is taken apart, layer by layer: which experts compute a token, how many of them change within 32 updates, what
+# that does to the ratio, and what replaying the old choice takes away. Two to three minutes on two CPU cores.
+
+# %% [markdown]
+# opening
+
+# %%
+# opening
+
+# %% [markdown]
+# ## The policy and one rollout
+#
+# The policy has 4 layers with 16 experts each, of which 4 compute a token, and is warm-started on sorting ten digits.
+# The config is that of the [routing-replay study](https://arxiv.org/abs/2507.18071): 256 answers a rollout, 32 updates
+# at a rate that is too high on purpose.
+
+# %%
+# %matplotlib inline
+import jax
+import jax.numpy as jnp
+import numpy as np
+from IPython.display import display
+
+from jaxrl_llm.config import loading
+from jaxrl_llm.config.start_up import start_jax
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.models import Routing, no_record, scoring
+from jaxrl_llm.report.style import colour, label_ends, line, panels
+from jaxrl_llm.run.assembly import build
+from jaxrl_llm.run.settings import validate
+from jaxrl_llm.training import gaps
+
+start_jax()  # keeps what is compiled: run these cells a second time and nothing is compiled again
+run = build(validate(loading.load(loading.find("routing_replay"))))
+state = run.start(lambda line: None)
+drawn = run.source.next(run.source.stream(), 1, state)
+batch, task = drawn.batch, run.settings.task
+e_old = Routing(batch.routing.scored.experts)  # the experts that the old policy used
+layers, answers, _, chosen = e_old.experts.shape
+LAYERS = [f"layer {layer}" for layer in range(layers)]
+tokens = [task.tokenizer.decode([int(i)]) or "EOS" for i in batch.tokens[0][batch.segment_ids[0] != 0]]
+print(
+    f"{answers} answers; a forward returns its routing as experts [layer, answer, token, choice] = {e_old.experts.shape}"
+)
+print("the first answer:", *tokens)
+
+# %% [markdown]
+# The 4 experts of each token of that answer, in every layer. The same digit goes to similar experts; its place matters
+# too.
+
+# %%
+figure, axes = panels(LAYERS, columns=2, height=2.7, along="token")
+for layer, ax in enumerate(axes):
+    used = np.zeros((run.settings.model.num_experts, len(tokens) - 1))
+    for place in range(len(tokens) - 1):  # the last token was never fed, so it has no experts
+        used[np.asarray(e_old.experts[layer, 0, place]), place] = 1
+    ax.imshow(used, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1.3, interpolation="none")
+    ax.set_xticks(range(len(tokens) - 1), tokens[:-1])
+    ax.set_ylabel("expert", fontsize=8.5)
+    ax.grid(False)
+display(figure)
+
+# %% [markdown]
+# ## Flips
+#
+# The 32 updates of GRPO on this rollout. After each, the share of the activated experts that the current router no
+# longer picks (a difference of sets: the order of the experts says nothing).
+
+
+# %%
+def updated(state, batch):
+    """The policy after the updates of one epoch, and the share of changed experts [update, layer]."""
+    state, flips = jax.tree.map(jnp.copy, state), []  # an update overwrites the state that it is given
+    for layout in drawn.epochs[0]:
+        state, metrics = run.learner.update(state, batch, layout)
+        flips.append(M.finalize(jax.device_get(metrics))["routing/flips_old_current_by_layer"])
+    return state.policy.trained, np.array(flips)
+
+
+old = state.policy.trained
+new, flips = updated(state, batch)
+figure, (ax,) = panels(["experts changed since the rollout"], columns=1, height=3.2, along="update")
+for layer, name in enumerate(LAYERS):
+    ax.plot(range(1, len(flips) + 1), 100 * flips[:, layer], **line([None, *LAYERS], name) | {"marker": ""})
+label_ends(ax, [(100 * flips[-1, i], name, colour([None, *LAYERS], name)) for i, name in enumerate(LAYERS)])
+ax.set_ylabel("% of the activated experts", fontsize=8.5)
+display(figure)
+print(
+    f"after the last update {flips[-1].mean():.1%} on average; {1 - (1 - flips[-1]).prod():.0%} if layers were independent"
+)
+
+# %% [markdown]
+# ## Replay
+#
+# Routing is an argument of a forward as it is a result. Given the experts that another pass recorded, a forward uses
+# those; the gates are the softmax of its own router at these experts, so the router keeps its gradient. Replaying to a
+# policy the experts that it chose itself changes nothing.
+
+# %%
+forward = jax.jit(
+    lambda params, routing: scoring.score(run.model, params, batch.tokens, batch.segment_ids, routing=routing)
+)
+mask = np.asarray(batch.loss_mask)
+free, own, held = forward(new, None), forward(old, e_old), forward(new, e_old)
+old_logprobs = forward(old, None).logprobs
+print("old policy, its own experts replayed: log-probs differ by at most", abs(own.logprobs - old_logprobs).max())
+print(
+    "new policy, the old experts replayed: log-probs differ by at most", abs(held.logprobs - free.logprobs)[mask].max()
+)
+
+# %% [markdown]
+# ## The parts of the ratio
+#
+# With `e_old` the experts of the old policy and `e` those of the current one, the log-ratio of a token is the sum of
+# two parts:
+#
+# - parameters: `log pi(.|e_old) - log pi_old(.|e_old)`, what remains if the experts are held
+# - routing: `log pi(.|e) - log pi(.|e_old)`, what the changed selection adds
+#
+# A changed expert reaches later tokens through attention, so a token counts as flipped if any expert at any earlier
+# position changed.
+
+# %%
+log_ratio = np.asarray(free.logprobs - old_logprobs)
+parameters = np.asarray(held.logprobs - old_logprobs)
+routing = np.asarray(free.logprobs - held.logprobs)
+np.testing.assert_allclose((parameters + routing)[mask], log_ratio[mask], atol=1e-5)
+flipped = np.asarray(gaps.flipped_before(e_old, free.routing)) & mask
+parts = gaps.decompose(free.logprobs, held.logprobs, forward(old, free.routing).logprobs, old_logprobs, batch.loss_mask)
+share = {name: float(value) for name, value in M.finalize(jax.device_get(parts)).items()}
+print(f"{flipped.sum() / mask.sum():.0%} of the answers' tokens follow a changed expert")
+print(f"share of Var(log r) that is routing: {share['routing/share_of_variance']:.1%}, parameters first")
+print(f"                                     {share['routing/share_of_variance_shapley']:.1%}, mean of both orders")
+
+figure, (scatter, spread) = panels(
+    ["each answer token", "how far the ratio is from 1"], columns=2, height=3.6, along="parameter part of log r"
+)
+for where, name, ink in ((mask & ~flipped, "before any change", "#0072B2"), (flipped, "after one", "#D55E00")):
+    scatter.plot(parameters[where], routing[where], ".", color=ink, alpha=0.35, markersize=4, label=name)
+    size = np.sort(abs(log_ratio[where]))
+    spread.semilogx(size, 1 - np.arange(len(size)) / len(size), color=ink, linewidth=2, label=name)
+scatter.set_ylabel("routing part of log r", fontsize=8.5)
+scatter.legend(frameon=False, fontsize=9)
+spread.set_xlim(1e-4, None)
+spread.set_xlabel("|log r|", fontsize=8.5)
+spread.set_ylabel("share of tokens beyond", fontsize=8.5)
+spread.legend(frameon=False, fontsize=9)
+display(figure)
+
+# %% [markdown]
+# ## Layer by layer
+#
+# A token without a record lets the router choose. So one layer at a time is set free while the others replay: whose
+# changed experts move the log-probs?
+
+# %%
+alone = []
+for layer in range(layers):
+    one_free = Routing(e_old.experts.at[layer].set(no_record(e_old.experts)))
+    alone.append(float(np.std(np.asarray(forward(new, one_free).logprobs - held.logprobs)[mask])))
+figure, (changed, moved) = panels(
+    ["experts changed (%)", "what one free layer does: sd of the routing part"], columns=2, height=2.6
+)
+changed.barh(LAYERS, 100 * flips[-1], color="#0072B2")
+moved.barh([*LAYERS, "all"], [*alone, float(np.std(routing[mask]))], color=["#0072B2"] * layers + ["#6b6b6b"])
+display(figure)
+
+# %% [markdown]
+# ## Training with replay
+#
+# R2 replays the old experts in every training forward of these 32 updates. The ratio that the objective sees then has no
+# routing part at all. The router moves all the same, since it keeps its gradient: what replay holds back is the ratio,
+# not the drift of the experts.
+
+# %%
+replayed = batch.replace(routing=batch.routing.replace(replayed=e_old))
+new_r2, _ = updated(state, replayed)
+free_r2, held_r2 = forward(new_r2, None), forward(new_r2, e_old)
+fresh = np.asarray(gaps.differ(e_old, free_r2.routing)[0].mean(axis=(1, 2), where=(batch.segment_ids != 0)[None]))
+seen = {"GRPO": free.logprobs, "GRPO+R2": held_r2.logprobs}
+drift = {"GRPO": flips[-1].mean(), "GRPO+R2": fresh.mean()}
+for arm, logprobs in seen.items():
+    seen_ratio = np.asarray(logprobs - old_logprobs)[mask]
+    print(
+        f"{arm:<8} sd of the log-ratio that the objective sees {seen_ratio.std():.3f}, experts changed {drift[arm]:.1%}"
+    )
+
+# %% [markdown]
+# One rollout of one seed. Whether replay helps to learn is another question, which needs whole runs and paired seeds.
+# Next: [train and compare](compare.ipynb).

@@ -1,0 +1,104 @@
+"""The notebooks of colab/: NAME.py is the source, NAME.ipynb its pair with the outputs of a run.
+
+`python -m tests.reference.notebooks [NAME ...]` writes the opening of colab/install.py into the sources (the address is
+that of [project.urls], and so is the badge), runs them and stores the outputs without what they say of the machine.
+"""
+
+import os
+import re
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("objectives", "mixture", "compare", "published_model", "your_own")  # in reading order
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+_MACHINE = (  # what a stored text says of the machine, and what stands there instead
+    (re.compile(re.escape(str(Path.home())) + r"\b"), "~"),
+    (re.compile(r"  tokens/s [\d,]+"), ""),
+    (re.compile(r"  (\d+:)?\d\d:\d\d<(\d+:)?\d\d:\d\d"), ""),
+    (re.compile(r" of [\d.]+ GB a device"), " a device"),
+)
+
+
+def path_of(name: str) -> Path:
+    return ROOT / "colab" / f"{name}.ipynb"
+
+
+def public_address() -> str:
+    """The entry Repository of [project.urls]; "" while there is none."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository", "")
+
+
+def opening(name: str, address: str) -> list[str]:
+    """The sources of the cells that follow a notebook's title: words, with the badge of an address, and code."""
+    words, code = (cell.source for cell in jupytext.read(ROOT / "colab" / "install.py").cells)
+    if address.startswith("https://github.com/"):  # Colab opens notebooks from nowhere else by address
+        repository = address.removeprefix("https://").removesuffix(".git")
+        link = f"https://colab.research.google.com/{repository.replace('.com', '', 1)}/blob/main/colab/{name}.ipynb"
+        words = f"[![Open in Colab]({_BADGE})]({link})\n\n{words}"
+    return [words, code.replace('ADDRESS = ""', f'ADDRESS = "{address}"')]
+
+
+def execute(book: nbformat.NotebookNode, folder: Path) -> float:
+    """Run a notebook in a folder, with this checkout's package; returns the seconds."""
+    from nbclient import NotebookClient
+
+    began = time.monotonic()
+    client = NotebookClient(book, timeout=900, resources={"metadata": {"path": str(folder)}})
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    client.execute(env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [still for output in cell.outputs for still in _still(output, client.widget_state)]
+    return time.monotonic() - began
+
+
+def _still(output: nbformat.NotebookNode, widgets: dict) -> list[nbformat.NotebookNode]:
+    """The output itself; of a widget, which is nothing without a kernel, what it shows below its sliders."""
+    if _WIDGET not in output.get("data", {}):
+        return [output]
+    state = widgets[output.data[_WIDGET]["model_id"]]
+    inside = [widgets[child.removeprefix("IPY_MODEL_")] for child in state.get("children", [])]
+    return [nbformat.from_dict(shown) for part in (state, *inside) for shown in part.get("outputs", [])]
+
+
+def neutral(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook without what its outputs say of the machine that ran it."""
+    for cell in book.cells:
+        cell.pop("id", None)  # drawn anew at every run
+        cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", []):
+            texts = (
+                [(output, "text")] if "text" in output else [(output.data, "text/plain")] if "data" in output else []
+            )
+            for holder, key in texts:
+                for pattern, instead in _MACHINE:
+                    holder[key] = pattern.sub(instead, holder.get(key, ""))
+    book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    book.nbformat_minor = 4  # the last without ids of cells
+    return book
+
+
+def store(name: str) -> float:
+    """Bring a source up to date, run it and write its pair; returns the seconds."""
+    source = path_of(name).with_suffix(".py")
+    book = jupytext.read(source)
+    for cell, text in zip(book.cells[1:3], opening(name, public_address()), strict=True):
+        cell.source = text
+    jupytext.write(book, source, fmt="py:percent")
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = execute(book, Path(folder))
+    nbformat.write(neutral(book), path_of(name))
+    return seconds
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or NAMES:
+        print(f"{name}: {store(name):.0f} s", flush=True)
