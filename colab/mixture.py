@@ -22,17 +22,35 @@
 # that does to the ratio, and what replaying the old choice takes away. Two to three minutes on two CPU cores.
 
 # %% [markdown]
-# opening
+# The next cell installs the package where it is missing: from its wheel beside the notebook, from the checkout around
+# it, or from the public address. On Colab choose the runtime first (CPU, GPU or TPU); if it then asks to restart, do so
+# and run the cells again from the top.
 
 # %%
-# opening
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ADDRESS = ""  # what [project.urls] of pyproject.toml says
+
+if importlib.util.find_spec("jaxrl_llm") is None:
+    wheels = [path.resolve() for path in Path().glob("jaxrl_llm-*.whl")]
+    checkouts = [path for path in Path.cwd().parents if (path / "jaxrl_llm" / "__init__.py").exists()]
+    sources = [*(path.as_uri() for path in wheels + checkouts), *([f"git+{ADDRESS}"] if ADDRESS else [])]
+    if not sources:
+        raise RuntimeError("jaxrl_llm has no public address yet: put its wheel beside this notebook, and run the cell")
+    tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
+    extras = "colab,gpu" if shutil.which("nvidia-smi") else "colab,tpu" if tpu else "colab"
+    package = f"jaxrl_llm[{extras}] @ {sources[0]}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
 
 # %% [markdown]
 # ## The policy and one rollout
 #
 # The policy has 4 layers with 16 experts each, of which 4 compute a token, and is warm-started on sorting ten digits.
-# The config is that of the [routing-replay study](https://arxiv.org/abs/2507.18071): 256 answers a rollout, 32 updates
-# at a rate that is too high on purpose.
+# The config `routing_replay` takes 256 answers a rollout and 32 updates, at a rate that is too high on purpose.
 
 # %%
 # %matplotlib inline
@@ -59,9 +77,7 @@ e_old = Routing(batch.routing.scored.experts)  # the experts that the old policy
 layers, answers, _, chosen = e_old.experts.shape
 LAYERS = [f"layer {layer}" for layer in range(layers)]
 tokens = [task.tokenizer.decode([int(i)]) or "EOS" for i in batch.tokens[0][batch.segment_ids[0] != 0]]
-print(
-    f"{answers} answers; a forward returns its routing as experts [layer, answer, token, choice] = {e_old.experts.shape}"
-)
+print(f"the routing of {answers} answers, experts [layer, answer, token, choice]: {e_old.experts.shape}")
 print("the first answer:", *tokens)
 
 # %% [markdown]
@@ -105,9 +121,7 @@ for layer, name in enumerate(LAYERS):
 label_ends(ax, [(100 * flips[-1, i], name, colour([None, *LAYERS], name)) for i, name in enumerate(LAYERS)])
 ax.set_ylabel("% of the activated experts", fontsize=8.5)
 display(figure)
-print(
-    f"after the last update {flips[-1].mean():.1%} on average; {1 - (1 - flips[-1]).prod():.0%} if layers were independent"
-)
+print(f"after the last update {flips[-1].mean():.1%} of the activated experts are others")
 
 # %% [markdown]
 # ## Replay
@@ -123,10 +137,9 @@ forward = jax.jit(
 mask = np.asarray(batch.loss_mask)
 free, own, held = forward(new, None), forward(old, e_old), forward(new, e_old)
 old_logprobs = forward(old, None).logprobs
-print("old policy, its own experts replayed: log-probs differ by at most", abs(own.logprobs - old_logprobs).max())
-print(
-    "new policy, the old experts replayed: log-probs differ by at most", abs(held.logprobs - free.logprobs)[mask].max()
-)
+same, other = abs(own.logprobs - old_logprobs)[mask].max(), abs(held.logprobs - free.logprobs)[mask].max()
+print(f"old policy with its own experts replayed: log-probs differ by {same:.1e} at most")
+print(f"new policy with the old experts replayed: log-probs differ by {other:.1e} at most")
 
 # %% [markdown]
 # ## The parts of the ratio
@@ -188,22 +201,19 @@ display(figure)
 # %% [markdown]
 # ## Training with replay
 #
-# R2 replays the old experts in every training forward of these 32 updates. The ratio that the objective sees then has no
-# routing part at all. The router moves all the same, since it keeps its gradient: what replay holds back is the ratio,
-# not the drift of the experts.
+# R2 replays the old experts in every training forward of these 32 updates. The ratio that the objective sees then has
+# no routing part at all. The router moves all the same, since it keeps its gradient: replay holds back the ratio, not
+# the drift of the experts.
 
 # %%
 replayed = batch.replace(routing=batch.routing.replace(replayed=e_old))
 new_r2, _ = updated(state, replayed)
-free_r2, held_r2 = forward(new_r2, None), forward(new_r2, e_old)
-fresh = np.asarray(gaps.differ(e_old, free_r2.routing)[0].mean(axis=(1, 2), where=(batch.segment_ids != 0)[None]))
-seen = {"GRPO": free.logprobs, "GRPO+R2": held_r2.logprobs}
-drift = {"GRPO": flips[-1].mean(), "GRPO+R2": fresh.mean()}
-for arm, logprobs in seen.items():
-    seen_ratio = np.asarray(logprobs - old_logprobs)[mask]
-    print(
-        f"{arm:<8} sd of the log-ratio that the objective sees {seen_ratio.std():.3f}, experts changed {drift[arm]:.1%}"
-    )
+arms = {"GRPO": (free, free), "GRPO+R2": (forward(new_r2, e_old), forward(new_r2, None))}
+for arm, (seen, fresh) in arms.items():
+    share, both = gaps.differ(e_old, fresh.routing)
+    changed = share.mean(where=both & (batch.segment_ids != 0)[None])
+    sd = (seen.logprobs - old_logprobs)[mask].std()
+    print(f"{arm:<8} sd of the log-ratio that the objective sees: {sd:.3f}; experts changed: {changed:.1%}")
 
 # %% [markdown]
 # One rollout of one seed. Whether replay helps to learn is another question, which needs whole runs and paired seeds.

@@ -130,9 +130,9 @@ for name, kind in KINDS.items():
 # %% [markdown]
 # ## With sliders
 #
-# Since `grad r = r grad log pi`, the gradient of a token's log-probability is weighed by `w(r) r`: under a clip without a
-# bound a bad token that has become four times as likely weighs four times as much. Move the sliders. (A page without a
-# kernel shows the picture at their start.)
+# Since `grad r = r grad log pi`, the gradient of a token's log-probability is weighed by `w(r) r`: under a clip without
+# a bound a bad token that has become four times as likely weighs four times as much. Move the sliders. (A page without
+# a kernel shows the picture at their start.)
 
 
 # %%

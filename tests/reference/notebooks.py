@@ -24,6 +24,7 @@ _MACHINE = (  # what a stored text says of the machine, and what stands there in
     (re.compile(r"  tokens/s [\d,]+"), ""),
     (re.compile(r"  (\d+:)?\d\d:\d\d<(\d+:)?\d\d:\d\d"), ""),
     (re.compile(r" of [\d.]+ GB a device"), " a device"),
+    (re.compile(r"(?<![\d,])\d{1,3},\d{3}(?![\d,])"), lambda found: "-".rjust(len(found[0]))),  # a table's tokens/s
 )
 
 
@@ -75,12 +76,9 @@ def neutral(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.pop("id", None)  # drawn anew at every run
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):
-            texts = (
-                [(output, "text")] if "text" in output else [(output.data, "text/plain")] if "data" in output else []
-            )
-            for holder, key in texts:
-                for pattern, instead in _MACHINE:
-                    holder[key] = pattern.sub(instead, holder.get(key, ""))
+            for holder, key in ((output, "text"), (output.get("data", {}), "text/plain")):
+                for pattern, instead in _MACHINE if key in holder else ():
+                    holder[key] = pattern.sub(instead, holder[key])
     book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     book.nbformat_minor = 4  # the last without ids of cells
     return book

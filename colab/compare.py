@@ -1,0 +1,103 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Train and compare
+#
+# Four short runs of one tiny mixture of experts from the same warm start, with the same prompts and sampling keys:
+# GRPO, GRPO with routing replay (R2), GSPO and SAPO. Then the report that the package writes of them, and how to read
+# it. Four to eight minutes on two CPU cores.
+
+# %% [markdown]
+# opening
+
+# %%
+# opening
+
+# %% [markdown]
+# ## Train
+#
+# Each arm is one configuration with two or three fields changed, and a run is one command that leaves a DIR:
+#
+# ```
+# python -m jaxrl_llm.main --config routing_replay --workdir runs/GRPO --config.steps=12
+# ```
+#
+# The config is the regime of the routing-replay study: 32 updates a rollout at a learning rate that is too high, where
+# the methods part within minutes. Every run begins with the mathematics of its objective. The same command on a DIR
+# resumes it, so this cell may be run again.
+
+# %%
+from jaxrl_llm import main
+
+ARMS = {
+    "GRPO": {"objective.name": "grpo"},
+    "GRPO+R2": {"objective.name": "grpo", "replay.mode": "R2"},
+    "GSPO": {"objective.name": "gspo", "objective.clip_low": 8e-3, "objective.clip_high": 1e-2},
+    "SAPO": {"objective.name": "sapo"},
+}
+SHARED = {"steps": 12, "evaluation.every": 12, "checkpoint.every": 12, "log.diagnostics_every": 3}
+for arm, own in ARMS.items():
+    fields = [f"--config.{field}={value}" for field, value in (SHARED | own).items()]
+    assert main.main(["--config", "routing_replay", "--workdir", f"runs/{arm}", *fields]) == 0
+
+# %% [markdown]
+# ## The report
+#
+# `python -m jaxrl_llm.report runs` prints a table and writes `runs/report.html`, one file with all figures. Read the
+# table from the left: held-out accuracy at the start and at the end, then the share of tokens that a clip cut, and the
+# share of experts that changed. The objectives do not clip alike, so "clipped" does not compare across arms.
+
+# %%
+from IPython.display import Image, display
+
+from jaxrl_llm.report.write import write_report
+
+print(write_report("runs"))
+
+# %% [markdown]
+# **Learning curves.** Does the reward rise, and does it stay? The dip after the first rollout is the rate, which is too
+# high for a clip by token; the arms differ in whether they recover.
+
+# %%
+display(Image("runs/figures/curves.png"))
+
+# %% [markdown]
+# **Flips by layer and update.** Experts that the current policy no longer picks. Brighter to the right: the routing
+# drifts within a rollout. Replay does not stop that drift, it only keeps it out of the ratio.
+
+# %%
+display(Image("runs/figures/flips.png"))
+
+# %% [markdown]
+# **What moves the ratio.** The share of Var(log r) that comes from the changed selection of experts alone, scored
+# without replay in every arm.
+
+# %%
+display(Image("runs/figures/decomposition.png"))
+
+# %% [markdown]
+# **Gradient weights.** How much of each token's gradient the objective keeps, by the sign of its advantage: what the
+# clip fraction cannot tell across objectives.
+
+# %%
+display(Image("runs/figures/gradient_weights.png"))
+
+# %% [markdown]
+# ## What this shows, and what it does not
+#
+# One seed each, at one rate: an arm that ends higher here has ended higher once. A claim needs paired seeds, for which
+# the same arms are a sweep (`python -m jaxrl_llm.sweep --sweep FILE --workdir DIR`); the report of a sweep adds paired
+# differences with intervals and says which are undecided. Next: [a published model learns](published_model.ipynb).
