@@ -40,7 +40,7 @@ if importlib.util.find_spec("jaxrl_llm") is None:
     checkouts = [path for path in Path.cwd().parents if (path / "jaxrl_llm" / "__init__.py").exists()]
     sources = [*(path.as_uri() for path in wheels + checkouts), *([f"git+{ADDRESS}"] if ADDRESS else [])]
     if not sources:
-        raise RuntimeError("jaxrl_llm has no public address yet: put its wheel beside this notebook, and run the cell")
+        raise RuntimeError("jaxrl_llm has no public address yet; put its wheel beside this notebook")
     tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
     extras = "colab,gpu" if shutil.which("nvidia-smi") else "colab,tpu" if tpu else "colab"
     package = f"jaxrl_llm[{extras}] @ {sources[0]}"
@@ -81,8 +81,7 @@ print(f"the routing of {answers} answers, experts [layer, answer, token, choice]
 print("the first answer:", *tokens)
 
 # %% [markdown]
-# The 4 experts of each token of that answer, in every layer. The same digit goes to similar experts; its place matters
-# too.
+# Which 4 experts compute each token of that answer, in every layer:
 
 # %%
 figure, axes = panels(LAYERS, columns=2, height=2.7, along="token")
@@ -150,25 +149,26 @@ print(f"new policy with the old experts replayed: log-probs differ by {other:.1e
 # - parameters: `log pi(.|e_old) - log pi_old(.|e_old)`, what remains if the experts are held
 # - routing: `log pi(.|e) - log pi(.|e_old)`, what the changed selection adds
 #
-# A changed expert reaches later tokens through attention, so a token counts as flipped if any expert at any earlier
-# position changed.
+# They sum exactly. The tokens are split by whether the state that predicts them was computed by other experts in any
+# layer; a changed expert reaches the tokens after that as well, through attention.
 
 # %%
 log_ratio = np.asarray(free.logprobs - old_logprobs)
 parameters = np.asarray(held.logprobs - old_logprobs)
 routing = np.asarray(free.logprobs - held.logprobs)
 np.testing.assert_allclose((parameters + routing)[mask], log_ratio[mask], atol=1e-5)
-flipped = np.asarray(gaps.flipped_before(e_old, free.routing)) & mask
-parts = gaps.decompose(free.logprobs, held.logprobs, forward(old, free.routing).logprobs, old_logprobs, batch.loss_mask)
-share = {name: float(value) for name, value in M.finalize(jax.device_get(parts)).items()}
-print(f"{flipped.sum() / mask.sum():.0%} of the answers' tokens follow a changed expert")
-print(f"share of Var(log r) that is routing: {share['routing/share_of_variance']:.1%}, parameters first")
-print(f"                                     {share['routing/share_of_variance_shapley']:.1%}, mean of both orders")
+share, both = gaps.differ(e_old, free.routing)  # of the experts of each layer, answer and token
+flipped = np.asarray(scoring.previous(((share > 0) & both).any(axis=0))) & mask
+swapped = forward(old, free.routing)  # the other order: the old parameters with the new experts
+parts = gaps.decompose(free.logprobs, held.logprobs, swapped.logprobs, old_logprobs, batch.loss_mask)
+found = M.finalize(jax.device_get(parts))
+print(f"{flipped.sum() / mask.sum():.0%} of the answers' tokens are predicted by other experts")
+print(f"routing explains {found['routing/share_of_variance']:.1%} of Var(log r), parameters first")
+print(f"             and {found['routing/share_of_variance_shapley']:.1%} in the mean of both orders")
 
-figure, (scatter, spread) = panels(
-    ["each answer token", "how far the ratio is from 1"], columns=2, height=3.6, along="parameter part of log r"
-)
-for where, name, ink in ((mask & ~flipped, "before any change", "#0072B2"), (flipped, "after one", "#D55E00")):
+titles = ["each answer token", "how far the ratio is from 1"]
+figure, (scatter, spread) = panels(titles, columns=2, height=3.6, along="parameter part of log r")
+for where, name, ink in ((mask & ~flipped, "same experts", "#0072B2"), (flipped, "other experts", "#D55E00")):
     scatter.plot(parameters[where], routing[where], ".", color=ink, alpha=0.35, markersize=4, label=name)
     size = np.sort(abs(log_ratio[where]))
     spread.semilogx(size, 1 - np.arange(len(size)) / len(size), color=ink, linewidth=2, label=name)
@@ -190,12 +190,11 @@ display(figure)
 alone = []
 for layer in range(layers):
     one_free = Routing(e_old.experts.at[layer].set(no_record(e_old.experts)))
-    alone.append(float(np.std(np.asarray(forward(new, one_free).logprobs - held.logprobs)[mask])))
-figure, (changed, moved) = panels(
-    ["experts changed (%)", "what one free layer does: sd of the routing part"], columns=2, height=2.6
-)
+    alone.append(np.std((forward(new, one_free).logprobs - held.logprobs)[mask]))
+titles = ["experts changed (%)", "what one free layer does: sd of the routing part"]
+figure, (changed, moved) = panels(titles, columns=2, height=2.6)
 changed.barh(LAYERS, 100 * flips[-1], color="#0072B2")
-moved.barh([*LAYERS, "all"], [*alone, float(np.std(routing[mask]))], color=["#0072B2"] * layers + ["#6b6b6b"])
+moved.barh([*LAYERS, "all"], [*alone, np.std(routing[mask])], color=["#0072B2"] * layers + ["#6b6b6b"])
 display(figure)
 
 # %% [markdown]
@@ -216,5 +215,7 @@ for arm, (seen, fresh) in arms.items():
     print(f"{arm:<8} sd of the log-ratio that the objective sees: {sd:.3f}; experts changed: {changed:.1%}")
 
 # %% [markdown]
-# One rollout of one seed. Whether replay helps to learn is another question, which needs whole runs and paired seeds.
+# One rollout of one seed: here the parameters move the ratio far more than the routing does. Whether replay helps to
+# learn is another question, which needs whole runs and paired seeds.
+#
 # Next: [train and compare](compare.ipynb).

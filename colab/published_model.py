@@ -39,7 +39,7 @@ if importlib.util.find_spec("jaxrl_llm") is None:
     checkouts = [path for path in Path.cwd().parents if (path / "jaxrl_llm" / "__init__.py").exists()]
     sources = [*(path.as_uri() for path in wheels + checkouts), *([f"git+{ADDRESS}"] if ADDRESS else [])]
     if not sources:
-        raise RuntimeError("jaxrl_llm has no public address yet: put its wheel beside this notebook, and run the cell")
+        raise RuntimeError("jaxrl_llm has no public address yet; put its wheel beside this notebook")
     tpu = any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0"))
     extras = "colab,gpu" if shutil.which("nvidia-smi") else "colab,tpu" if tpu else "colab"
     package = f"jaxrl_llm[{extras}] @ {sources[0]}"

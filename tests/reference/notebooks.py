@@ -1,7 +1,9 @@
 """The notebooks of colab/: NAME.py is the source, NAME.ipynb its pair with the outputs of a run.
 
-`python -m tests.reference.notebooks [NAME ...]` writes the opening of colab/install.py into the sources (the address is
-that of [project.urls], and so is the badge), runs them and stores the outputs without what they say of the machine.
+`python -m tests.reference.notebooks [NAME ...]` runs the notebooks of these names and stores their outputs, without
+what they say of the machine. Before that, and without a name only that, it writes the opening of colab/install.py into
+all sources, with the address of [project.urls] and the badge that follows from it, and the words of all sources into
+their pairs, whose outputs stay.
 """
 
 import os
@@ -52,9 +54,10 @@ def execute(book: nbformat.NotebookNode, folder: Path) -> float:
     from nbclient import NotebookClient
 
     began = time.monotonic()
-    client = NotebookClient(book, timeout=900, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(book, timeout=900, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    client.execute(env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    own = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # the tests' save compilation
+    client.execute(env=own | {"PYTHONPATH": os.pathsep.join(paths)})
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs = [still for output in cell.outputs for still in _still(output, client.widget_state)]
@@ -84,13 +87,24 @@ def neutral(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return book
 
 
-def store(name: str) -> float:
-    """Bring a source up to date, run it and write its pair; returns the seconds."""
-    source = path_of(name).with_suffix(".py")
-    book = jupytext.read(source)
-    for cell, text in zip(book.cells[1:3], opening(name, public_address()), strict=True):
+def renew_words(name: str) -> None:
+    """Write the opening into a source, and all but its other code into the pair, where there is one."""
+    path = path_of(name)
+    source = jupytext.read(path.with_suffix(".py"))
+    for cell, text in zip(source.cells[1:3], opening(name, public_address()), strict=True):
         cell.source = text
-    jupytext.write(book, source, fmt="py:percent")
+    jupytext.write(source, path.with_suffix(".py"), fmt="py:percent")
+    if path.exists():
+        pair = nbformat.read(path, as_version=4)
+        for place, (cell, new) in enumerate(zip(pair.cells, source.cells, strict=True)):
+            if place == 2 or new.cell_type == "markdown":
+                cell.source = new.source
+        nbformat.write(pair, path)
+
+
+def store(name: str) -> float:
+    """Run a source and write its pair; returns the seconds."""
+    book = jupytext.read(path_of(name).with_suffix(".py"))
     with tempfile.TemporaryDirectory() as folder:
         seconds = execute(book, Path(folder))
     nbformat.write(neutral(book), path_of(name))
@@ -98,5 +112,7 @@ def store(name: str) -> float:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or NAMES:
+    for name in NAMES:
+        renew_words(name)
+    for name in sys.argv[1:]:
         print(f"{name}: {store(name):.0f} s", flush=True)
