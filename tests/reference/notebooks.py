@@ -13,6 +13,7 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -64,7 +65,7 @@ def execute(book: nbformat.NotebookNode, folder: Path) -> float:
     return time.monotonic() - began
 
 
-def _still(output: nbformat.NotebookNode, widgets: dict) -> list[nbformat.NotebookNode]:
+def _still(output: nbformat.NotebookNode, widgets: dict[str, Any]) -> list[Any]:
     """The output itself; of a widget, which is nothing without a kernel, what it shows below its sliders."""
     if _WIDGET not in output.get("data", {}):
         return [output]
