@@ -55,7 +55,7 @@ def execute(book: nbformat.NotebookNode, folder: Path) -> float:
     from nbclient import NotebookClient
 
     began = time.monotonic()
-    client = NotebookClient(book, timeout=900, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(book, timeout=3600, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # the tests' save compilation
     client.execute(env=own | {"PYTHONPATH": os.pathsep.join(paths)})
