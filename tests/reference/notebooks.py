@@ -6,6 +6,8 @@ all sources, with the address of [project.urls] and the badge that follows from 
 their pairs, whose outputs stay.
 """
 
+import base64
+import io
 import os
 import re
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("objectives", "mixture", "compare", "published_model", "your_own")  # in reading order
@@ -74,8 +77,15 @@ def _still(output: nbformat.NotebookNode, widgets: dict[str, Any]) -> list[Any]:
     return [nbformat.from_dict(shown) for part in (state, *inside) for shown in part.get("outputs", [])]
 
 
+def _in_few_colours(picture: str) -> str:
+    """A picture with 256 colours, which a plot does not exceed by much: a third of the bytes."""
+    small = io.BytesIO()
+    Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
+
+
 def neutral(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook without what its outputs say of the machine that ran it."""
+    """The notebook without what its outputs say of the machine that ran it, and with small pictures."""
     for cell in book.cells:
         cell.pop("id", None)  # drawn anew at every run
         cell.metadata.pop("execution", None)
@@ -83,6 +93,8 @@ def neutral(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
             for holder, key in ((output, "text"), (output.get("data", {}), "text/plain")):
                 for pattern, instead in _MACHINE if key in holder else ():
                     holder[key] = pattern.sub(instead, holder[key])
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _in_few_colours(output.data["image/png"])
     book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     book.nbformat_minor = 4  # the last without ids of cells
     return book
