@@ -96,7 +96,7 @@ from jaxrl_llm import main, objectives
 from jaxrl_llm.config.loading import load_module
 from jaxrl_llm.report.page import text_table
 from jaxrl_llm.report.read import load
-from jaxrl_llm.report.samples import changes, tally
+from jaxrl_llm.report.samples import changes
 from jaxrl_llm.report.style import label_ends, line, panels
 
 load_module(Path("quadratic.py"))
@@ -104,12 +104,14 @@ r = jnp.linspace(0.5, 1.6, 200)
 
 
 def weights(name, advantage):
-    """Of a batch of answers with one token each, whose ratios are r: the gradient's weight over the advantage."""
+    """What a token of ratio r keeps of its gradient: each answer has one token."""
+    objective, old = objectives.make(name), jnp.full((len(r), 1), -1.0)
     batch = {"advantages": jnp.full(len(r), advantage), "mask": jnp.ones((len(r), 1), bool)}
-    old = jnp.full((len(r), 1), -1.0)
-    objective = objectives.make(name)
-    gradient = jax.grad(lambda x: objective(logprobs=x, old_logprobs=old, **batch)[0])(old + jnp.log(r)[:, None])
-    return -gradient[:, 0] * len(r) / advantage
+
+    def loss(logprobs):
+        return objective(logprobs=logprobs, old_logprobs=old, **batch)[0]
+
+    return -jax.grad(loss)(old + jnp.log(r)[:, None])[:, 0] * len(r) / advantage
 
 
 figure, axes = panels(["A > 0", "A < 0"], columns=2, along="ratio r")
@@ -126,11 +128,11 @@ display(figure)
 # ## A task
 #
 # A task draws prompts with a right answer and judges what a model writes. Its keyword arguments are options, set as
-# `--config.task.options.letters=5`. The reward may be any number; here it is the share of letters in their place.
+# `--config.task.options.letters=4`. The reward may be any number; here it is the share of letters in their place.
 
 # %%
 # %%writefile reverse.py
-"""Write a word backwards: 'abca=' -> 'acba'."""
+"""Write a word backwards: 'abc=' -> 'cba'."""
 
 from ml_collections import ConfigDict
 
@@ -139,7 +141,7 @@ from jaxrl_llm import tasks
 
 
 @tasks.register
-def reverse(*, letters: int = 4) -> tasks.Task:
+def reverse(*, letters: int = 3) -> tasks.Task:
     def sample(rng):
         word = "".join(rng.choice(list("abcdefgh"), size=letters))
         return f"{word}=", word[::-1]
@@ -154,7 +156,7 @@ def reverse(*, letters: int = 4) -> tasks.Task:
 def get_config(variant=""):
     config = base.get_config(variant)
     config.task.name = "reverse"
-    config.task.options = ConfigDict({"letters": 4, "train_size": 1024, "test_size": 64})
+    config.task.options = ConfigDict({"letters": 3, "train_size": 400, "test_size": 40})
     return config
 
 
@@ -164,11 +166,8 @@ def get_config(variant=""):
 
 # %%
 SIZES = {
-    "steps": 20,
     "rollout.prompts": 32,
     "rollout.group_size": 8,
-    "warm_start.steps": 120,
-    "optimizer.learning_rate": 1e-3,
     "evaluation.every": 20,
     "evaluation.prompts": 64,
     "checkpoint.every": 20,
@@ -176,14 +175,15 @@ SIZES = {
 }
 
 
-def train(config, workdir, **own):
+def train(config, workdir, own):
     fields = [f"--config.{field}={value}" for field, value in (SIZES | own).items()]
     assert main.main(["--config", config, "--workdir", workdir, *fields]) == 0
     (run,) = load(workdir).runs
     return run
 
 
-reversing = train("reverse.py:smoke", "runs/reverse")
+short = {"steps": 40, "warm_start.steps": 60, "optimizer.learning_rate": 3e-3}
+reversing = train("reverse.py:smoke", "runs/reverse", short)
 
 # %% [markdown]
 # ## A reward
@@ -219,12 +219,12 @@ options = {"path": "words.jsonl", "verifier": "loud.py:reward", "prompt_length":
 # All three kinds of own parts go together: the objective of the first file learns from this reward.
 
 # %%
-jsonl = {"task.name": "jsonl", "task.options": json.dumps(options)}
-shouting = train("quadratic.py:smoke", "runs/loud", **jsonl)
+own = {"task.name": "jsonl", "task.options": json.dumps(options)}
+own |= {"steps": 20, "warm_start.steps": 120, "optimizer.learning_rate": 1e-3}
+shouting = train("quadratic.py:smoke", "runs/loud", own)
 
 # %%
 changed, (start, end) = changes(shouting)
-print(tally(changed), "\n")
 rows = [[c.prompt, f"{c.before} ({c.before_reward:g})", f"{c.after} ({c.after_reward:g})"] for c in changed]
 print(text_table(["prompt", f"after {start} rollouts (reward)", f"after {end} rollouts (reward)"], rows))
 
