@@ -18,7 +18,7 @@
 #
 # Four short runs of one tiny mixture of experts from the same warm start, with the same prompts and sampling keys:
 # GRPO, GRPO with routing replay (R2), GSPO and SAPO. Then the report that the package writes of them, and how to read
-# it. Four to eight minutes on two CPU cores.
+# it. Four to six minutes on two CPU cores.
 
 # %% [markdown]
 # The next cell installs the package where it is missing: from its wheel beside the notebook, from the checkout around
@@ -124,6 +124,9 @@ display(Image("runs/figures/gradient_weights.png"))
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# One seed each, at one rate: an arm that ends higher here has ended higher once. A claim needs paired seeds, for which
-# the same arms are a sweep (`python -m jaxrl_llm.sweep --sweep FILE --workdir DIR`); the report of a sweep adds paired
-# differences with intervals and says which are undecided. Next: [a published model learns](published_model.ipynb).
+# One seed each, at one rate: an arm that ends higher here has ended higher once, and the order changes from one seed
+# or machine to the next. Over many paired seeds the study sees no gain of replay at a tuned rate, and a collapse of
+# SAPO at one that is too high. Such a claim needs a sweep (`python -m jaxrl_llm.sweep --sweep FILE --workdir DIR`),
+# whose report adds paired differences with their intervals and says which are undecided.
+#
+# Next: [a published model learns](published_model.ipynb).
