@@ -61,8 +61,8 @@ def test_opens_alike_with_the_address_of_the_package(name):
 def test_an_address_gives_the_badge_and_what_is_installed():
     words, code = notebooks.opening("compare", "https://github.com/someone/jaxrl_llm")
     link = "https://colab.research.google.com/github/someone/jaxrl_llm/blob/main/colab/compare.ipynb"
-    assert words.startswith("[![Open in Colab](")
-    assert f"]({link})\n" in words
+    assert words.startswith("[![Open in Colab][badge]][colab]\n")
+    assert words.endswith(f"\n[colab]: {link}")
     assert '\nADDRESS = "https://github.com/someone/jaxrl_llm"' in code
     assert "colab.research" not in notebooks.opening("compare", "")[0]
 

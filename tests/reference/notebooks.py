@@ -49,7 +49,7 @@ def opening(name: str, address: str) -> list[str]:
     if address.startswith("https://github.com/"):  # Colab opens notebooks from nowhere else by address
         repository = address.removeprefix("https://").removesuffix(".git")
         link = f"https://colab.research.google.com/{repository.replace('.com', '', 1)}/blob/main/colab/{name}.ipynb"
-        words = f"[![Open in Colab]({_BADGE})]({link})\n\n{words}"
+        words = f"[![Open in Colab][badge]][colab]\n\n{words}\n\n[badge]: {_BADGE}\n[colab]: {link}"
     return [words, code.replace('ADDRESS = ""', f'ADDRESS = "{address}"')]
 
 
