@@ -136,7 +136,7 @@ def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]
 
 def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> PromptBatch:
     draws, rows = zip(*numbered, strict=True)
-    ids = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    ids = _prompt_ids(task, rows)
     return PromptBatch(
         uid=np.array([row["uid"] for row in rows], np.int64),
         draw=np.array(draws, np.int64),
@@ -148,9 +148,14 @@ def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Prompt
     )
 
 
+def _prompt_ids(task: Task, rows: Sequence[Example]) -> list[list[int]]:
+    asked = [(row["prompt"], task.ids_of_prompt(row["prompt"], row["row"])) for row in rows]
+    return [bounded("prompt", prompt, ids, task.prompt_length) for prompt, ids in asked]
+
+
 def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
     draws, rows = zip(*numbered, strict=True)
-    prompts = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    prompts = _prompt_ids(task, rows)
     answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
     return SupervisedBatch(
         uid=np.array([row["uid"] for row in rows], np.int64),
