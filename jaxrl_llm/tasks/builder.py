@@ -48,7 +48,8 @@ def stored(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(folder.parent / "lock"):
                 if not folder.exists():
-                    _write(_Builder(dataset, version, name, data_dir, kinds, make()))
+                    with _quiet():
+                        _write(_Builder(dataset, version, name, data_dir, kinds, make()))
     except OSError as error:
         raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
     # Not `builder_from_directory`, which imports whatever module the folder's features.json names.
@@ -100,8 +101,8 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {int: int, float: float, str: bytes.
 
 
 def _write(builder: _Builder) -> None:
-    """Write a data set without the six lines that TFDS prints and logs about it."""
-    with _quiet(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    """Write a data set without the lines that TFDS prints about it."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         builder.download_and_prepare()
 
 
