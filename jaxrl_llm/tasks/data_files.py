@@ -72,7 +72,7 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
         ValueError: a line is no JSON object or lacks a field, or the file is no table; the message has the file, the
             number of the line or row and its fields.
     """
-    rows, read = (_lines, _object) if file.suffix not in (".parquet", ".arrow") else (_table, _plain)
+    rows, read = (_table, _plain) if file.suffix in (".parquet", ".arrow") else (_lines, _object)
     for number, given in rows(file):
         try:
             row = read(given)
@@ -86,7 +86,7 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
             raise ValueError(f"{file}:{number} cannot be read ({error}); correct or remove the line") from error
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def _lines(file: Path) -> Iterator[tuple[int, Any]]:
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
@@ -103,7 +103,7 @@ def _object(line: str) -> dict[str, Any]:
     return row
 
 
-def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table(file: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet
 

@@ -83,8 +83,7 @@ def _draws(files: Sequence[Path], convert: Callable[[dict[str, Any]], Draw]) -> 
 
 
 def _text(draw: Draw) -> str:
-    prompt, _, row = (*draw, {})[:3]
-    return messages.whole(prompt, row)
+    return messages.whole(draw[0], draw[2] if len(draw) == 3 else {})
 
 
 def task_of_files(
