@@ -57,15 +57,15 @@ def table(splits: Mapping[str, Numbers]) -> list[str]:
     given = list(splits.values())
     cells: dict[str, list[Any]] = {"": list(splits)}
     cells["rows"] = [f"{n['rows']}{'' if n['complete'] else ' or more'}" for n in given]
-    for kind, one in (("prompt", "a prompt"), ("answer", "a right answer")):
+    for kind in ("prompt", "answer"):
         names = [f"{kind}_{of}" for of in ("median", "longest", "bound")]
-        cells[f"tokens of {one}: median, most, bound"] = [", ".join(str(n[name]) for name in names) for n in given]
+        cells[f"{kind}'s tokens: median, most, bound"] = [", ".join(str(n[name]) for name in names) for n in given]
     cells["prompts dropped, too long"] = [n["prompts_dropped"] for n in given]
     cells["prompts that stand there twice"] = [n["repeated"] for n in given]
     cells["prompts that are in train too"] = ["", *(n["shared"] for n in given[1:])]
     if all(n["reached"] is not None for n in given):
         cells["right answers found right"] = [f"{100 * (n['reached'] or 0):.3g} %" for n in given]
-    lines = [f"{name:<43}" + "".join(f"{cell:>13}" for cell in row) for name, row in cells.items()]
+    lines = [f"{name:<37}" + "".join(f"{cell:>16}" for cell in row) for name, row in cells.items()]
     if some := [
         f"{n['measured']} of {split}" for split, n in splits.items() if (n["measured"] or 0) < (n["rows"] or 0)
     ]:

@@ -167,14 +167,21 @@ OLD = dict(rope_parameters=None, dtype=None, num_local_experts=None)
 NEW = dict(rope_theta=None, torch_dtype=None, num_experts=None)
 
 
+@pytest.mark.parametrize("spelling", [OLD, NEW], ids=["old", "new"])
+def test_both_spellings_of_the_config(saved, spelling):
+    model, params, path = saved(**MIXED)
+    _edit(path, **spelling)
+    loaded, again = load_pretrained(path)
+    assert (loaded.config.rope_theta, loaded.config.num_experts) == (100.0, 4)
+    assert loaded.config.param_dtype == model.config.param_dtype
+    _equal(again, params)
+
+
+INV_FREQ = "self_attn.rotary_emb.inv_freq"
 FORMS = {
-    "float16": (dict(dtype="float16", torch_dtype="float16"), np.float16, {}),
-    "no type": (dict(dtype=None, torch_dtype=None), np.float16, {}),
-    "old Llama": (
-        dict(torch_dtype="float16", dtype=None, rope_parameters=None),
-        np.float16,
-        {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(2)},
-    ),
+    "float16": (dict(dtype="float16"), {}),
+    "no type": (dict(dtype=None, torch_dtype=None), {}),
+    "old Llama": (dict(OLD, torch_dtype="float16"), {f"model.layers.{i}.{INV_FREQ}": np.ones(4) for i in range(2)}),
 }
 
 
@@ -182,13 +189,13 @@ FORMS = {
 def test_older_and_other_forms_of_a_llama(saved, form):
     """Weights in half precision, or of no type that config.json names, are float32 here."""
     _, params, path = saved(qk_norm="none")
-    changes, kind, buffers = FORMS[form]
-    tensors = {name: tensor.astype(kind) for name, tensor in load_file(path / "model.safetensors").items()}
-    save_file(tensors | buffers, path / "model.safetensors")
+    changes, buffers = FORMS[form]
+    tensors = load_file(path / "model.safetensors") | buffers
+    save_file({name: tensor.astype(np.float16) for name, tensor in tensors.items()}, path / "model.safetensors")
     _edit(path, **changes)
     loaded, again = load_pretrained(path)
     assert (loaded.config.param_dtype, loaded.config.dtype, loaded.config.qk_norm) == ("float32", "float32", "none")
-    _equal(again, jax.tree.map(lambda x: x.astype(kind).astype(np.float32), params))
+    _equal(again, jax.tree.map(lambda x: x.astype(np.float16).astype(np.float32), params))
 
 
 def test_a_window_of_mistral_is_refused(saved):
@@ -198,16 +205,6 @@ def test_a_window_of_mistral_is_refused(saved):
         _edit(path, model_type="mistral", sliding_window=window)
         with pytest.raises(ValueError, match="sliding_window=4096, which this model does not compute"):
             load_pretrained(path)
-
-
-@pytest.mark.parametrize("spelling", [OLD, NEW], ids=["old", "new"])
-def test_both_spellings_of_the_config(saved, spelling):
-    model, params, path = saved(**MIXED)
-    _edit(path, **spelling)
-    loaded, again = load_pretrained(path)
-    assert (loaded.config.rope_theta, loaded.config.num_experts) == (100.0, 4)
-    assert loaded.config.param_dtype == model.config.param_dtype
-    _equal(again, params)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 1, 1, 2)], ids=["fsdp-expert", "data-tensor"])

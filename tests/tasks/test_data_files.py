@@ -208,7 +208,7 @@ def test_what_the_data_are_said_before_training(tmp_path, monkeypatch):
     assert [line.split()[-2:] for line in lines] == [
         ["train", "test"], ["32", "3"], ["7,", "32"], ["5,", "8"], ["1", "0"], ["1", "0"], ["too", "1"], ["66.7", "%"],
     ]  # fmt: skip
-    assert "8, 40, 32     7, 7, 32" in lines[2]
+    assert lines[2].split()[-6:] == ["8,", "40,", "32", "7,", "7,", "32"]
     monkeypatch.setattr(described, "MEASURED", 8)
     monkeypatch.setattr(sys.modules["jaxrl_llm.tasks.doubts"], "_READ", 30)  # its name is the function's too
     lines = tasks.table(tasks.survey(task, 8).splits)
