@@ -35,25 +35,20 @@ def files_of(path: str) -> dict[str, list[Path]]:
         return {"train": [place], "test": []}
     splits: dict[str, list[Path]] = {"train": [], "test": [], "held out": [], "": []}
     for file in sorted(place.rglob("*")):
-        if file.suffix in _KINDS and not file.name.startswith(
-            ("cache-", ".")
-        ):  # `datasets` caches beside what it saves
+        cached = file.name.startswith("cache-")  # by `datasets`, beside what it saves
+        if file.suffix in _KINDS and not cached:
             splits[_split_of(file.relative_to(place))].append(file)
     named = any(splits[name] for name in ("train", "test", "held out"))
     found = {"train": splits["train"] if named else splits[""], "test": splits["test"] or splits["held out"]}
     if not any(found.values()):
         raise ValueError(f"{path} holds no {', '.join(_KINDS)} file; give a file, or a folder with train.jsonl or such")
     for files in found.values():
-        if other := next((file for file in files if (file.parent, file.suffix) != _like(files[0])), None):
+        sets = [str(file.relative_to(place)) for file in {(file.parent, file.suffix): file for file in files}.values()]
+        if len(sets) > 1:
             raise ValueError(
-                f"{path} holds more than one data set: {files[0].relative_to(place)} and {other.relative_to(place)}; "
-                "give the folder of one of them"
+                f"{path} holds more than one data set: {' and '.join(sets)}; give the folder of one of them"
             )
     return found
-
-
-def _like(file: Path) -> tuple[Path, str]:
-    return file.parent, file.suffix
 
 
 def _split_of(file: Path) -> str:
