@@ -69,5 +69,5 @@ def table(splits: Mapping[str, Numbers]) -> list[str]:
     if some := [
         f"{n['measured']} of {split}" for split, n in splits.items() if (n["measured"] or 0) < (n["rows"] or 0)
     ]:
-        lines.append(f"(tokens were counted in {' and '.join(some)}, evenly chosen)")
+        lines.append(f"(tokens and drops: of {' and '.join(some)}, evenly chosen)")
     return lines

@@ -213,7 +213,7 @@ def test_what_the_data_are_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["jaxrl_llm.tasks.doubts"], "_READ", 30)  # its name is the function's too
     lines = tasks.table(tasks.survey(task, 8).splits)
     assert "30 or more" in lines[1]
-    assert lines[-1] == "(tokens were counted in 8 of train, evenly chosen)"
+    assert lines[-1] == "(tokens and drops: of 8 of train, evenly chosen)"
     assert tasks.table(tasks.survey(tasks.make("sort"), 16).splits) == []  # what a task draws is known
     own = tasks.make("jsonl", path=folder, verifier="tests.tasks.verifiers_for_tests:length")
     assert not any("found right" in line for line in tasks.table(tasks.survey(own, 8).splits))
