@@ -23,7 +23,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.name = "sort"  # see docs/tasks.md
     config.task.options = ConfigDict({"digits": 10})  # the task's own options, each set as task.options.NAME
     config.task.data_dir = ""  # folder of the data; empty: the user's cache folder
-    config.task.tokenizer = ""  # folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own
+    config.task.tokenizer = ""  # folder of tokenizer.json, GGUF file, hub name; empty: the checkpoint's, or the task's
     config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
     config.task.chat = False  # wrap that in the tokenizer's chat template
     config.task.system = ""  # system message of the chat; empty: none, or the template's own
@@ -31,7 +31,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
     config.model = ConfigDict()  # Names as in the published configurations of Qwen3 and Qwen3-MoE
-    config.model.pretrained = ""  # path of a checkpoint, which the fields must not contradict; empty: fresh parameters
+    config.model.pretrained = ""  # path or hub name of a checkpoint; no field may differ from it; empty: fresh weights
     config.model.vocab_size = placeholder(int)  # None: the tokenizer's, or the checkpoint's
     config.model.num_hidden_layers = 3
     config.model.hidden_size = 64

@@ -1,7 +1,7 @@
 """GRPO from a published checkpoint: every size of the model is taken from it, and the task uses its tokenizer.
 
 Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir DIR
-          with the task and the lengths of the answers as further flags
+          with the task and the lengths of the answers as further flags; PATH may be a name on the hub: Qwen/Qwen3-0.6B
 Minutes:  those of the model; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 

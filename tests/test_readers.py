@@ -32,6 +32,7 @@ from jaxrl_llm.report.tables import arm_table, config_table
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
 from jaxrl_llm.tasks.tokenizers import load_tokenizer, write_tokenizer
+from tests.reference.data_forms import FILES
 
 DECLARED = (ValueError, OSError, ImportError)
 
@@ -121,6 +122,12 @@ def tokenizer_files():
     return files | {"config.json": text({"eos_token_id": [2, 0], "model_type": "qwen3"})}
 
 
+def table_files(form):
+    with tempfile.TemporaryDirectory() as folder:
+        FILES[form](Path(folder, form), [{"prompt": f"{i}+1=", "answer": i, "more": [1, None]} for i in range(4)])
+        return {form: Path(folder, form).read_bytes()}
+
+
 def payload_files():
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(folder)
@@ -184,6 +191,10 @@ def read_task(name, **options):
 
 
 QA = [{"prompt": "1+1=", "answer": "2", "more": [1, {"a": None}]}, {"prompt": "2+2=", "answer": 4}]
+CONVERSATIONS = [
+    {"messages": [{"role": role, "content": "1"} for role in ("system", "user", "assistant")], "answer": i}
+    for i in range(2)
+]
 PAIRS = [{"prompt": f"{i}+1=", "chosen": f"{i + 1}", "rejected": "x", "margin": 0.5} for i in range(3)]
 SOLVED = [{"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 2"}]
 
@@ -202,6 +213,18 @@ READERS = {
     "questions": (
         lambda: {"qa.jsonl": lines(*QA)},
         lambda folder: read_task("jsonl", path=str(folder / "qa.jsonl")),
+    ),
+    "conversations": (
+        lambda: {"train.jsonl": lines(*CONVERSATIONS), "test.jsonl": lines(*CONVERSATIONS)},
+        lambda folder: read_task("jsonl", path=str(folder)),
+    ),
+    "a table of parquet": (
+        lambda: table_files("rows.parquet"),
+        lambda folder: read_task("jsonl", path=str(folder / "rows.parquet")),
+    ),
+    "a table of arrow": (
+        lambda: table_files("rows.arrow"),
+        lambda folder: read_task("jsonl", path=str(folder / "rows.arrow")),
     ),
     "GSM8K": (
         lambda: {"train.jsonl": lines(*SOLVED), "test.jsonl": lines(*SOLVED)},

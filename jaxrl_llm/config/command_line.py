@@ -70,7 +70,9 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     """--workdir or --checkpoint, one of which `run.loaded.from_arguments` reads."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--workdir", type=Path, help="the DIR of a run")
-    where.add_argument("--checkpoint", type=Path, help="a folder in the Hugging Face layout, or a GGUF file")
+    where.add_argument(
+        "--checkpoint", type=Path, help="a folder of a checkpoint, a GGUF file, or OWNER/NAME on the hub"
+    )
     parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
     add_trust(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")

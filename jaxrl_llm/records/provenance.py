@@ -8,6 +8,7 @@ import jax
 
 from jaxrl_llm.config.about import version_of
 from jaxrl_llm.config.loading import Source
+from jaxrl_llm.ground import hub
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.records import checkout, own_code
 
@@ -17,6 +18,7 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
 
     source: the file whose tasks and objectives the config may name.
     """
+    fetched = hub.revisions()
     return {
         "config": dict(config),
         "config_hash": config_hash,
@@ -27,6 +29,7 @@ def describe(config: Mapping[str, Any], config_hash: str, source: Source) -> dic
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "cores": len(usable_cores()),
+        **({"fetched": fetched} if fetched else {}),
     }
 
 

@@ -79,8 +79,14 @@ class Run:
             rates["critic.learning_rate"] = s.critic.learning_rate
         if s.warm_start.steps:
             rates["warm_start.learning_rate"] = s.warm_start.learning_rate
+        return rate_doubts(rates) | dict(self.survey.doubts)
+
+    @functools.cached_property
+    def survey(self) -> tasks.Survey:
+        """What a look at the data of the task found; raises as `warnings`."""
+        s = self.settings
         rewarded = s.objective.reads == "rollouts" and "verifier" in s.rewards.weights
-        return rate_doubts(rates) | tasks.doubts(s.task, s.answer_length, rewarded=rewarded)
+        return tasks.survey(s.task, s.answer_length, rewarded=rewarded)
 
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
@@ -135,10 +141,12 @@ class Run:
     @property
     def made_from(self) -> dict[str, Any]:
         """What beside its config a run depends on, for config.json."""
-        found = self.reward_model()
-        if found is None:
-            return {}
-        return {"reward_model": {"path": str(found.path), "step": found.step, "digest": found.digest}}
+        found, made = self.reward_model(), {}
+        if self.survey.splits:
+            made["data"] = self.survey.splits
+        if found is not None:
+            made["reward_model"] = {"path": str(found.path), "step": found.step, "digest": found.digest}
+        return made
 
     def started(self, start: TrainState, folder: Path) -> "Run":
         """The run whose source has what it keeps of the start, stored in `folder`, and any reward model."""

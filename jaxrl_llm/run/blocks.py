@@ -26,7 +26,7 @@ class TaskConfig(Block, prefix="task."):
     options: Mapping[str, Any] = declared({"digits": 10}, "the task's own options, each set as task.options.NAME")
     data_dir: str = declared("", "folder of the data; empty: the user's cache folder")
     tokenizer: str = declared(
-        "", "folder with tokenizer.json, or GGUF file; empty: the checkpoint's, else the task's own"
+        "", "folder of tokenizer.json, GGUF file, hub name; empty: the checkpoint's, or the task's"
     )
     template: str = declared("{prompt}", "text around every prompt, for example worked examples before it")
     chat: bool = declared(False, "wrap that in the tokenizer's chat template")
@@ -155,7 +155,7 @@ class Settings:
     task: tasks.Task
     data_dir: str | None
     pretrained: str = declared(
-        "", "path of a checkpoint, which the fields must not contradict; empty: fresh parameters"
+        "", "path or hub name of a checkpoint; no field may differ from it; empty: fresh weights"
     )
     model: ModelConfig
     lora: LoRAConfig

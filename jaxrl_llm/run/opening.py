@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
@@ -50,7 +51,7 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
         "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
         "not cut": _INDENT.join(folded(_not_cut(model, sampler), ", ")),
         "memory": _INDENT.join(run.memory().lines()),
-        "data": _INDENT.join(textwrap.wrap(run.data, 69)),
+        "data": _INDENT.join(textwrap.wrap(run.data, 69) or tasks.table(run.survey.splits)),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
         "rewards": _INDENT.join(folded(_rewards(settings), " + ")),

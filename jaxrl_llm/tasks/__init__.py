@@ -14,7 +14,8 @@ from jaxrl_llm.tasks.data import (
     prompts,
     supervised,
 )
-from jaxrl_llm.tasks.doubts import doubts
+from jaxrl_llm.tasks.described import table
+from jaxrl_llm.tasks.doubts import Survey, doubts, survey
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
 from jaxrl_llm.tasks.tokenizers import (
     UNKNOWN,
@@ -39,6 +40,7 @@ __all__ = [
     "Source",
     "SupervisedBatch",
     "SupervisedStream",
+    "Survey",
     "Task",
     "TextTokenizer",
     "Tokenizer",
@@ -55,6 +57,8 @@ __all__ = [
     "prompts",
     "register",
     "supervised",
+    "survey",
+    "table",
     "tokenizer_files",
     "write_tokenizer",
 ]

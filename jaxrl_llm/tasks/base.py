@@ -6,13 +6,15 @@ import inspect
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 import numpy as np
 
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import positive, suggestion, within
+from jaxrl_llm.tasks.messages import EARLIER, Message
 from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
 
 Row = Mapping[str, Any]
@@ -38,7 +40,8 @@ class Prompting:
 
     template: str = _PLACE  # such as worked examples before `{prompt}`; other braces are literal
     chat: bool = False  # wrap that in the model's chat template, up to where its answer begins
-    system: str = ""  # of the chat; empty: none, or what the chat template writes by default
+    # Of the chat, where the data have no message of the system; empty: none, or what the chat template writes.
+    system: str = ""
     chat_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # such as {"enable_thinking": False}
 
     def __post_init__(self) -> None:
@@ -51,21 +54,27 @@ class Prompting:
                     f"--config.task.{field}={nothing}"
                 )
 
-    def text(self, tokenizer: Tokenizer, prompt: str) -> str:
-        """The text that the model continues with its answer.
+    def text(self, tokenizer: Tokenizer, prompt: str, earlier: Sequence[Message] = ()) -> str:
+        """The text that the model continues with its answer; earlier: what was said before the prompt.
 
         Raises:
-            ValueError: chat=True with a tokenizer that has no chat template.
+            ValueError: chat=True with a tokenizer that has no chat template; earlier messages without chat=True.
         """
         question = self.template.replace(_PLACE, prompt)
         if not self.chat:
+            if earlier:
+                raise ValueError(
+                    f"the prompt {prompt!r:.60} follows other messages, which a chat template writes; set "
+                    "task.chat=True, with a tokenizer that has one"
+                )
             return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + question
         if not isinstance(tokenizer, TextTokenizer):
             raise ValueError(
                 "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
                 "checkpoint that has one, or task.chat=False"
             )
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        own = self.system and not (earlier and earlier[0]["role"] == "system")
+        messages = [*([{"role": "system", "content": self.system}] if own else []), *earlier]
         return tokenizer.chat([*messages, {"role": "user", "content": question}], **self.chat_options)
 
 
@@ -117,9 +126,9 @@ class Task:
                 f"{self.name}.solved={self.solved} must be finite; give the least reward of a right answer"
             )
 
-    def ids_of_prompt(self, prompt: str) -> list[int]:
-        """What the model reads: the prompt with the text around it."""
-        return self.tokenizer.encode(self.prompting.text(self.tokenizer, prompt))
+    def ids_of_prompt(self, prompt: str, row: Row = MappingProxyType({})) -> list[int]:
+        """What the model reads: the prompt with the text around it; row: its other fields, with earlier messages."""
+        return self.tokenizer.encode(self.prompting.text(self.tokenizer, prompt, row.get(EARLIER, ())))
 
     def ids_of_answer(self, answer: str) -> list[int]:
         """A supervised answer with the id that ends it."""

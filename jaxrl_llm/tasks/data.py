@@ -120,7 +120,8 @@ def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batc
     within("seed", seed, 0, 2**32 - 1)
     import grain
 
-    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
+    # `repeat()` without a number has sys.maxsize rows, and of batches of one more than Python can count.
+    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat(2**62 // len(source))
     dataset = dataset.map_with_index(lambda draw, row: (draw, row)).batch(batch_size, batch_fn=collate)
     # A batch is read in milliseconds, so threads that read ahead would cost more than they save.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
@@ -135,7 +136,7 @@ def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]
 
 def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> PromptBatch:
     draws, rows = zip(*numbered, strict=True)
-    ids = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    ids = _prompt_ids(task, rows)
     return PromptBatch(
         uid=np.array([row["uid"] for row in rows], np.int64),
         draw=np.array(draws, np.int64),
@@ -147,9 +148,14 @@ def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Prompt
     )
 
 
+def _prompt_ids(task: Task, rows: Sequence[Example]) -> list[list[int]]:
+    asked = [(row["prompt"], task.ids_of_prompt(row["prompt"], row["row"])) for row in rows]
+    return [bounded("prompt", prompt, ids, task.prompt_length) for prompt, ids in asked]
+
+
 def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
     draws, rows = zip(*numbered, strict=True)
-    prompts = [bounded("prompt", row["prompt"], task.ids_of_prompt(row["prompt"]), task.prompt_length) for row in rows]
+    prompts = _prompt_ids(task, rows)
     answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
     return SupervisedBatch(
         uid=np.array([row["uid"] for row in rows], np.int64),

@@ -1,11 +1,14 @@
 """What makes the data of a task doubtful although they can be read: {name of a warning: what is wrong, what to do}."""
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_llm.tasks.base import Row, Task
+from jaxrl_llm.tasks.described import Numbers, described
+from jaxrl_llm.tasks.messages import EARLIER, whole
 from jaxrl_llm.tasks.splits import parts
 from jaxrl_llm.tasks.verifiers import own_answer, submit
 
@@ -18,8 +21,21 @@ _NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
 Drawn = Sequence[tuple[str, str, Row]]
 
 
-def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str, str]:
-    """The warnings about a task whose answers have at most `answer_length` tokens, the end included.
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a look at the data of a task found: its doubts, and of a data set the numbers of each split."""
+
+    doubts: Mapping[str, str]
+    splits: Mapping[str, Numbers]
+
+
+def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> Mapping[str, str]:
+    """The warnings of `survey`."""
+    return survey(task, answer_length, rewarded=rewarded).doubts
+
+
+def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
+    """What is to be known of a task whose answers have at most `answer_length` tokens, the end included.
 
     Right answers are read by a verifier that has a name; what a rule of the user's own wants to see, only it knows.
 
@@ -30,11 +46,20 @@ def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str
         ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
     """
     train, test = _examples(task)
-    asked = _asked(task, train)
-    found, hopeless = _of_answers(task, [*asked, *_asked(task, test)], answer_length)
-    if rewarded and hopeless.issuperset(range(len(asked))):
+    asked = {"train": _asked(task, train), "test": _asked(task, test)}
+    found, hopeless = _of_answers(task, [*asked["train"], *asked["test"]], answer_length)
+    of_train = len(asked["train"])
+    if rewarded and hopeless is not None and hopeless.issuperset(range(of_train)):
         raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
-    return _of_prompts(task, train) | found | _of_splits(task, train, test)
+    splits = {}
+    for name, examples, others in (("train", train, ()), ("test", test, train)):
+        if task.source is None:
+            break
+        places = range(of_train) if name == "train" else range(of_train, of_train + len(asked["test"]))
+        reached = None if hopeless is None else 1 - len(hopeless.intersection(places)) / max(1, len(places))
+        complete = len(examples) < _READ
+        splits[name] = described(task, answer_length, examples, complete=complete, reached=reached, others=others)
+    return Survey(_of_prompts(task, train) | found | _of_splits(task, train, test), splits)
 
 
 def _examples(task: Task) -> tuple[Drawn, Drawn]:
@@ -58,8 +83,9 @@ def _asked(task: Task, examples: Drawn) -> Drawn:
 def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
     if not task.prompting.chat:  # then `Prompting` itself has seen to it
         return {}
+    asked = {prompt: row.get(EARLIER, ()) for prompt, _, row in reversed(examples)}  # the first row of each prompt
     prompts = list(dict.fromkeys(prompt for prompt, *_ in examples))[:_RENDERED]
-    texts = {prompt: task.prompting.text(task.tokenizer, prompt) for prompt in prompts}
+    texts = {prompt: task.prompting.text(task.tokenizer, prompt, asked[prompt]) for prompt in prompts}
     remedy = "correct chat_template.jinja of the tokenizer, or set task.chat=False"
     if len(texts) > 1 and len(set(texts.values())) == 1:
         raise ValueError(
@@ -72,8 +98,8 @@ def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
     return {"prompt_altered": f"the chat template changes the prompt {lost[0]!r:.60}; read samples.jsonl, {remedy}"}
 
 
-def _of_answers(task: Task, examples: Drawn, answer_length: int) -> tuple[dict[str, str], set[int]]:
-    """The warnings, and the examples whose right answer a verifier by name never rewards."""
+def _of_answers(task: Task, examples: Drawn, answer_length: int) -> tuple[dict[str, str], set[int] | None]:
+    """The warnings, and the examples whose right answer a verifier by name never rewards; None of another verifier."""
     right = [own_answer(task.verify, gold) for _, gold, _ in examples]
     questions = [
         (prompt, own, gold, row) for (prompt, gold, row), own in zip(examples, right, strict=True) if own is not None
@@ -99,7 +125,7 @@ def _of_answers(task: Task, examples: Drawn, answer_length: int) -> tuple[dict[s
         for name, (which, what) in found.items()
         if which
     }
-    return told, {*missing, *long, *unrewarded} if named else set()
+    return told, {*missing, *long, *unrewarded} if named else None
 
 
 def _fits(task: Task, gold: str, answer_length: int) -> bool:
@@ -108,8 +134,8 @@ def _fits(task: Task, gold: str, answer_length: int) -> bool:
 
 
 def _of_splits(task: Task, train: Drawn, test: Drawn) -> dict[str, str]:
-    known = {prompt for prompt, *_ in train}
-    shared = [prompt for prompt, *_ in test if prompt in known]
+    known = {whole(prompt, row) for prompt, _, row in train}
+    shared = [prompt for prompt, _, row in test if whole(prompt, row) in known]
     if not shared:
         return {}
     return {

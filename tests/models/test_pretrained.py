@@ -177,6 +177,36 @@ def test_both_spellings_of_the_config(saved, spelling):
     _equal(again, params)
 
 
+INV_FREQ = "self_attn.rotary_emb.inv_freq"
+FORMS = {
+    "float16": (dict(dtype="float16"), {}),
+    "no type": (dict(dtype=None, torch_dtype=None), {}),
+    "old Llama": (dict(OLD, torch_dtype="float16"), {f"model.layers.{i}.{INV_FREQ}": np.ones(4) for i in range(2)}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_older_and_other_forms_of_a_llama(saved, form):
+    """Weights in half precision, or of no type that config.json names, are float32 here."""
+    _, params, path = saved(qk_norm="none")
+    changes, buffers = FORMS[form]
+    tensors = load_file(path / "model.safetensors") | buffers
+    save_file({name: tensor.astype(np.float16) for name, tensor in tensors.items()}, path / "model.safetensors")
+    _edit(path, **changes)
+    loaded, again = load_pretrained(path)
+    assert (loaded.config.param_dtype, loaded.config.dtype, loaded.config.qk_norm) == ("float32", "float32", "none")
+    _equal(again, jax.tree.map(lambda x: x.astype(np.float16).astype(np.float32), params))
+
+
+def test_a_window_of_mistral_is_refused(saved):
+    """One that config.json does not name is 4096."""
+    _, _, path = saved(qk_norm="none")
+    for window in (4096, None):
+        _edit(path, model_type="mistral", sliding_window=window)
+        with pytest.raises(ValueError, match="sliding_window=4096, which this model does not compute"):
+            load_pretrained(path)
+
+
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 1, 1, 2)], ids=["fsdp-expert", "data-tensor"])
 def test_loads_onto_a_mesh(saved, shape):
     model, params, path = saved(**MIXED)
@@ -291,7 +321,10 @@ def test_tensors_that_do_not_fit(saved, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model_type="gpt2"), r"model_type='gpt2' is not one of qwen3, qwen3_moe, llama, qwen2, olmoe, mixtral"),
+        (
+            dict(model_type="gpt2"),
+            r"model_type='gpt2' is not one of qwen3, .*, mistral",
+        ),
         (dict(attention_bias=True), r"attention_bias=True, which this model does not compute"),
         (dict(mlp_bias=True), r"mlp_bias=True"),
         (dict(clip_qkv=8.0), r"clip_qkv=8\.0"),
@@ -304,7 +337,7 @@ def test_tensors_that_do_not_fit(saved, change, message):
         (dict(quantization_config={"quant_method": "fp8"}), r"quantization_config"),
         (dict(head_dim=None), r"config\.json has no head_dim; add it"),
         (dict(num_experts=None, num_local_experts=None), r"config\.json has no num_local_experts or num_experts"),
-        (dict(dtype="float16", torch_dtype=None), r"dtype='float16' is not float32 or bfloat16; pass dtype="),
+        (dict(dtype="float8_e4m3fn", torch_dtype=None), r"dtype='float8_e4m3fn' is not float32, .*; pass dtype="),
         (dict(head_dim=3), r"model\.head_dim=3 must be even"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -317,11 +350,9 @@ def test_configs_that_are_refused(saved, changes, message):
 
 
 def test_missing_folders_and_files_name_the_remedy(saved, tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"is neither a folder nor a \.gguf file\. Nothing is downloaded from here: fetch the checkpoint",
-    ):
-        load_pretrained("Qwen/Qwen3-0.6B")
+    for path in (tmp_path / "none", "none/model.gguf", f"{tmp_path.name}/../x", "~/none/none"):
+        with pytest.raises(FileNotFoundError, match=r"is neither a folder nor a \.gguf file, nor OWNER/NAME"):
+            load_pretrained(path)
     _, _, path = saved()
     (path / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors' does not exist; the checkpoint is incomplete"):

@@ -48,6 +48,7 @@ FAMILIES = {
     "qwen2-tied": ("Qwen2", dict(tie_word_embeddings=True)),
     "olmoe": ("Olmoe", dict(MOE)),
     "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "mistral": ("Mistral", dict(head_dim=12, sliding_window=None)),
 }
 
 

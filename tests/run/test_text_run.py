@@ -9,6 +9,7 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.run import assembly
+from jaxrl_llm.run.opening import opening
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import verifiers
 from jaxrl_llm.training.collect import begin
@@ -116,6 +117,14 @@ def test_exactly_the_sampled_tokens_are_trained(config):
         if tasks.UNKNOWN in rollout.samples[i]["answer"]:
             assert rewards[i] == 0
     assert any(tasks.UNKNOWN in row["answer"] for row in rollout.samples)
+
+
+def test_a_run_says_and_records_what_its_data_are(config, tmp_path):
+    run = assembly.build(validate(config))
+    table = tasks.table(run.survey.splits)
+    assert f"data       {table[0]}\n           {table[1]}\n" in opening(run, tmp_path)
+    assert run.made_from == {"data": run.survey.splits}
+    assert sum(split["rows"] for split in run.survey.splits.values()) == len(QUESTIONS)
 
 
 def test_the_model_has_the_vocabulary_of_the_tokenizer(config):

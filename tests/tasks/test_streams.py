@@ -65,6 +65,13 @@ def test_supervised_rows(data_dir):
     np.testing.assert_array_equal(next(asked)["uid"], batch["uid"])  # the same seed gives the same order
 
 
+def test_batches_of_one(data_dir):
+    """Grain's endless stream of them has more batches than Python can count."""
+    ones = take(tasks.prompts(TASK, "train", seed=3, batch_size=1, data_dir=data_dir), SIZE)
+    whole = next(tasks.prompts(TASK, "train", seed=3, batch_size=SIZE, data_dir=data_dir))
+    assert [uid for batch in ones for uid in batch["uid"]] == whole["uid"].tolist()
+
+
 def test_order_depends_on_seed_and_epoch_and_batches_span_epochs(data_dir):
     draws = take(tasks.prompts(TASK, "train", seed=3, batch_size=10, data_dir=data_dir), 12)
     uids = np.concatenate([batch["uid"] for batch in draws])

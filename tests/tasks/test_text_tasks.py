@@ -81,7 +81,10 @@ def test_other_content_is_other_data(file, tmp_path):
     ("line", "message"),
     [
         ('{"question": "a"}', r":2 has no field 'gold', only question; name the right one"),
-        ('{"question": 3, "gold": "a"}', r":2 cannot be read \(field 'question' must be text, not int\)"),
+        (
+            '{"question": 3, "gold": "a"}',
+            r":2 cannot be read \(field 'question' must be text or a list of messages",
+        ),
         ("[1]", r":2 cannot be read \(it is no JSON object\)"),
         ("{", r":2 cannot be read \(.*\); correct or remove the line"),
         ('{"question": "\\ud83d", "gold": "a"}', r":2 cannot be read \(.*surrogates"),

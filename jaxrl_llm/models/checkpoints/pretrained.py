@@ -124,6 +124,7 @@ def _check_tensors(tensors: Mapping[str, StoredTensor], arrays: list[Stacked], t
     """Refuses tensors whose names or shapes are not the model's, before any of them is read."""
     expected = {name: array.stored for array in arrays for name in array.names.flat}
     missing, extra = set(expected) - set(tensors), set(tensors) - set(expected)
+    extra = {name for name in extra if not name.endswith(".rotary_emb.inv_freq")}  # of rope_theta, in old exports
     if tied and HEAD in extra and not missing:  # some tied checkpoints hold the head as well
         head, embedding = (tensors[name].rows(0, tensors[name].shape[0]) for name in (HEAD, EMBEDDING))
         if not np.array_equal(head, embedding):

@@ -27,6 +27,7 @@ _FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", attention_bias=True),
     "olmoe": Family("OlmoeForCausalLM", "full", experts={**_WIDTH_IS_EXPERTS, "norm_topk_prob": "norm_topk_prob"}),
     "mixtral": Family("MixtralForCausalLM", experts=_WIDTH_IS_EXPERTS),
+    "mistral": Family("MistralForCausalLM"),  # without a window it computes what llama does
 }
 _SAME_NAME = (
     "vocab_size",
@@ -136,9 +137,11 @@ def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
         fields["num_experts"] = _required(published, "num_local_experts", "num_experts")
         fields["mlp_only_layers"] = tuple(published.get("mlp_only_layers") or ())
     stored = dtype or published.get("dtype") or published.get("torch_dtype")
+    if stored in (None, "float16"):  # float32 holds both halves exactly
+        stored = "float32"
     if stored not in ("float32", "bfloat16"):
         raise ValueError(
-            f"config.json: dtype={stored!r} is not float32 or bfloat16; pass dtype='float32' or 'bfloat16'"
+            f"config.json: dtype={stored!r} is not float32, bfloat16 or float16; pass dtype='float32' or 'bfloat16'"
         )
     return ModelConfig(**fields, param_dtype=stored, dtype=stored)
 
@@ -146,6 +149,8 @@ def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
 def to_published(config: ModelConfig, published: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The config.json of a ModelConfig, in both spellings; fields of `published` beyond the architecture are kept."""
     kind = family_of(config)
+    if kind == "llama" and (published or {}).get("model_type") == "mistral":
+        kind = "mistral"
     values = dataclasses.asdict(config)
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling:
@@ -189,7 +194,8 @@ def _refuse_what_is_not_computed(
     kind: str, published: Mapping[str, Any], rope: Mapping[str, Any], rope_types: set[Any]
 ) -> None:
     sliding = published.get("use_sliding_window") or "sliding_attention" in (published.get("layer_types") or ())
-    window = published.get("sliding_window") if kind == "mixtral" else None  # elsewhere it counts with the flag only
+    windows = {"mistral": 4096, "mixtral": None}  # where config.json has none; elsewhere it counts with the flag only
+    window = published.get("sliding_window", windows[kind]) if kind in windows else None
     refused = {
         "attention_bias": (published.get("attention_bias"), published.get("attention_bias")),
         "mlp_bias": (published.get("mlp_bias"), published.get("mlp_bias")),

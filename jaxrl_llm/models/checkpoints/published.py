@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground import hub
 from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.models.checkpoints.gguf_file import open_gguf
 from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, weight_files
@@ -30,6 +31,7 @@ _BESIDE = (
     "merges.txt",
     "LICENSE",
 )
+_FETCHED = ("config.json", "model*.safetensors", "model.safetensors.index.json", *_BESIDE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,9 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     path = Path(path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
+    if hub.is_name(str(path)):
+        return hub.fetched(str(path), "model", _FETCHED)
     raise FileNotFoundError(
-        f"pretrained={str(path)!r} is neither a folder nor a .gguf file. Nothing is downloaded from here: fetch the "
-        "checkpoint (config.json and *.safetensors) by other means and pass the folder that holds it"
+        f"pretrained={str(path)!r} is neither a folder nor a .gguf file, nor OWNER/NAME of a checkpoint on the hub; "
+        "give one that exists"
     )

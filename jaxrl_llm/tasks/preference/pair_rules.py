@@ -13,6 +13,7 @@ from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.data import examples, numbered
+from jaxrl_llm.tasks.messages import EARLIER
 from jaxrl_llm.tasks.splits import data_name
 
 _SPLITS = ("train", "test")
@@ -102,6 +103,11 @@ def make_pairs(task: Task, rules: PairRules, examples: Sequence[Example], split:
     """
     alphabet = "".join(sorted({character for example in examples for character in example["answer"]}))
     for example in examples:
+        if EARLIER in example["row"]:
+            raise ValueError(
+                f"pairs of a task have prompts without earlier messages, unlike {example['prompt']!r:.60}; set "
+                "preference.file to a file of pairs"
+            )
         rng = np.random.default_rng([rules.seed, _SPLITS.index(split), example["uid"]])
         swapped, alike = rng.random() < rules.label_noise, rng.random() < rules.equal_share
         judge = _Judge(task, example)

@@ -8,9 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.ground import hub
 from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.tasks.tokenizers.chat_template import rendered
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
+
+_FETCHED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +93,7 @@ class TextTokenizer:
 
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
-    """The tokenizer of a checkpoint: a GGUF file, or a folder in the Hugging Face layout.
+    """The tokenizer of a checkpoint: a GGUF file, a folder in the Hugging Face layout, or OWNER/NAME on the hub.
 
     The folder holds tokenizer.json, and may hold tokenizer_config.json, chat_template.jinja, generation_config.json and
     config.json.
@@ -95,6 +104,8 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
         ImportError: the package tokenizers (or gguf) is not installed.
     """
     path = Path(path)
+    if hub.is_name(str(path)):
+        path = hub.fetched(str(path), "model", _FETCHED)
     if path.is_file():
         from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import read_gguf
 
