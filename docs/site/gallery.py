@@ -91,7 +91,7 @@ def figure(name: str, objective: objectives.AnyObjective) -> str:
     style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "axes.edgecolor": frame}
     style |= {"text.color": frame, "axes.labelcolor": frame, "xtick.color": frame, "ytick.color": frame}
     with matplotlib.rc_context(style):
-        picture = Figure(figsize=(6.4, 2.6), layout="constrained")
+        picture = Figure(figsize=(5.0, 2.5), layout="constrained")
         axes = picture.subplots()
         axes.spines[["top", "right"]].set_visible(False)
         if isinstance(objective, objectives.PairObjective):

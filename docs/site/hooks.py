@@ -67,6 +67,7 @@ def on_page_markdown(markdown, page, config, files):
 def _notebook(path):
     """A notebook with its stored outputs as Markdown, and its pictures by name."""
     book = nbformat.read(path, as_version=4)
-    exporter = MarkdownExporter()
-    text, resources = exporter.from_notebook_node(book, {"unique_key": path.stem, "output_files_dir": path.stem})
+    book.metadata.setdefault("language_info", {"name": "python"})  # what the cells are highlighted as
+    resources = {"unique_key": path.stem, "output_files_dir": path.stem}
+    text, resources = MarkdownExporter().from_notebook_node(book, resources)
     return text, resources["outputs"]
