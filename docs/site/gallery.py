@@ -49,7 +49,7 @@ def page() -> str:
         text += f"\n## {title}\n"
         for name in objectives.names(reads):
             objective = make(name)
-            text += f"\n### {name}\n\n{sources.get(name, '')}\n\n"
+            text += f"\n### {name}\n\n{sources[name]}\n\n"
             text += f"```text\n{_equation(objective)}\n```\n\n{figure(name, objective)}\n"
             text += _hyperparameters(name, common | {"std", "baseline", "std_eps"})
             text += _checks(name, name in compared)
@@ -139,7 +139,8 @@ def _sources() -> dict[str, str]:
     """{recipe: source}, the last column of the tables of recipes."""
     text = "".join((ROOT / "docs" / page).read_text() for page in ("objectives.md", "preferences.md"))
     tables = "".join(re.findall(r"^\| recipe \|.*\| source \|\n((?:\|.*\n)+)", text, re.MULTILINE))
-    return dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", tables, re.MULTILINE))
+    sources = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", tables, re.MULTILINE))
+    return {"sft": "The likelihood of given answers, as REINFORCE on answers that all earn 1.", **sources}
 
 
 def _compared_with_trl() -> set[str]:

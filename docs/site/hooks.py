@@ -64,6 +64,11 @@ def on_page_markdown(markdown, page, config, files):
     return LINK.sub(moved, markdown)
 
 
+def on_post_page(output, page, config):
+    """The theme's search has a role and no name, which a screen reader needs."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def _notebook(path):
     """A notebook with its stored outputs as Markdown, and its pictures by name."""
     book = nbformat.read(path, as_version=4)
