@@ -1,4 +1,4 @@
-"""Commands and code of the pages, read from them: each command is parsed by its own parser, code and bash blocks run."""
+"""Commands and code of the pages, read from them: a command is parsed by its own parser, code and bash blocks run."""
 
 import argparse
 import importlib
@@ -69,7 +69,8 @@ COMMANDS = commands()
 def parsed(monkeypatch, module, arguments):
     """The exit code of a command that ends as soon as its arguments are parsed: 0 if they were taken."""
     for parser in (argparse.ArgumentParser, command_line.Parser):
-        monkeypatch.setattr(parser, "parse_args", lambda self, *a, _own=parser.parse_args: (_own(self, *a), sys.exit(0)))
+        own = parser.parse_args
+        monkeypatch.setattr(parser, "parse_args", lambda self, *a, own=own: (own(self, *a), sys.exit(0)))
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     found = importlib.util.find_spec(module)
     if found.submodule_search_locations:
@@ -108,9 +109,7 @@ def test_every_page_with_code_has_a_test():
         assert Path(page).name in (ROOT / "tests" / test).read_text()
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if blocks(p, "python") and named(p) not in RUN_ELSEWHERE], ids=named
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and named(p) not in RUN_ELSEWHERE], ids=named)
 def test_the_code_runs(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -123,9 +122,8 @@ def test_the_code_runs(page, monkeypatch, tmp_path):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=named)
 def test_the_commands_run(page, tmp_path):
     """Every bash block of a page as it stands, one after the other in a folder of its own."""
-    (tmp_path / "python").symlink_to(sys.executable)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     script = "set -eux\n" + "\n".join(blocks(page, "bash"))
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=os.environ | path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

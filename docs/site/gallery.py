@@ -1,6 +1,6 @@
 """The objective gallery: of every recipe its equation, source, gradient weight and checks, read from the recipe itself.
 
-    python -m docs.site.gallery          the page on standard output
+python -m docs.site.gallery          the page on standard output
 """
 
 import functools

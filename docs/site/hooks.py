@@ -2,7 +2,6 @@
 
 import posixpath
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # tests/ holds what a recipe was checked against
 from docs.site import gallery
 
+ROOT = Path(__file__).parents[2]
 OTHERS = ("*.md", "experiments/**/*.md", "experiments/**/*.png", "experiments/**/*.svg")
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
