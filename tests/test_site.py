@@ -33,7 +33,7 @@ def test_every_recipe_has_its_source_and_its_checks(monkeypatch):
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", gallery.page(), re.DOTALL | re.MULTILINE))
     assert list(sections) == objectives.names()
     for text in sections.values():
-        assert re.match(r"\s+(arXiv|Williams 1992|Mitchell 2023|The likelihood)", text)
+        assert re.match(r"\s+(\[arXiv|Williams 1992|Mitchell 2023|The likelihood)", text)
         assert "```text\nmaximise  mean" in text
         assert "\nChecked: " in text
     assert "TRL" in sections["grpo"]

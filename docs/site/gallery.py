@@ -23,6 +23,7 @@ from tests.reference import gradient_formulas, objective_loops, pair_loops
 ROOT = Path(__file__).parents[2]
 PARITY = ("tests/objectives/test_trl_parity.py", "tests/objectives/test_trl_preference_parity.py")
 TITLES = {"rollouts": "From rollouts", "answers": "From given answers", "pairs": "From pairs"}
+_ARXIV, _LINK = r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)"
 _LENGTH = {"max_length": 1024}  # it has no default of its own
 OLD = 0.25  # the probability that the old policy gave to the token of a plot; DPPO alone reads it
 HEAD = """\
@@ -35,7 +36,8 @@ from the recipes, whose conventions are in [objectives](../objectives.md).
 **The curves.** The gradient of the loss is the sum over tokens of `g A grad log pi`. A curve is g, by automatic
 differentiation of the recipe at its defaults, for an answer of one token: 1 is REINFORCE, 0 a token that teaches
 nothing. On a long answer a sequence ratio is that of the whole answer. A recipe on pairs has no ratio: its curve is
-the push that a pair gives, minus the derivative of its loss by the difference D of the two scores.
+the push that a pair gives, minus the derivative of its loss by the difference D of the two scores. DPPO's token had
+probability 0.25 before, and SAT's quantile is that of tokens near ratio 1.
 
 **In the equations** `y` is an answer and `t` a token of it, `R` its reward, `A` its advantage, `sg` a stopped
 gradient. What every recipe has besides (`kl_coef`, `entropy_coef`, `correction`, `std`, `baseline`) is
@@ -50,7 +52,7 @@ def page() -> str:
         text += f"\n## {title}\n"
         for name in objectives.names(reads):
             objective = make(name)
-            text += f"\n### {name}\n\n{sources[name]}\n\n"
+            text += f"\n### {name}\n\n{re.sub(_ARXIV, _LINK, sources[name])}\n\n"
             text += f"```text\n{_equation(objective)}\n```\n\n{figure(name, objective)}\n"
             text += _hyperparameters(name, common | {"std", "baseline", "std_eps"})
             text += _checks(name, name in compared)
