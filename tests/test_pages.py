@@ -1,7 +1,7 @@
 """Commands and code of the pages, read from them: a command is parsed by its own parser, code and bash blocks run."""
 
 import argparse
-import importlib
+import importlib.util
 import os
 import re
 import shlex

@@ -91,8 +91,8 @@ def figure(name: str, objective: objectives.AnyObjective) -> str:
     """The curves as SVG in the colours of the page."""
     colours = {"#010203": "currentColor", "#040506": "var(--weight-positive)", "#070809": "var(--weight-negative)"}
     frame, positive, negative = colours
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "axes.edgecolor": frame}
-    style |= {"text.color": frame, "axes.labelcolor": frame, "xtick.color": frame, "ytick.color": frame}
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
+    style |= dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), frame)
     with matplotlib.rc_context(style):
         picture = Figure(figsize=(5.0, 2.5), layout="constrained")
         axes = picture.subplots()
