@@ -73,6 +73,8 @@ def parsed(monkeypatch, module, arguments):
         monkeypatch.setattr(parser, "parse_args", lambda self, *a, own=own: (own(self, *a), sys.exit(0)))
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     found = importlib.util.find_spec(module)
+    assert found, module
+    assert found.origin
     if found.submodule_search_locations:
         module = f"{module}.__main__"
     elif "parse_args" not in Path(found.origin).read_text():  # would run
