@@ -14,7 +14,8 @@ from docs.site import gallery
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("*.md", "experiments/**/*.md", "experiments/**/*.png", "experiments/**/*.svg")
-NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
+LESSONS = ["objectives", "mixture", "compare", "published_model", "your_own"]  # in this order, others before them
+NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"), key=lambda path: [path.stem == name for name in LESSONS][::-1])
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 
 
