@@ -32,11 +32,12 @@ LINTED      := $(VENV)/.linted
 SOURCES     := pyproject.toml .mdformat.toml $(wildcard *.md) $(shell find colab configs docs experiments jaxrl_llm tests \
                  -name '*.py' -o -name '*.md')
 
-.PHONY: help install demo test test-slow lint format clean
+.PHONY: help install demo docs test test-slow lint format clean
 
 help:
 	@echo "make install    create $(VENV) and install jaxrl_llm with its tools"
 	@echo "make demo       train a tiny mixture of experts with GRPO and with GSPO, then report ($(RUNS))"
+	@echo "make docs       build the site into build/site, warnings as errors"
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint       ruff, mdformat and pyright only"
@@ -82,6 +83,11 @@ demo: $(STAMP)
 	$(PY) -m jaxrl_llm.main --config configs/demo.py:grpo --workdir $(RUNS)/grpo
 	$(PY) -m jaxrl_llm.main --config configs/demo.py:gspo --workdir $(RUNS)/gspo
 	$(PY) -m jaxrl_llm.report $(RUNS)
+
+# PYTHONPATH: the gallery is drawn from this checkout. The variable silences a page of text on MkDocs 2.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. JAX_PLATFORMS=cpu $(PY) -m mkdocs build --strict --quiet
+	@echo "to read it: $(PY) -m http.server --directory build/site"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
