@@ -14,7 +14,7 @@ from jaxrl_llm.tasks.data import (
     prompts,
     supervised,
 )
-from jaxrl_llm.tasks.doubts import doubts
+from jaxrl_llm.tasks.doubts import Hopeless, doubts
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
 from jaxrl_llm.tasks.tokenizers import (
     UNKNOWN,
@@ -32,6 +32,7 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Example",
+    "Hopeless",
     "PromptBatch",
     "PromptStream",
     "Prompting",

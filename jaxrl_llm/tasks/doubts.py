@@ -18,6 +18,14 @@ _NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
 Drawn = Sequence[tuple[str, str, Row]]
 
 
+class Hopeless(ValueError):
+    """Every result would be wrong; `doubt` names the doubt."""
+
+    def __init__(self, doubt: str, text: str):
+        super().__init__(text)
+        self.doubt = doubt
+
+
 def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str, str]:
     """The warnings about a task whose answers have at most `answer_length` tokens, the end included.
 
@@ -27,13 +35,14 @@ def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> dict[str
         rewarded: whether training lives on the verifier's rewards.
 
     Raises:
-        ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
+        Hopeless: every result would be wrong, since the model never sees the prompt (prompt_altered), or no answer can
+          be rewarded (answers_unrewarded).
     """
     train, test = _examples(task)
     asked = _asked(task, train)
     found, hopeless = _of_answers(task, [*asked, *_asked(task, test)], answer_length)
     if rewarded and hopeless.issuperset(range(len(asked))):
-        raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
+        raise Hopeless("answers_unrewarded", f"no answer can be rewarded: {'; '.join(found.values())}")
     return _of_prompts(task, train) | found | _of_splits(task, train, test)
 
 
@@ -62,9 +71,10 @@ def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
     texts = {prompt: task.prompting.text(task.tokenizer, prompt) for prompt in prompts}
     remedy = "correct chat_template.jinja of the tokenizer, or set task.chat=False"
     if len(texts) > 1 and len(set(texts.values())) == 1:
-        raise ValueError(
+        raise Hopeless(
+            "prompt_altered",
             f"the chat template drops the prompt: {prompts[0]!r:.60} and {prompts[1]!r:.60} are both read as "
-            f"{texts[prompts[0]]!r:.80}; {remedy}"
+            f"{texts[prompts[0]]!r:.80}; {remedy}",
         )
     lost = [prompt for prompt, text in texts.items() if prompt.strip() not in text]
     if not lost:

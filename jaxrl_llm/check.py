@@ -1,0 +1,43 @@
+"""python -m jaxrl_llm.check --config gspo[:variant] [--config.block.field=value ...]"""
+
+import sys
+from collections.abc import Sequence
+
+from jaxrl_llm.config.command_line import FAILED, Parser, fields_and_rest
+from jaxrl_llm.config.guard import Guard, guarded
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rehearse a run and print what is doubtful; returns the exit code (see command_line.py), 1 where a row says stop."""
+    return guarded(_run, arguments)
+
+
+def _run(arguments: list[str], guard: Guard) -> int:
+    from jaxrl_llm.config import loading
+    from jaxrl_llm.config.listed import check_names
+
+    parser = Parser(prog="jaxrl-llm check", description="Rehearse two steps of a run on this machine, without a DIR.")
+    parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
+    fields, rest = fields_and_rest(arguments)
+    given = parser.parse_args(rest)
+    source = loading.find(given.config)
+    check_names(path for path, _ in fields)
+
+    # JAX is imported from here on.
+    from jaxrl_llm.config import start_up
+    from jaxrl_llm.run import assembly
+    from jaxrl_llm.run.checkup import checked
+    from jaxrl_llm.run.findings import STOP, table
+    from jaxrl_llm.run.settings import validate
+
+    settings = validate(loading.load(source, fields))
+    start_up.start_jax()
+    run = assembly.build(settings)
+    guard.started = True
+    findings, answers = checked(run, lambda text: print(text, file=sys.stderr))
+    print("\n\n".join(filter(None, [table(findings), answers])))
+    return FAILED if any(found.verdict == STOP for found in findings) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
