@@ -79,6 +79,13 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-code", action="store_true", help="run the code that the DIR names; see SECURITY.md")
 
 
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Which of several processes this is, for `start_up.join`."""
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
+    parser.add_argument("--processes", type=int, help="how many processes there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+
+
 def fields_and_rest(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """([("block.field", "value"), ...], the other arguments) of a command line; raises ValueError without a value."""
     fields, rest, waiting = [], [], list(arguments)

@@ -144,20 +144,18 @@ def rewards(s: Settings, r: Rehearsal) -> Finding | None:
 
 
 def memory(predicted: Memory, r: Rehearsal, of_cpu: int) -> Finding:
-    """The run's own estimate of a device against what was in use; of_cpu: CPU devices, which share the process's."""
-    devices = of_cpu or 1
-    seen = f"predicted {spelled(predicted.total * devices)}"
+    """The run's own estimate against what was in use; of_cpu: devices of a CPU, which share the process's memory."""
+    expected, available = predicted.total * (of_cpu or 1), (predicted.available or 0) * (of_cpu or 1)
+    of = f" of {spelled(available)}" if available else ""
+    seen = f"predicted {spelled(expected)}{of}{'' if of_cpu else ' a device'}"
     if r.memory is None:
         return Finding("memory", f"{seen}; what was in use is not known here")
-    seen += f", in use {spelled(r.memory)}" if not of_cpu else f", the process grew by {spelled(r.memory)}"
-    if predicted.available is None:
-        return Finding("memory", seen)
-    available = predicted.available * devices
-    seen += f", there {'is' if devices == 1 else 'are'} {spelled(available)}"
-    if r.memory > 0.9 * available:
-        return Finding(
-            "memory", seen, LOOK, "lower updates.micro_batch_rows or rollout.slots: longer answers need more"
-        )
+    seen += f", the process grew by {spelled(r.memory)}" if of_cpu else f", in use {spelled(r.memory)}"
+    if available and r.memory > 0.9 * available:
+        remedy = "lower updates.micro_batch_rows or rollout.slots: longer answers need more"
+        return Finding("memory", seen, LOOK, remedy)
+    if not of_cpu and r.memory > 1.6 * expected:
+        return Finding("memory", seen, LOOK, "the estimate is short: plan the run by jaxrl-llm plan, which compiles it")
     return Finding("memory", seen)
 
 

@@ -96,7 +96,7 @@ def _compared(run: Run, state: TrainState, drawn: Drawn) -> dict[str, Any]:
     s, batch = run.settings, drawn.batch
     sampled = batch.routing.sampled
     replayed = None if sampled is None else in_scoring(s.replay, sampled)
-    lengths = processes.fetch((batch.segment_ids, batch.loss_mask))
+    held, masks = processes.fetch((batch.segment_ids, batch.loss_mask))
 
     def score(updates: UpdateConfig, layouts: Any) -> Scored:
         shared = updates.layout == "shared"
@@ -109,7 +109,8 @@ def _compared(run: Run, state: TrainState, drawn: Drawn) -> dict[str, Any]:
     shapes = {}
     for name, updates in other_shapes(run).items():
         cut = epochs_of(
-            *lengths,
+            held,
+            masks,
             s.rollout.group_size,
             s.answer_length,
             updates,
