@@ -1,7 +1,8 @@
 """What all commands share: one-line errors, exit codes, and fields among the arguments.
 
 0    done
-1    failed: what was started could not end (a loss that is not finite, a full disk, a damaged checkpoint)
+1    failed: what was started could not end (a loss that is not finite, a full disk, a damaged checkpoint), or
+     a check has found what stops a run
 2    refused: the command line, the config or the DIR is wrong, and nothing was started or written
 70   a fault of the package: the line names the file with the traceback, and where to report it
 130  stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal (SIGHUP): a run that was training has saved its

@@ -95,14 +95,23 @@ def reading(run: Run, r: Rehearsal) -> Finding | None:
     s = run.settings
     chance, unknown = math.log(s.model.vocab_size), [UNKNOWN in one["answer"] for one in r.answers]
     seen = [f"a token of the prompts costs {r.prompt_nats:.2f} nats (by chance {chance:.2f})"] if s.pretrained else []
-    seen = "; ".join([*seen, *([f"{sum(unknown)} of {len(unknown)} answers hold ids without text"] if unknown else [])])
+    seen = "; ".join(
+        [
+            *seen,
+            *(
+                [f"{sum(unknown)} of {len(unknown)} answers hold ids without text or half characters"]
+                if unknown
+                else []
+            ),
+        ]
+    )
     if not seen:
         return None
     remedy = "the model has not read such tokens: look whether tokenizer, template and checkpoint belong together"
     if unknown and np.mean(unknown) > 0.5:
         return Finding("texts", seen, STOP, remedy)
     strange = s.pretrained and not s.warm_start.steps and not r.prompt_nats < chance  # a warm start unlearns prompts
-    if strange or any(unknown):
+    if strange or (s.pretrained and any(unknown)):
         return Finding("texts", seen, LOOK, remedy)
     return Finding("texts", seen)
 
@@ -209,7 +218,7 @@ def _reason(s: Settings, one: dict[str, Any]) -> str:
     if "verifier_error" in one:
         return f"the verifier failed ({one['verifier_error']})"
     if UNKNOWN in one["answer"]:
-        return "not verified, as it holds ids without text"
+        return "not verified, as it holds ids without text or half characters"
     if not one["ended"] and not s.task.verify_truncated:
         return f"not verified, as it is cut off at {s.answer_length} tokens"
     return "right" if one["reward"] >= s.task.solved else "not right"

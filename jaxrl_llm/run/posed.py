@@ -168,7 +168,7 @@ def right_answers(task: Task, examples: Examples, best: float) -> Finding:
     if good == len(verdicts):
         return Finding("verifier", seen)
     first = next(i for i, verdict in enumerate(verdicts) if verdict.reward < task.solved)
-    seen += f"; {asked[first][1]!r:.40} gets {verdicts[first].reward:g}"
+    seen += f"; {asked[first][1]!r:.40} to {asked[first][0]!r:.40} gets {verdicts[first].reward:g}"
     remedy = "correct the verifier or the right answers"
     if good:
         return Finding("verifier", seen, LOOK, remedy)

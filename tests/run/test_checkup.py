@@ -99,7 +99,7 @@ FAULTS = {  # what a rehearsal shows, the row, its verdict, what it says
     "flips": ({"sampler_flips": [0.0, 0.05]}, "routing", LOOK, "by layer: 0.00% 5.00%"),
     "no record": ({"row": {"check/unrecorded": 3.0}}, "routing", STOP, "3 records are missing"),
     "cut off": ({"answers": {"ended": False}}, "answers", LOOK, "0 of 128 end by themselves"),
-    "no text": ({"answers": {"answer": tasks.UNKNOWN}}, "texts", STOP, "128 of 128 answers hold ids without text"),
+    "no text": ({"answers": {"answer": tasks.UNKNOWN}}, "texts", STOP, "128 of 128 answers hold ids"),
     "failing": ({"answers": {"verifier_error": "TypeError: x"}}, "rewards", STOP, "failed on 128, the first: TypeE"),
     "equal": ({"teaching": 0.0}, "rewards", LOOK, "of 128 answers"),
     "memory": ({"memory": 2**62}, "memory", LOOK, "the process grew by"),
