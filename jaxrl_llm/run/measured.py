@@ -66,8 +66,10 @@ def sampler(s: Settings, r: Rehearsal) -> Finding | None:
         return Finding("sampler", seen, STOP, "two float32 passes must agree: the run would end at step 1")
     if gap["gap_mean"] > _FAR:
         return Finding("sampler", seen, STOP, "rounding does not explain this; try rollout.dtype=float32")
-    remedy = f"expected of a sampler in {s.sampler_precision}; "
-    remedy += "correct for it (objective.correction), or set rollout.dtype=float32"
+    if s.sampler_precision == "made different":
+        return Finding("sampler", seen, LOOK, "rollout.router_* ask for this; leave them out if you do not study it")
+    types = f"model.dtype={s.model.dtype} and rollout.dtype={s.rollout.dtype}"
+    remedy = f"expected of {types}: correct for it (objective.correction), or set both to float32"
     return Finding("sampler", seen, LOOK, remedy)
 
 

@@ -42,7 +42,7 @@ class Rehearsal:
     sampler_flips: Any  # share of experts that differ between sampler and trainer, by layer; None of a dense model
     row: Mapping[str, Any]  # the first step, as metrics.jsonl would have it
     answers: list[dict[str, Any]]  # {prompt, answer, reward, length, right, ended, verifier_error where there is one}
-    teaching: float  # share of answers with an advantage that is not 0
+    teaching: bool  # whether any token has an advantage that is not 0
     prompt_nats: float  # -log p of a token of the prompts, on average
     seconds: Mapping[str, float]  # of the second step
     memory: int | None  # most bytes on one device; on a CPU by which the process grew; None where it is not known
@@ -72,7 +72,7 @@ def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
     drawn = source.next(stream, 1, state)
     shown = _compared(run, state, drawn)
     batch = processes.fetch({"tokens": drawn.batch.tokens, "mask": drawn.batch.loss_mask})
-    teaching = float((processes.fetch(drawn.batch.advantages)[batch["mask"]] != 0).mean())
+    teaching = bool(processes.fetch(drawn.batch.advantages)[batch["mask"]].any())
     state, pending = learn(run, state, drawn, 1, start)
     row = pending.row()
     del drawn
