@@ -4,11 +4,12 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxrl_llm import check, tasks
 from jaxrl_llm.config import start_up
-from jaxrl_llm.run import assembly, checkup, measured, posed
+from jaxrl_llm.run import assembly, checkup, measured, posed, rehearsal
 from jaxrl_llm.run.findings import LOOK, OK, STOP, Finding, table
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.rehearsal import other_shapes, rehearse
@@ -73,6 +74,22 @@ def test_a_sampler_that_does_not_agree_is_seen(run, monkeypatch, fault):
     declared = dataclasses.replace(run.settings.rollout, dtype="bfloat16")  # then rounding is what was asked for
     found = measured.sampler(dataclasses.replace(run.settings, rollout=declared), r)
     assert (found.verdict, "rollout.dtype=bfloat16" in found.remedy) == (LOOK, True)
+
+
+def test_a_layout_that_computes_something_else_is_seen(run, monkeypatch):
+    """Planted: in the other shapes the first token of every row is taken for padding."""
+    cut = rehearsal.epochs_of
+
+    def without_first(layout):
+        return layout.replace(segment_ids=np.where(np.arange(layout.index.shape[2]) == 0, 0, layout.segment_ids))
+
+    def planted(*given, **named):
+        return [[without_first(layout) for layout in epoch] for epoch in cut(*given, **named)]
+
+    monkeypatch.setattr(rehearsal, "epochs_of", planted)
+    found = measured.batch_shape(rehearse(run, lambda text: None))
+    assert found.verdict in (LOOK, STOP)
+    assert found.remedy
 
 
 def nothing(prompt, answer, gold, row):
@@ -248,3 +265,12 @@ def test_a_row_wraps_and_cannot_steer_the_terminal():
     assert "\x1b" not in table(rows)
     assert sum(line.startswith("prompts          look  ") for line in lines) == 1
     assert lines[-1] == "1 ok, 1 to look at, 0 to stop for"
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(0.5, LOOK), (2.0, STOP)])
+def test_what_a_run_warns_of_or_refuses_is_a_row(run, rate, verdict):
+    optimizer = dataclasses.replace(run.settings.optimizer, learning_rate=rate)
+    faulty = dataclasses.replace(run, settings=dataclasses.replace(run.settings, optimizer=optimizer))
+    (found,) = posed.doubts(faulty)
+    assert (found.check, found.verdict) == ("learning rate", verdict)
+    assert found.seen.startswith(f"optimizer.learning_rate={rate:g}: ")
