@@ -10,6 +10,7 @@ from jaxrl_llm.config.command_line import Parser
 # A command is a module with main(arguments) -> exit code.
 COMMANDS = {
     "train": ("jaxrl_llm.main", "start or resume a training run"),
+    "check": ("jaxrl_llm.check", "rehearse a run: what is doubtful before it starts"),
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
     "generate": ("jaxrl_llm.generate", "answer a prompt or chat, with any DIR or checkpoint"),
     "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),

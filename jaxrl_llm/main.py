@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.command_line import Parser, add_processes, fields_and_rest
 from jaxrl_llm.config.guard import Guard, guarded
 
 
@@ -22,9 +22,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
-    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
-    parser.add_argument("--processes", type=int, help="how many processes there are")
-    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+    add_processes(parser)
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
     source = loading.find(given.config)

@@ -24,7 +24,7 @@ ROOMS = (
     "report",
     "sweep",
 )
-COMMANDS = {"__init__", "__main__", "main", "evaluation", "generate", "export", "upcycle"}
+COMMANDS = {"__init__", "__main__", "main", "check", "evaluation", "generate", "export", "upcycle"}
 
 # What a room may not import from outside the package either.
 FOREIGN = {

@@ -2,7 +2,7 @@
 
 0    done
 1    failed: what was started could not end (weights or a loss that are not finite, a full disk, a damaged
-     checkpoint)
+     checkpoint), or a check has found what stops a run
 2    refused: the command line, the config or the DIR is wrong, and nothing was started or written
 70   a fault of the package: the line names the file with the traceback, and where to report it
 130  stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal (SIGHUP): a run that was training has saved its
@@ -80,6 +80,13 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-code", action="store_true", help="run the code that the DIR names; see SECURITY.md")
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Which of several processes this is, for `start_up.join`."""
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0 of several, see docs/several_processes.md")
+    parser.add_argument("--processes", type=int, help="how many processes there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
 
 
 def fields_and_rest(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:

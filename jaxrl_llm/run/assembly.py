@@ -148,8 +148,8 @@ class Run:
             made["reward_model"] = {"path": str(found.path), "step": found.step, "digest": found.digest}
         return made
 
-    def started(self, start: TrainState, folder: Path) -> "Run":
-        """The run whose source has what it keeps of the start, stored in `folder`, and any reward model."""
+    def started(self, start: TrainState, folder: Path | None) -> "Run":
+        """The run whose source has what it keeps of the start, stored in any `folder`, and any reward model."""
         source, found = self.source.started(start, folder), self.reward_model()
         if found is not None and isinstance(source, Rollouts):
             source = dataclasses.replace(source, reward_model=found.load())

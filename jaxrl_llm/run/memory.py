@@ -48,14 +48,14 @@ class Memory:
 
     def lines(self) -> list[str]:
         """All of it, of the temporaries the cache and the largest by name; lines of at most 69 characters."""
-        has = "" if self.available is None else f" of {_size(self.available)}"
-        parts = [f"{name} {_size(size)}" for name, size in self.stays.items()]
+        has = "" if self.available is None else f" of {spelled(self.available)}"
+        parts = [f"{name} {spelled(size)}" for name, size in self.stays.items()]
         for name, phase in (("rollout", self.rollout), ("update", self.update)):
             if phase:
                 shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
-                sizes = ", ".join(f"{part} {_size(phase[part])}" for part in shown)
-                parts.append(f"{name} {_size(sum(phase.values()))} ({sizes})")
-        return textwrap.wrap(f"{_size(self.total)}{has} a device: {', '.join(parts)}", 69)
+                sizes = ", ".join(f"{part} {spelled(phase[part])}" for part in shown)
+                parts.append(f"{name} {spelled(sum(phase.values()))} ({sizes})")
+        return textwrap.wrap(f"{spelled(self.total)}{has} a device: {', '.join(parts)}", 69)
 
     def check(self) -> None:
         """Raises ValueError when a device has less memory than the run needs."""
@@ -64,7 +64,7 @@ class Memory:
         stay = sum(self.stays.values()) > self.available
         remedy = _REMEDIES["parameters" if stay else _largest(self.temporaries)]
         raise ValueError(
-            f"the run needs {_size(self.total)} on each device, which has {_size(self.available)} "
+            f"the run needs {spelled(self.total)} on each device, which has {spelled(self.available)} "
             f"({' '.join(self.lines())}); {remedy}"
         )
 
@@ -200,7 +200,8 @@ def _over(size: int, parts: int) -> int:
     return size // parts if size % parts == 0 else size
 
 
-def _size(count: int) -> str:
+def spelled(count: int) -> str:
+    """Bytes in three digits and a unit."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -19,6 +19,7 @@ from jaxrl_llm.run.opening import closing, opening
 from jaxrl_llm.training.experience import diagnose
 from jaxrl_llm.training.optimizer import make_schedule
 from jaxrl_llm.training.pending import Pending
+from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
 
 
@@ -87,8 +88,13 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
 
 def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[TrainState, Pending]:
     """One batch of the source and the N updates that learn from it: the state after them, and the row of the step."""
-    s, start = run.settings, time.monotonic()
-    drawn = run.source.next(stream, step, state)
+    start = time.monotonic()
+    return learn(run, state, run.source.next(stream, step, state), step, start)
+
+
+def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) -> tuple[TrainState, Pending]:
+    """The updates of `take_step` on a batch that is there; start: when its step began, on the monotonic clock."""
+    s = run.settings
     every, n = s.log.diagnostics_every, s.updates.updates_per_rollout
     diagnosed = bool(every) and step % every == 0 and drawn.batch.routing.scored is not None
     old = state.policy.copy() if diagnosed else None

@@ -15,7 +15,7 @@ from jaxrl_llm.tasks.data import (
     supervised,
 )
 from jaxrl_llm.tasks.described import table
-from jaxrl_llm.tasks.doubts import Survey, doubts, survey
+from jaxrl_llm.tasks.doubts import Hopeless, Survey, doubts, survey
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
 from jaxrl_llm.tasks.tokenizers import (
     UNKNOWN,
@@ -33,6 +33,7 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Example",
+    "Hopeless",
     "PromptBatch",
     "PromptStream",
     "Prompting",

@@ -21,6 +21,14 @@ _NOTHING = ("", "null", "NaN")  # JSON's null reads as the second
 Drawn = Sequence[tuple[str, str, Row]]
 
 
+class Hopeless(ValueError):
+    """Every result would be wrong; `doubt` names the doubt."""
+
+    def __init__(self, doubt: str, text: str):
+        super().__init__(text)
+        self.doubt = doubt
+
+
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """What a look at the data of a task found: its doubts, and of a data set the numbers of each split."""
@@ -43,14 +51,15 @@ def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
         rewarded: whether training lives on the verifier's rewards.
 
     Raises:
-        ValueError: every result would be wrong, since the model never sees the prompt, or no answer can be rewarded.
+        Hopeless: every result would be wrong, since the model never sees the prompt (prompt_altered), or no answer can
+          be rewarded (answers_unrewarded).
     """
     train, test = _examples(task)
     asked = {"train": _asked(task, train), "test": _asked(task, test)}
     found, hopeless = _of_answers(task, [*asked["train"], *asked["test"]], answer_length)
     of_train = len(asked["train"])
     if rewarded and hopeless is not None and hopeless.issuperset(range(of_train)):
-        raise ValueError(f"no answer can be rewarded: {'; '.join(found.values())}")
+        raise Hopeless("answers_unrewarded", f"no answer can be rewarded: {'; '.join(found.values())}")
     splits = {}
     for name, examples, others in (("train", train, ()), ("test", test, train)):
         if task.source is None:
@@ -88,9 +97,10 @@ def _of_prompts(task: Task, examples: Drawn) -> dict[str, str]:
     texts = {prompt: task.prompting.text(task.tokenizer, prompt, asked[prompt]) for prompt in prompts}
     remedy = "correct chat_template.jinja of the tokenizer, or set task.chat=False"
     if len(texts) > 1 and len(set(texts.values())) == 1:
-        raise ValueError(
+        raise Hopeless(
+            "prompt_altered",
             f"the chat template drops the prompt: {prompts[0]!r:.60} and {prompts[1]!r:.60} are both read as "
-            f"{texts[prompts[0]]!r:.80}; {remedy}"
+            f"{texts[prompts[0]]!r:.80}; {remedy}",
         )
     lost = [prompt for prompt, text in texts.items() if prompt.strip() not in text]
     if not lost:

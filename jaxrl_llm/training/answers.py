@@ -39,7 +39,7 @@ class Answers(Source):
         next(self.stream())
         return "" if self.data is None else f"the chosen answers of {self.data.splits.source}"
 
-    def started(self, start: TrainState | None, folder: Path) -> "Answers":
+    def started(self, start: TrainState | None, folder: Path | None) -> "Answers":
         return with_reference(self, self.learner.objective, start, folder)
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:

@@ -89,7 +89,7 @@ class Pairs:
             )
         return f"{self.data.splits.source}, {len(self.data.test['uid'])} of them evaluated"
 
-    def started(self, start: TrainState | None, folder: Path) -> "Pairs":
+    def started(self, start: TrainState | None, folder: Path | None) -> "Pairs":
         """With log pi_ref of all pairs, computed once in the order of the data: the start itself need not stay.
 
         Raises:
@@ -110,6 +110,8 @@ class Pairs:
                 parts = (pairs[i : i + self.pairs] for i in range(0, len(pairs), self.pairs))
                 return np.concatenate([self._scored(start.policy, splits.encoder.rows(part)) for part in parts])
 
+            if folder is None:
+                return compute()
             return computed_once(folder / f"{name}.npy", (2 * len(pairs), width), compute)
 
         rows = kept("train", train).reshape(len(train), 2, -1)

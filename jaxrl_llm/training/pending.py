@@ -105,11 +105,22 @@ def check_updates(
 
 
 def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> None:
-    most, mean, share = max(allowed, _SHARE[dtype]), values.get(f"{name}_mean"), values.get(f"{name}_share")
-    if mean is None or share is None or math.isnan(mean):  # nothing was scored, or no token counts
-        return
-    if mean > _MEAN[dtype] or share > most:
+    if found := disagreement(values, name, dtype, allowed):
         raise ValueError(
-            f"{what} is not 1: mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above "
-            f"1e-2 (bound {most:.1%}); two passes over the same tokens disagree, so every ratio would be wrong"
+            f"{what} is not 1: {found}; two passes over the same tokens disagree, so every ratio would be wrong"
         )
+
+
+def disagreement(values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> str:
+    """What is beyond the bounds of two passes over the same tokens, "" where they hold or nothing was compared.
+
+    Args:
+      values: mean |delta log p| and the share of tokens above 1e-2, as `NAME_mean` and `NAME_share`.
+      allowed: a share of tokens that may be above 1e-2, where the dtype allows less.
+    """
+    most, mean, share = max(allowed, _SHARE[dtype]), values.get(f"{name}_mean"), values.get(f"{name}_share")
+    if mean is None or share is None or math.isnan(mean) or (mean <= _MEAN[dtype] and share <= most):
+        return ""  # nothing was scored, or no token counts; or they agree
+    return (
+        f"mean |delta log p| {mean:.2e} (bound {_MEAN[dtype]:.0e}), {share:.2%} of tokens above 1e-2 (bound {most:.1%})"
+    )

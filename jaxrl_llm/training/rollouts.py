@@ -61,7 +61,7 @@ class Rollouts(Source):
             tasks.all_prompts(self.task, "train", data_dir=self.data_dir)
         return ""
 
-    def started(self, start: TrainState | None, folder: Path) -> "Rollouts":
+    def started(self, start: TrainState | None, folder: Path | None) -> "Rollouts":
         return with_reference(self, self.scorer.learner.objective, start, folder)
 
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:

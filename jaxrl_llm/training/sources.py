@@ -39,12 +39,12 @@ class Source(Protocol):
         """
         ...
 
-    def started(self, start: TrainState | None, folder: Path) -> "Source":
+    def started(self, start: TrainState | None, folder: Path | None) -> "Source":
         """The source with what it keeps of the start of the run (a reference policy, or its log-probs).
 
         Args:
           start: the state before the first update; None if `folder` already holds everything.
-          folder: where it is stored, so that a resume uses the same.
+          folder: where it is stored, so that a resume uses the same; None: nowhere.
         """
         ...
 
@@ -57,7 +57,7 @@ class Source(Protocol):
         return {}, []
 
 
-def with_reference(source: Any, objective: AnyObjective, start: TrainState | None, folder: Path) -> Any:
+def with_reference(source: Any, objective: AnyObjective, start: TrainState | None, folder: Path | None) -> Any:
     """The source with pi_ref, the policy before the first update, if the objective reads its log-probs.
 
     With adapters it is the base, that is adapters that change nothing: no file is needed, and the program that scores
@@ -65,7 +65,7 @@ def with_reference(source: Any, objective: AnyObjective, start: TrainState | Non
     """
     if start is None or "ref_logprobs" not in objective.needs:
         return source
-    if start.base is not None:
+    if start.base is not None or folder is None:
         return dataclasses.replace(source, reference=start.policy.copy())
     save_tree(folder, start.policy.trained)
     return dataclasses.replace(source, reference=Policy(load_tree(folder, start.policy.trained)))

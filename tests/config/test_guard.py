@@ -108,6 +108,7 @@ import contextlib, importlib, io, sys
 lines = (
     "main --help", "main --version", "main --bad", "main --config=grpo", "main --config=nothing --workdir=x",
     "main --config=grpo --workdir=x --config.optimizer.lr=1", "evaluation --help", "evaluation --workdir=x --k=all",
+    "check --help", "check --config=nothing",
     "evaluation --checkpoint=x --config=nothing", "generate --help", "generate --workdir=x --system=y", "export --help",
     "export", "sweep.__main__ --help", "sweep.__main__ --sweep=nothing.py --workdir=x", "plan.__main__ --help",
     "plan.__main__ --config=nothing --topology=v5e:2x2", "report.__main__ --help", "report.__main__", "__main__ --help",

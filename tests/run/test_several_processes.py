@@ -189,3 +189,15 @@ def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
     again = several.ended(tmp_path / "again", 2, command(folder, workdir, 2))
     assert f"resumed from step {last}" in again.printed(0)
     assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)
+
+
+def test_a_check_of_several_processes_is_one_table(folder):
+    changes = {"mesh.shape": "(1,-1,1,1)", "warm_start.steps": 0, "task.verify_truncated": True}
+    fields = [f"--config.{name}={value}" for name, value in (changes | {"task.data_dir": folder / "data"}).items()]
+    job = several.start(folder / "check", 2, ["-m", "jaxrl_llm.check", "--config=grpo:smoke", *fields])
+    try:
+        assert job.codes() == [0, 0], job.printed(0) + job.printed(1)
+    finally:
+        job.end()
+    assert "0 to stop for" in job.printed(0)
+    assert "checked  " not in job.printed(1)

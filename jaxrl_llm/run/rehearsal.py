@@ -1,0 +1,217 @@
+"""Two steps of a run by its own functions, and what they show: the measurements of `jaxrl-llm check`.
+
+The first step compiles; what its batch, its scores and its first update say is looked at. The second is timed.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds
+from jaxrl_llm.models import Routing
+from jaxrl_llm.objectives.batch import token_log_ratio
+from jaxrl_llm.objectives.divergences import k3
+from jaxrl_llm.run.agreement import check_agreement, check_rows
+from jaxrl_llm.run.assembly import Run
+from jaxrl_llm.run.trainer import learn
+from jaxrl_llm.training.collect import DynamicSampling
+from jaxrl_llm.training.gaps import flips
+from jaxrl_llm.training.layout import UpdateConfig, epochs_of
+from jaxrl_llm.training.replay import in_scoring
+from jaxrl_llm.training.rollouts import Rollouts
+from jaxrl_llm.training.sources import Drawn
+from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.step import Scored
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """What two steps of a run showed; every number is on the host."""
+
+    shapes: Mapping[str, Mapping[str, Any]]  # {another way to cut the batch: how far the log-probs are from the run's}
+    sampler: Mapping[str, Any]  # how far the trainer's log-probs are from the sampler's; {} where nothing is sampled
+    sampler_flips: Any  # share of experts that differ between sampler and trainer, by layer; None of a dense model
+    row: Mapping[str, Any]  # the first step, as metrics.jsonl would have it
+    answers: list[dict[str, Any]]  # {prompt, answer, reward, length, right, ended, verifier_error where there is one}
+    teaching: bool  # whether any token has an advantage that is not 0
+    prompt_nats: float  # -log p of a token of the prompts, on average
+    seconds: Mapping[str, float]  # of the second step
+    memory: int | None  # most bytes on one device; on a CPU by which the process grew; None where it is not known
+
+
+def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
+    """Start the run, which makes its warm start if the cache has none, and take two steps; no DIR is written.
+
+    Dynamic sampling draws once, so that the answers are those of the prompts, and no step has routing diagnostics.
+
+    Raises:
+      ValueError, FloatingPointError: as `train`, but for numbers that a row of the check is about.
+    """
+    before = _resident("VmRSS")
+    quiet = dataclasses.replace(run.settings, log=dataclasses.replace(run.settings.log, diagnostics_every=0))
+    run = dataclasses.replace(run, settings=quiet)
+    state = run.start(note)
+    source = run.started(state, None).source
+    s, golds = run.settings, {}
+    if isinstance(source, Rollouts):
+        source = dataclasses.replace(source, samples=s.rows, sampling=DynamicSampling())
+        prompts = next(source.stream())  # the same as those of the first step
+        golds = dict(zip(prompts["prompt"], prompts["answer"], strict=True))
+    stream = source.stream()
+    note("step 1: its programs are compiled")
+    start = time.monotonic()
+    drawn = source.next(stream, 1, state)
+    shown = _compared(run, state, drawn)
+    batch = processes.fetch({"tokens": drawn.batch.tokens, "mask": drawn.batch.loss_mask})
+    teaching = bool(processes.fetch(drawn.batch.advantages)[batch["mask"]].any())
+    state, pending = learn(run, state, drawn, 1, start)
+    row = pending.row()
+    del drawn
+    note("step 2: it is timed")
+    _forget_peak()
+    start = time.monotonic()
+    state, second = learn(run, state, source.next(stream, 2, state), 2, start)
+    seconds = {"rollout": second.host.get("time/rollout_s", 0.0), "update": second.host["time/update_s"]}
+    return Rehearsal(
+        **shown,
+        row=row,
+        answers=_answers(pending.samples, batch, s.task.tokenizer.end_ids, golds),
+        teaching=teaching,
+        seconds=seconds,
+        memory=_most(before),
+    )
+
+
+def _compared(run: Run, state: TrainState, drawn: Drawn) -> dict[str, Any]:
+    """The scores of the batch as the run cuts it, against those of other shapes and those of the sampler."""
+    s, batch = run.settings, drawn.batch
+    sampled = batch.routing.sampled
+    replayed = None if sampled is None else in_scoring(s.replay, sampled)
+    held, masks = processes.fetch((batch.segment_ids, batch.loss_mask))
+
+    def score(updates: UpdateConfig, layouts: Any) -> Scored:
+        shared = updates.layout == "shared"
+        learner = dataclasses.replace(run.learner, packed=updates.layout != "padded", shared_prompt=shared)
+        into = learner.blank_scores(batch.tokens, record="experts", by_router=replayed is not None)
+        return learner.score(state.policy, batch.tokens, layouts, into, replayed)
+
+    own = score(s.updates, drawn.epochs[0])
+    assert own.logprobs is not None
+    shapes = {}
+    for name, updates in other_shapes(run).items():
+        cut = epochs_of(
+            held,
+            masks,
+            s.rollout.group_size,
+            s.answer_length,
+            updates,
+            seed=s.seed,
+            step=1,
+            together=2 if s.objective.reads == "pairs" else 1,
+        )
+        other = score(updates, cut[0])
+        assert other.logprobs is not None
+        shapes[name] = M.finalize(processes.fetch(_apart(other.logprobs, own.logprobs, batch.loss_mask)))
+    found: dict[str, Any] = {"shapes": shapes, "sampler": {}, "sampler_flips": None}
+    if batch.sampler_logprobs is not None:
+        found["sampler"] = M.finalize(processes.fetch(_apart(own.logprobs, batch.sampler_logprobs, batch.loss_mask)))
+    chosen = own.recorded if own.by_router is None else own.by_router
+    if sampled is not None and chosen is not None:
+        by_layer = _flips(sampled, chosen, batch.segment_ids)
+        found["sampler_flips"] = M.finalize(processes.fetch(by_layer))["flips_by_layer"]
+    cost = processes.fetch(_of_prompts(own.logprobs, batch.segment_ids, batch.loss_mask))
+    return found | {"prompt_nats": M.finalize(cost)["nats"]}
+
+
+def other_shapes(run: Run) -> dict[str, UpdateConfig]:
+    """Other micro-batches and layouts that the config could ask for: fewer rows at a time, each other layout."""
+    s = run.settings
+    own = dataclasses.replace(s.updates, epochs=1, stop_at_kl=0.0)
+    rows = s.rows // own.minibatches
+    fewer = [n for n in range(1, own.micro_batch_rows or rows) if rows % n == 0]
+    named = {f"{n} row{'s' * (n > 1)} at a time": dataclasses.replace(own, micro_batch_rows=n) for n in fewer}
+    found = dict([next(((name, one) for name, one in named.items() if _allowed(run, one)), ("", own))])
+    for layout in ("padded", "packed", "shared"):
+        shuffle = "groups" if layout == "shared" else own.shuffle
+        found[layout] = dataclasses.replace(own, layout=layout, shuffle=shuffle)
+    return {name: one for name, one in found.items() if name not in ("", own.layout) and _allowed(run, one)}
+
+
+def _allowed(run: Run, updates: UpdateConfig) -> bool:
+    """Whether the run could be trained so."""
+    with suppress(ValueError):
+        settings = dataclasses.replace(run.settings, updates=updates)
+        check_agreement(settings)
+        mesh: Any = run.model.mesh
+        check_rows(settings, mesh.size)
+        return True
+    return False
+
+
+@jax.jit
+def _apart(logprobs: PerToken, other: PerToken, mask: Mask) -> dict[str, M.Metric]:
+    """Of the answers: |log p - log q| on average, at most, and above 1e-2; and the k3 of p / q."""
+    size = jnp.abs(logprobs - other)
+    return {
+        "gap_mean": M.Mean.of(size, mask),
+        "gap_max": M.Maximum.of(size, mask),
+        "gap_share": M.Mean.of((size > 1e-2) * 1.0, mask),
+        "gap_k3": M.Mean.of(k3(token_log_ratio(logprobs, other, mask)), mask),
+    }
+
+
+@jax.jit
+def _flips(old: Routing, current: Routing, segment_ids: SegmentIds) -> dict[str, M.Metric]:
+    return flips("flips", old, current, segment_ids)
+
+
+@jax.jit
+def _of_prompts(logprobs: PerToken, segment_ids: SegmentIds, mask: Mask) -> dict[str, M.Metric]:
+    """-log p of the tokens that stand before an answer and were scored: a row's first was not, nor a shared prompt's
+    other copies."""
+    return {"nats": M.Mean.of(-logprobs, (segment_ids != 0) & ~mask & (logprobs != 0))}
+
+
+def _answers(
+    samples: list[dict[str, Any]], batch: Mapping[str, np.ndarray], end_ids: tuple[int, ...], golds: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The answers that a person can read, in the order of the batch, with the right one and whether they ended."""
+    rows = []
+    for sample, tokens, mask in zip(samples, batch["tokens"], batch["mask"], strict=False):
+        ended = bool(mask.any()) and int(tokens[mask][-1]) in end_ids
+        rows.append(sample | {"right": golds[sample["prompt"]], "ended": ended})
+    return rows
+
+
+def _most(before: int | None) -> int | None:
+    """The most bytes in use on one of this process's devices; on a CPU by how much the process has grown."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [one["peak_bytes_in_use"] for one in stats if "peak_bytes_in_use" in one]
+    if peaks:
+        return max(peaks)
+    peak = _resident("VmHWM")
+    return None if peak is None or before is None else max(peak - before, 0)
+
+
+def _forget_peak() -> None:
+    """Let the peak of the resident memory begin anew, so that compilations are not in it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _resident(name: str) -> int | None:
+    """Bytes of the process that are in memory (VmRSS), or the most that were (VmHWM); None off Linux."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
