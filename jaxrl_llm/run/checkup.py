@@ -15,7 +15,7 @@ from jaxrl_llm.run.rehearsal import Rehearsal, rehearse
 
 def checked(run: Run, note: Callable[[str], None]) -> tuple[list[Finding], str]:
     """The rows, and a few answers to read; a run that does not fit the memory is not rehearsed."""
-    examples, predicted = posed.examples(run.settings.task), run.memory()
+    examples, predicted = posed.examples_of(run), run.memory()
     found = data_rows(run, examples)
     refused = measured.refused_memory(predicted)
     if refused is not None:

@@ -1,6 +1,5 @@
 """Rows of a check that need no model: the doubts of the data, template, special tokens, lengths, right answers."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,10 +8,9 @@ from jaxrl_llm import tasks
 from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.findings import LOOK, OK, STOP, Finding
 from jaxrl_llm.tasks import Row, Task, TextTokenizer
-from jaxrl_llm.tasks.splits import parts
+from jaxrl_llm.tasks.doubts import examples
 from jaxrl_llm.tasks.verifiers import own_answer, submit
 
-_READ = 512  # examples
 _GOLD = 64  # right answers that the verifier is asked about
 _ANSWER = "ANSWER"
 _NAMES = {
@@ -24,7 +22,12 @@ _NAMES = {
     "learning_rate": "learning rate",
 }
 
-Examples = Sequence[tuple[str, str, Row]]
+Examples = Sequence[tuple[str, str, Row]]  # prompt, right answer, other fields
+
+
+def examples_of(run: Run) -> Examples:
+    """The first of the train split, too long ones among them."""
+    return examples(run.settings.task, "train", 512)
 
 
 def doubts(run: Run) -> list[Finding]:
@@ -41,17 +44,6 @@ def doubts(run: Run) -> list[Finding]:
 def _told(doubt: str, text: str, verdict: str) -> Finding:
     seen, _, remedy = text.rpartition("; ")
     return Finding(_NAMES.get(doubt, doubt), seen or text, verdict, remedy if seen else "")
-
-
-def examples(task: Task) -> Examples:
-    """(prompt, right answer, other fields) of the first examples of the train split, too long ones among them."""
-    if task.source is not None:
-        draws = itertools.islice(task.source.read()["train"], _READ)
-    else:
-        assert task.sample is not None
-        rng = np.random.default_rng(0)
-        draws = (task.sample(rng) for _ in range(_READ))
-    return [parts(task, draw) for draw in draws]
 
 
 def template(task: Task) -> Finding:
@@ -137,7 +129,7 @@ def tokenizer_of(run: Run, examples: Examples) -> Finding | None:
 
 def prompt_lengths(task: Task, examples: Examples) -> Finding:
     """How long prompts are, and how many are left out because of that."""
-    lengths = np.array([len(task.ids_of_prompt(prompt)) for prompt, *_ in examples])
+    lengths = np.array([len(task.ids_of_prompt(prompt, row)) for prompt, _, row in examples])
     over, bound = int((lengths > task.prompt_length).sum()), task.prompt_length
     seen = (
         f"longest of {len(lengths)}: {lengths.max()} tokens, bound {bound}; {over} dropped ({over / len(lengths):.0%})"

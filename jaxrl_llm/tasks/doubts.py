@@ -54,33 +54,31 @@ def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
         Hopeless: every result would be wrong, since the model never sees the prompt (prompt_altered), or no answer can
           be rewarded (answers_unrewarded).
     """
-    train, test = _examples(task)
+    train, test = (examples(task, split) for split in ("train", "test"))
     asked = {"train": _asked(task, train), "test": _asked(task, test)}
     found, hopeless = _of_answers(task, [*asked["train"], *asked["test"]], answer_length)
     of_train = len(asked["train"])
     if rewarded and hopeless is not None and hopeless.issuperset(range(of_train)):
         raise Hopeless("answers_unrewarded", f"no answer can be rewarded: {'; '.join(found.values())}")
     splits = {}
-    for name, examples, others in (("train", train, ()), ("test", test, train)):
+    for name, drawn, others in (("train", train, ()), ("test", test, train)):
         if task.source is None:
             break
         places = range(of_train) if name == "train" else range(of_train, of_train + len(asked["test"]))
         reached = None if hopeless is None else 1 - len(hopeless.intersection(places)) / max(1, len(places))
-        complete = len(examples) < _READ
-        splits[name] = described(task, answer_length, examples, complete=complete, reached=reached, others=others)
+        complete = len(drawn) < _READ
+        splits[name] = described(task, answer_length, drawn, complete=complete, reached=reached, others=others)
     return Survey(_of_prompts(task, train) | found | _of_splits(task, train, test), splits)
 
 
-def _examples(task: Task) -> tuple[Drawn, Drawn]:
-    """(train, test) of a data set; of a task that draws its examples the first ones, which no two splits share."""
+def examples(task: Task, split: str, most: int = _READ) -> Drawn:
+    """The first ones of a split; a task that draws its examples has some of train, which no two splits share."""
     if task.source is None:
         assert task.sample is not None
         rng = np.random.default_rng(0)
-        return [parts(task, task.sample(rng)) for _ in range(_DRAWN)], []
-    read = task.source.read()
-    sizes = {"train": task.train_size, "test": task.test_size}
-    first = {name: itertools.islice(read[name], min(size or _READ, _READ)) for name, size in sizes.items()}
-    return [parts(task, draw) for draw in first["train"]], [parts(task, draw) for draw in first["test"]]
+        return [parts(task, task.sample(rng)) for _ in range(min(most, _DRAWN))] if split == "train" else []
+    size = {"train": task.train_size, "test": task.test_size}[split]
+    return [parts(task, draw) for draw in itertools.islice(task.source.read()[split], min(size or most, most))]
 
 
 def _asked(task: Task, examples: Drawn) -> Drawn:

@@ -15,6 +15,7 @@ from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.rehearsal import other_shapes, rehearse
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import Prompting, verifiers
+from jaxrl_llm.tasks.doubts import examples
 from jaxrl_llm.training.rollouts import Rollouts
 from tests.reference import tiny_run
 
@@ -29,7 +30,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def judged(run):
     """(the rows of a rehearsal), with what they need beside it."""
-    asked, predicted = posed.examples(run.settings.task), run.memory()
+    asked, predicted = posed.examples_of(run), run.memory()
     return lambda r: {row.check: row for row in checkup.rehearsed_rows(run, r, asked, predicted)}
 
 
@@ -39,7 +40,7 @@ def rehearsed(run):
 
 
 def test_a_sound_run_has_nothing_to_stop_for(run, rehearsed, judged):
-    rows = [*checkup.data_rows(run, posed.examples(run.settings.task)), *judged(rehearsed).values()]
+    rows = [*checkup.data_rows(run, posed.examples_of(run)), *judged(rehearsed).values()]
     found = {row.check: row.verdict for row in rows}
     assert STOP not in found.values(), table(rows)
     assert [found[name] for name in ("batch shape", "update", "sampler", "routing", "memory")] == [OK] * 5
@@ -185,7 +186,7 @@ def test_a_template_that_drops_the_prompt_is_seen(run, chats):
 
 def test_a_tokenizer_that_is_not_the_checkpoints_is_seen(run, chats, tmp_path):
     folder, task = chats
-    asked = posed.examples(task)
+    asked = examples(task, "train", 512)
 
     def of(tokenizer):
         ours = dataclasses.replace(task, tokenizer=tokenizer)
