@@ -14,12 +14,12 @@ import pytest
 from jaxrl_llm import evaluation, export, generate, tasks
 from jaxrl_llm.config import start_up
 from jaxrl_llm.ground.terminal import visible
-from jaxrl_llm.models import load_pretrained, read_published
+from jaxrl_llm.models import Published, load_pretrained, read_published
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.run import assembly, loaded
+from jaxrl_llm.run import assembly, exported, loaded
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.run.talker import Talker
 from tests.reference import gguf_files, tiny_run
@@ -266,6 +266,12 @@ def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, mo
     log.unlink()
     assert (code, again) == (1, result)
     assert re.fullmatch(r"error: .*evaluation\.jsonl cannot be .*\(the result above is whole, .* recorded\)\n", error)
+
+
+def test_an_export_keeps_the_ids_of_the_first_checkpoint():
+    whole = exported.with_tokenizer(Published({"eos_token_id": 7}, {}), tasks.ByteTokenizer())
+    assert whole.config["eos_token_id"] == 7
+    assert json.loads(whole.files["generation_config.json"])["eos_token_id"] != 7
 
 
 MISTAKES = {

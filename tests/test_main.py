@@ -193,7 +193,9 @@ def test_logs_are_not_erased_because_checkpoints_are_gone(command, train, tmp_pa
     (run / "metrics.jsonl").write_text(rows)
     assert command()[0] == 2  # past the second checkpoint
     assert (run / "metrics.jsonl").read_text() == rows
+    (run / "evaluation.jsonl").touch()
     assert command("--restart")[0] == 0
+    assert not (run / "evaluation.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ FILES = {
     "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', minutes=-1)\n",
     "half/config.json": '{"config": {"seed"',
     "other/config.json": "[]",
+    "bare/config.json": '{"config": {}, "config_hash": "x"}',
 }
 
 # What is typed after `jaxrl-llm`: (the line says so, exit code). A row of `train` starts with a right config and DIR.
@@ -90,6 +91,7 @@ TABLE = {
     "train --workdir= --restart": "--workdir= is no folder of its own",
     "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
     "evaluate --workdir=half": "half/config.json is not valid JSON (",
+    "evaluate --workdir=bare": "bare/config.json lacks what a run records in it; bring it back from a copy",
     "evaluate": "one of the arguments --workdir --checkpoint is required; see --help",
     "evaluate --workdir=half --k=all": "--k=all must be whole numbers separated by commas, for example 1,4,16",
     # sweeps

@@ -19,6 +19,7 @@ from jaxrl_llm.__main__ import COMMANDS
 from jaxrl_llm.config import about, loading, start_up
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import guarded
+from jaxrl_llm.ground.signals import Stopped
 from jaxrl_llm.records.checkpointing import steps_of
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,12 @@ def test_what_breaks_among_several_processes_is_said_by_their_hook(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(str(error)))
     assert guarded(raising(jax.errors.JaxRuntimeError("UNAVAILABLE"), True), []) == 11
     assert said == ["UNAVAILABLE"]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_that_has_saved_leaves_with_the_others(monkeypatch, saved):
+    monkeypatch.setattr(start_up, "leave", lambda code, alone: 10 * code + alone)
+    assert guarded(raising(Stopped("stopped", signal.SIGTERM, saved), True), []) == 1430 + (not saved)
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -142,7 +149,8 @@ def test_versions(capsys):
 @contextlib.contextmanager
 def child(body, before=""):
     """A process that runs this body as the work of a command, killed in the end; its output is buffered."""
-    code = f"import signal, sys, time\nfrom jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
+    code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` changes\n"
+    code += f"from jaxrl_llm.config.guard import guarded\ndef work(arguments, guard):\n{body}"
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", f"{code}\n{before}\nsys.exit(guarded(work, None))"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -227,6 +227,9 @@ def test_a_dir_of_another_configuration_is_refused_before_anything_runs(tmp_path
     error = capsys.readouterr().err
     assert "B/0 holds a run of another configuration (config_hash" in error
     assert "give another --workdir" in error
+    (workdir / "A/0/config.json").write_text("{")
+    assert main(["--sweep", str(changed), "--workdir", str(workdir)], PROGRAM) == 2
+    assert "A/0/config.json is not valid JSON" in capsys.readouterr().err
     assert set(starts(workdir).values()) == {1}
 
 
@@ -246,16 +249,20 @@ def test_a_bad_configuration_is_refused_before_anything_runs(tmp_path, environme
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGHUP, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_an_interrupted_sweep_goes_on_with_nothing_lost_or_twice(tmp_path, environment, sign):
     go, workdir = tmp_path / "go", tmp_path / "out"
     path = sweep_file(tmp_path, extra=f', "wait.at": 1, "wait.for": "{go}"', seeds=1)
-    # A shell in the background ignores SIGINT, and so would the child.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell in the background ignores SIGINT, and nohup SIGHUP; so would the child.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    inherited = {number: signal.signal(number, handler) for number, handler in usual.items()}
     process = subprocess.Popen(
         sweep_command(path, workdir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    signal.signal(signal.SIGINT, inherited)
+    for number, handler in inherited.items():
+        signal.signal(number, handler)
     until(lambda: (workdir / "A/0/result.json").exists() and read_rows(workdir / "B/0/metrics.jsonl"))
     process.send_signal(sign)
     out, _ = process.communicate(timeout=120)
