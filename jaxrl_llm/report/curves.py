@@ -108,7 +108,7 @@ def whiskers(ax: Axes, places: np.ndarray, values: np.ndarray, ink: str) -> None
     points = np.stack(np.broadcast_arrays(places, np.clip(ends, low, high)), -1).reshape(-1, 2)
     ax.update_datalim(points[np.isfinite(points).all(-1)])
     bars = np.stack(np.broadcast_arrays(places, ends), -1).swapaxes(0, 1)
-    ax.add_collection(LineCollection(bars, colors=ink, alpha=0.55, linewidths=1.1), autolim=False)
+    ax.add_collection(LineCollection(list(bars), colors=ink, alpha=0.55, linewidths=1.1), autolim=False)
 
 
 def _scale(ax: Axes, curve: Curve) -> None:

@@ -27,8 +27,8 @@ def write(folder, name, *, end=0.5, answers=("12", "21"), **fields):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    write(folder / "one", "grpo", steps=3)
-    write(folder / "two", "gspo", answers=("12", "12"), steps=3)
+    write(folder / "one", "grpo", steps=3, seed=1)
+    write(folder / "two", "gspo", answers=("12", "12"), steps=3, seed=2)
     return folder
 
 
@@ -37,8 +37,9 @@ def test_two_dirs_side_by_side(compared, capsys, monkeypatch):
     assert main([str(compared / "one"), str(compared / "two"), "--out", str(compared / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if not line.startswith("wrote")) <= 80
-    fields = dict(line.split(maxsplit=1) for line in lines if line.startswith(("objective", "steps")))
+    fields = dict(line.split(maxsplit=1) for line in lines if line.startswith(("objective", "steps", "seed")))
     assert fields["objective.name"].split() == ["grpo", "gspo"]
+    assert fields["seed"].split() == ["1", "2"]
     assert "steps" not in fields  # equal in both
     told = lines.index("held-out prompts at step 1, answers with rewards")
     assert [line.split() for line in lines[told + 1 : told + 4]] == [
