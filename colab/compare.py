@@ -18,7 +18,7 @@
 #
 # Four short runs of one tiny mixture of experts from the same warm start, with the same prompts and sampling keys:
 # GRPO, GRPO with routing replay (R2), GSPO and SAPO. Then the report that the package writes of them, and how to read
-# it. Four to six minutes on two CPU cores.
+# it. Two to four minutes on two CPU cores.
 
 # %% [markdown]
 # The next cell installs the package where it is missing: from its wheel beside the notebook, from the checkout around

@@ -19,7 +19,7 @@
 # In a mixture of experts a router chooses a few experts for every token. An update of the policy moves the parameters
 # and, with them, the choice: the importance ratio then compares two different networks. Here one rollout of a tiny
 # mixture is taken apart, layer by layer: which experts compute a token, how many of them change within 32 updates, what
-# that does to the ratio, and what replaying the old choice takes away. Two to three minutes on two CPU cores.
+# that does to the ratio, and what replaying the old choice takes away. One to two minutes on two CPU cores.
 
 # %% [markdown]
 # The next cell installs the package where it is missing: from its wheel beside the notebook, from the checkout around

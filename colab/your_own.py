@@ -17,7 +17,7 @@
 # # Your own objective, task and reward
 #
 # Three files of about twenty lines each: a surrogate that replaces the clip, a task with its own verifier, and a reward
-# for questions of your own. The commands take them by their path, and nothing of the package is changed. Two to four
+# for questions of your own. The commands take them by their path, and nothing of the package is changed. One to two
 # minutes on two CPU cores.
 
 # %% [markdown]

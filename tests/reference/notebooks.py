@@ -10,6 +10,7 @@ import base64
 import io
 import os
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -53,11 +54,11 @@ def opening(name: str, address: str) -> list[str]:
     return [words, code.replace('ADDRESS = ""', f'ADDRESS = "{address}"')]
 
 
-def execute(book: nbformat.NotebookNode, folder: Path) -> float:
-    """Run a notebook in a folder, with this checkout's package; returns the seconds."""
+def execute(book: nbformat.NotebookNode, folder: Path) -> tuple[float, float]:
+    """Run a notebook in a folder, with this checkout's package; returns the seconds, and those of CPU cores."""
     from nbclient import NotebookClient
 
-    began = time.monotonic()
+    began, spent = time.monotonic(), _cpu_of_children()
     client = NotebookClient(book, timeout=3600, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # the tests' save compilation
@@ -65,7 +66,12 @@ def execute(book: nbformat.NotebookNode, folder: Path) -> float:
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs = [still for output in cell.outputs for still in _still(output, client.widget_state)]
-    return time.monotonic() - began
+    return time.monotonic() - began, _cpu_of_children() - spent
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # those that have ended
+    return used.ru_utime + used.ru_stime
 
 
 def _still(output: nbformat.NotebookNode, widgets: dict[str, Any]) -> list[Any]:
@@ -115,8 +121,8 @@ def renew_words(name: str) -> None:
         nbformat.write(pair, path)
 
 
-def store(name: str) -> float:
-    """Run a source and write its pair; returns the seconds."""
+def store(name: str) -> tuple[float, float]:
+    """Run a source and write its pair; returns what `execute` does."""
     book = jupytext.read(path_of(name).with_suffix(".py"))
     with tempfile.TemporaryDirectory() as folder:
         seconds = execute(book, Path(folder))
@@ -128,4 +134,5 @@ if __name__ == "__main__":
     for name in NAMES:
         renew_words(name)
     for name in sys.argv[1:]:
-        print(f"{name}: {store(name):.0f} s", flush=True)
+        seconds, cores = store(name)
+        print(f"{name}: {seconds:.0f} s, {cores:.0f} of CPU cores", flush=True)
