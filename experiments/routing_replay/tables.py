@@ -10,7 +10,6 @@ Only the doses of router noise are not among them: `noise.py` measures those ane
 import argparse
 import dataclasses
 import functools
-import tarfile
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
@@ -27,8 +26,9 @@ from experiments.routing_replay.table_parts import (
     mean,
     same_states,
     start_of,
+    unpacked,
 )
-from jaxrl_llm.report.read import Study, load
+from jaxrl_llm.report.read import Study
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -322,10 +322,7 @@ ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own 
 @functools.cache
 def study(folder: Path, name: str) -> Study:
     """The committed data of a sweep, unpacked in `folder`."""
-    with tarfile.open(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz") as packed:
-        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-        packed.extractall(folder, members, filter="data")
-    return load(folder / name)
+    return unpacked(RESULTS / f"{ARCHIVES.get(name, name)}.tar.xz", name, folder)
 
 
 def page(name: str, folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
 from experiments.routing_replay import tables
+from experiments.routing_replay.table_parts import unpacked
 from jaxrl_llm.report.comparisons import compare
-from jaxrl_llm.report.read import load
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SAMPLED = "held-out sampled, end"
@@ -31,13 +30,10 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
 
     @functools.cache
-    def unpacked(experiment, archive, name):
-        with tarfile.open(EXPERIMENTS / experiment / "results" / f"{archive}.tar.xz") as packed:
-            members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-            packed.extractall(folder, members, filter="data")
-        return load(folder / name)
+    def study_of(experiment, archive, name):
+        return unpacked(EXPERIMENTS / experiment / "results" / f"{archive}.tar.xz", name, folder)
 
-    return unpacked
+    return study_of
 
 
 def differences(study, condition):
@@ -52,16 +48,16 @@ def differences(study, condition):
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("routing_replay")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "tight")) for name in tables.PAGES]
 )
-def test_routing_replay(name, unpacked):
+def test_routing_replay(name, folder):
     """Every page of tables is what the committed data give, letter for letter."""
-    assert (tables.RESULTS / f"{name}.md").read_text() == tables.page(name, unpacked)
+    assert (tables.RESULTS / f"{name}.md").read_text() == tables.page(name, folder)
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
