@@ -33,25 +33,25 @@ INTRODUCTION = """
 # Results
 
 **In short.** A published model of 135 M parameters learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO
-alike. On sorting with a tiny mixture of experts the methods differ little at a tuned learning rate, but for DAPO, which
-draws more answers; at a rate that is too high GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO
-ends highest, and so does GRPO with as many answers. A learnt reward is worth less than the rule that it learnt. TRL
-takes twice our CPU time for a rollout of the same run. All models but one are toys, nothing was trained on an
+alike. On sorting with a tiny mixture of experts the methods differ little at a tuned learning rate, but for DAPO,
+which draws more answers; at a rate that is too high GSPO holds most of its accuracy and SAPO loses all. On countdown
+DAPO ends highest, level with GRPO on a few more answers. A learnt reward is worth less than the rule that it learnt.
+TRL takes twice our CPU time for a rollout of the same run. All models but one are toys, no run here used an
 accelerator, and three or five seeds are estimates.
 
 Written by `python -m experiments.results_page --write` from the data in the repository, which a test recomputes; do not
-edit. Start and end are held-out sampled accuracy (mean over seeds, the end with its 95 % t interval over seeds; a run
-that diverged counts 0). Seconds are those of a run's rollouts and updates, the median over seeds: wall time of one CPU
-core that had other work beside it, start, evaluations and checkpoints left out. N is the number of updates a rollout. A
-model is layers x width. A + behind a commit is a tree with uncommitted changes. Differences between methods need the
-paired intervals of the experiments' own pages: intervals here do not compare methods. Every archive is unpacked and run
-again as [experiments](../experiments/routing_replay/protocol.md#the-sweeps) say.
+edit. Start and end are held-out sampled accuracy: the mean over seeds, the end with its 95 % t interval; a run that
+diverged counts 0. These intervals say how far seeds lie apart; methods are compared by the paired differences on the
+experiments' own pages. Seconds are the median over seeds of a run's rollouts and updates, wall time of one CPU core
+that had other work too, without start, evaluations and checkpoints. N is the number of updates a rollout. A model is
+layers x width. A + behind a commit is a tree with uncommitted changes. The commands resume, and
+`tar -xf ARCHIVE -C FOLDER` gives the runs that `jaxrl-llm report` shows.
 """
 
 ROUTING = """
 ## Effects of one rollout
 
-2 to 88 trajectories of ten states each, from shared warm starts, are in
+Trajectories of ten states each, from which every method takes one rollout, are in
 [pooled](../experiments/routing_replay/results/pooled.md): R2, GSPO, SAPO, SAT and tight clips against GRPO, by learning
 rate. [Does the ratio swing because experts change?](../experiments/routing_replay/README.md) says what they show.
 """
@@ -144,7 +144,9 @@ def _source(sweep: Sweep, study: Study) -> str:
     quoted = [run for run in study.runs if run.condition in (sweep.conditions or study.conditions)]
     models, commits = (", ".join(dict.fromkeys(map(of, quoted))) for of in (_model, _commit))
     archive = f"[archive](../experiments/{sweep.experiment}/results/{sweep.archive}.tar.xz)"
-    command = f"`python -m jaxrl_llm.sweep --sweep experiments/{sweep.experiment}/sweep.py:{sweep.variant}`"
+    command = (
+        f"`python -m jaxrl_llm.sweep --sweep experiments/{sweep.experiment}/sweep.py:{sweep.variant} --workdir DIR`"
+    )
     text = f"- `{sweep.variant}`: {sweep.setting}; {models}; commits {commits}; {archive};"
     wrapped = textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return f"{wrapped}\n  {command}"

@@ -25,7 +25,7 @@ import numpy as np
 from experiments.performance.turns import ROOT, Runner
 from jaxrl_llm.config import loading
 from jaxrl_llm.records import checkout
-from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, paired_difference
+from jaxrl_llm.report.statistics import LEVEL, MINIMUM_SEEDS, PairedDifference, holm, paired_difference
 from jaxrl_llm.run import settings
 
 CONFIG = "configs/routing_replay.py"
@@ -46,9 +46,7 @@ def fields_of(entry: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{entry} is no JSON ({error}); write an object of fields") from None
     if not isinstance(fields, dict):
-        raise ValueError(
-            f"{entry} holds {fields!r:.60}; write an object of fields: {{'optimizer.learning_rate': 1e-4}}"
-        )
+        raise ValueError(f"{entry} holds {fields!r:.60}; write an object of fields, as {BASELINE.name} does")
     for field in fields:
         if field.split(".")[0] in SHARED:
             raise ValueError(f"{entry} sets {field}, which all entries share; leave it out")
@@ -110,29 +108,31 @@ def ratio(seeds: Sequence[Mapping[str, Any]], entry: str, other: str) -> PairedD
     return paired_difference(ours, theirs)
 
 
-def verdict(d: PairedDifference, seeds: int) -> str:
-    """What a race of so many seeds says of an entry against another."""
+def verdict(d: PairedDifference, p: float, seeds: int) -> str:
+    """What a race of so many seeds says of an entry against another; p: corrected for the number of entries."""
     if d.n < seeds:
         return f"no arrival in {seeds - d.n} of {seeds}"
     if d.n < MINIMUM_SEEDS:
         return f"estimate only: {d.n} of {MINIMUM_SEEDS} seeds"
-    return "faster" if d.high < 0 else "slower" if d.low > 0 else "undecided"
+    if p >= 1 - LEVEL:
+        return "undecided"
+    return "faster" if d.mean < 0 else "slower"
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """A row an entry: rollouts and CPU seconds to the target, the ratio to the first entry, the verdict."""
-    first, *_ = names = list(result["entries"])
+    """A row an entry: rollouts and CPU seconds to the target by seed, the ratio to the first entry, the verdict."""
+    first, *others = result["entries"]
+    ratios = [ratio(result["seeds"], name, first) for name in others]
+    told = ["1 | "]
+    for d, p in zip(ratios, holm([d.p for d in ratios]), strict=True):
+        mean, low, high = np.exp([d.mean, d.low, d.high])
+        told.append(f"{mean:.2f} [{low:.2f}, {high:.2f}] | {verdict(d, p, len(result['seeds']))}")
     rows = ["| entry | rollouts | CPU s | ratio | verdict |", "| -- | -- | -- | -- | -- |"]
-    for name in names:
+    for name, against in zip([first, *others], told, strict=True):
         runs = [one["runs"][name] for one in result["seeds"]]
         rollouts = ", ".join(str(arrived(run["accuracy"]) or "-") for run in runs)
         took = ", ".join(f"{seconds(run):.1f}" for run in runs)
-        told, word = "1", ""
-        if name != first:
-            d = ratio(result["seeds"], name, first)
-            mean, low, high = np.exp([d.mean, d.low, d.high])
-            told, word = f"{mean:.2f} [{low:.2f}, {high:.2f}]", verdict(d, len(runs))
-        rows.append(f"| {name} | {rollouts} | {took} | {told} | {word} |")
+        rows.append(f"| {name} | {rollouts} | {took} | {against} |")
     return "\n".join(rows)
 
 

@@ -58,6 +58,17 @@ def test_the_table_of_a_race(ratios, told, word):
     assert lines[3].endswith(f"| {told} | {word} |")
 
 
+def test_several_entries_are_corrected_for_their_number():
+    """p 0.026 of one entry alone; the smaller of two is doubled (Holm)."""
+    ratios = [0.8, 1.0, 0.9, 0.8, 0.8]
+    alone = raced(*ratios)
+    assert race.table(alone).endswith("| faster |")
+    for one, other in zip(alone["seeds"], [1.1, 0.9, 1.0, 1.2, 0.8], strict=True):
+        one["runs"]["third"] = run([4.0 * other], [0.9, 0.9])
+    alone["entries"]["third"] = {}
+    assert [line.split(" | ")[-1] for line in race.table(alone).splitlines()[3:]] == ["undecided |", "undecided |"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
