@@ -33,19 +33,19 @@ INTRODUCTION = """
 # Results
 
 **In short.** A published model of 135 M parameters learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO
-alike. On sorting with a tiny mixture of experts the methods differ little at a tuned learning rate, but for DAPO,
-which draws more answers; at a rate that is too high GSPO holds most of its accuracy and SAPO loses all. On countdown
-DAPO ends highest, level with GRPO on a few more answers. A learnt reward is worth less than the rule that it learnt.
-TRL takes twice our CPU time for a rollout of the same run. All models but one are toys, no run here used an
-accelerator, and three or five seeds are estimates.
+alike. On sorting with a tiny mixture of experts the methods differ little at a tuned learning rate, but for DAPO, which
+draws more answers; at a rate that is too high GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO
+ends highest, level with GRPO on a few more answers. A learnt reward is worth less than the rule that it learnt. TRL
+takes twice our CPU time for a rollout of the same run. All models but one are toys, no run here used an accelerator,
+and three or five seeds are estimates.
 
 Written by `python -m experiments.results_page --write` from the data in the repository, which a test recomputes; do not
 edit. Start and end are held-out sampled accuracy: the mean over seeds, the end with its 95 % t interval; a run that
 diverged counts 0. These intervals say how far seeds lie apart; methods are compared by the paired differences on the
 experiments' own pages. Seconds are the median over seeds of a run's rollouts and updates, wall time of one CPU core
 that had other work too, without start, evaluations and checkpoints. N is the number of updates a rollout. A model is
-layers x width. A + behind a commit is a tree with uncommitted changes. The commands resume, and
-`tar -xf ARCHIVE -C FOLDER` gives the runs that `jaxrl-llm report` shows.
+layers x width. A + behind a commit is a tree with uncommitted changes. The commands resume (those on preferences in the
+order of their page), and `tar -xf ARCHIVE -C FOLDER` gives the runs that `jaxrl-llm report` shows.
 """
 
 ROUTING = """
