@@ -32,12 +32,11 @@ HEAD = ["sweep", "method", "seeds", "start", "end", "seconds"]
 INTRODUCTION = """
 # Results
 
-**In short.** A published model of 135 M parameters learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO
-alike. On sorting with a tiny mixture of experts the methods differ little at a tuned learning rate, but for DAPO, which
-draws more answers; at a rate that is too high GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO
-ends highest, level with GRPO on a few more answers. A learnt reward is worth less than the rule that it learnt. TRL
-takes twice our CPU time for a rollout of the same run. All models but one are toys, no run here used an accelerator,
-and three or five seeds are estimates.
+**In short.** SmolLM2 (135 M) learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO alike. On sorting, with a
+tiny mixture of experts, methods differ little at a tuned learning rate, but for DAPO, which draws more answers; at too
+high a rate GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO ends highest, level with GRPO on a few
+more answers. A learnt reward is worth less than the rule. TRL takes twice our CPU time for a rollout of the same run.
+Most models are toys, no run used an accelerator, and three or five seeds are estimates.
 
 Written by `python -m experiments.results_page --write` from the data in the repository, which a test recomputes; do not
 edit. Start and end are held-out sampled accuracy: the mean over seeds, the end with its 95 % t interval; a run that
