@@ -35,8 +35,8 @@ INTRODUCTION = """
 **In short.** SmolLM2 (135 M) learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO alike. On sorting, with a
 tiny mixture of experts, methods differ little at a tuned learning rate, but for DAPO, which draws more answers; at too
 high a rate GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO ends highest, level with GRPO on a few
-more answers. A learnt reward is worth less than the rule. TRL takes twice our CPU time for a rollout of the same run.
-Most models are toys, no run used an accelerator, and three or five seeds are estimates.
+more answers. A learnt reward is worth less than the rule. TRL takes twice our CPU time for a rollout. Three or five
+seeds are estimates; no run used an accelerator.
 
 Written by `python -m experiments.results_page --write` from the data in the repository, which a test recomputes; do not
 edit. Start and end are held-out sampled accuracy: the mean over seeds, the end with its 95 % t interval; a run that
