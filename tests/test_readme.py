@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import jaxrl_llm
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*/*.md")))
@@ -18,6 +20,26 @@ def test_the_example_runs():
     # One token of six liked better by 0.1: the sequence ratio of GSPO is exp(0.1 / 6), clipped from above at 1 + 4e-4
     # because its advantage is 1.5; the three others have ratio 1 and advantage -0.5. Mean over four sequences, negated.
     assert names["loss"] == pytest.approx(-(1.5 * (1 + 4e-4) - 3 * 0.5) / 4, abs=1e-6)
+
+
+def test_readme_is_short():
+    """Three minutes: 700 words before the links, and no decimal beside those of the example."""
+    before, _ = README.split("## Where to go next")
+    assert len(before.split()) <= 700
+    assert (
+        re.findall(
+            r"\d\.\d+",
+            re.sub(r"```python\n.*?```|Python [\d.]+ to [\d.]+|learning_rate=\S+", "", before, flags=re.DOTALL),
+        )
+        == []
+    )
+
+
+def test_one_version():
+    """Of the package, the citation and the newest changes."""
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert jaxrl_llm.__version__ == newest == cited
 
 
 def anchors(page):

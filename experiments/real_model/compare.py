@@ -22,7 +22,7 @@ from experiments.performance.environments import python_of
 from experiments.performance.turns import ROOT, Runner
 from jaxrl_llm.report.statistics import paired_difference
 
-__all__ = ["describe"]
+__all__ = ["describe", "medians"]
 
 CONFIG = "configs/smollm2_sums_grpo.py"
 _LAST = 5  # steps whose mean reward is compared
@@ -95,7 +95,7 @@ def measure(seed: int, steps: int, core: int | None, python: str, layout: str) -
     return {"seed": seed, **rows}
 
 
-def _medians(runs: Sequence[dict[str, Any]], system: str) -> list[float]:
+def medians(runs: Sequence[dict[str, Any]], system: str) -> list[float]:
     """Seconds of a rollout, of scoring and of a training step after the first, and the peak memory in MB."""
     steps = [step for run in runs for step in run[system][1:]]
     names = ("rollout_cpu_s", "score_cpu_s", "train_cpu_s")
@@ -109,10 +109,10 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     """
     lines = ["| | rollout s | scoring s | train step s | peak memory MB |", "|---|---|---|---|---|"]
     for system in ("ours", "trl"):
-        rollout, score, train, memory = _medians(runs, system)
+        rollout, score, train, memory = medians(runs, system)
         lines.append(f"| {system} | {rollout:.2f} | {score:.2f} | {train:.2f} | {memory:.0f} |")
     for run in runs:
-        ours, trl = _medians([run], "ours"), _medians([run], "trl")
+        ours, trl = medians([run], "ours"), medians([run], "trl")
         rollout, _, train, memory = (
             one / other if other else float("nan") for other, one in zip(ours, trl, strict=True)
         )

@@ -41,6 +41,29 @@ def forest(sweeps: Sequence[Study]) -> Figure:
     return drawn
 
 
+def finding(sweeps: Sequence[Study]) -> Figure:
+    """Three remedies by learning rate: the pooled difference to GRPO after one rollout, with its interval."""
+    shown = {"GRPO+R2": "replay (R2)", "GSPO": "GSPO", "SAPO": "SAPO"}
+    found = [one for one in one_rollout(*sweeps) if one.labels[2] in shown]
+    rates = list(dict.fromkeys(one.labels[0] for one in found))
+    title = "one rollout: held-out accuracy less GRPO's (logarithmic beyond 0.01)"
+    drawn, (ax,) = panels([title], columns=1, height=3.4, along="learning rate")
+    for shift, (arm, told) in zip((-0.08, 0.0, 0.08), shown.items(), strict=True):
+        own = [one for one in found if one.labels[2] == arm]
+        x = [rates.index(one.labels[0]) + shift for one in own]
+        ink = colour(["GRPO", *shown], arm)
+        ax.vlines(x, [one.whole.low for one in own], [one.whole.high for one in own], color=ink, linewidth=1.4)
+        ax.plot(x, [one.whole.mean for one in own], "-o", color=ink, linewidth=0.8, markersize=5, label=told)
+    ax.axhline(0, color=INK, linewidth=0.8)
+    ax.set_yscale("symlog", linthresh=0.01)
+    ax.set_ylim(-0.6, 0.2)
+    ax.set_yticks([-0.3, -0.1, -0.01, 0, 0.01, 0.1], ["-0.3", "-0.1", "-0.01", "0 (GRPO)", "+0.01", "+0.1"])
+    ax.minorticks_off()
+    ax.set_xticks(range(len(rates)), [rate.removeprefix("lr ") for rate in rates])
+    ax.legend(fontsize=8.5, frameon=False, loc="lower left")
+    return drawn
+
+
 def _scale(found: Sequence[Pooled], rate: str) -> str:
     return next(one.labels[1] for one in found if one.labels[0] == rate).split(" ")[0]
 
@@ -121,6 +144,7 @@ def main() -> None:
         sweeps = [study(folder, sweep) for sweep in ONE_ROLLOUT]
         figures = {
             "forest": forest(sweeps),
+            "finding": finding(sweeps),
             "kept": kept(sweeps),
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),

@@ -113,6 +113,14 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
+def unpacked(archive: Path, name: str, folder: Path) -> Study:
+    """The sweep `name` of an archive, unpacked in `folder`."""
+    with tarfile.open(archive) as packed:
+        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
+        packed.extractall(folder, members, filter="data")
+    return load(folder / name)
+
+
 def command(
     tables: Callable[[Study, argparse.Namespace], Iterable[Table]],
     figure: Callable[[Study], Figure],
@@ -155,14 +163,6 @@ def pack(folder: Path, archive: Path, rows: str) -> None:
                 if (path.parent / name).exists():  # a config's file is named from here, not from this machine's root
                     content = (path.parent / name).read_bytes()
                     add(f"{place}/{name}", content.replace(f"{Path.cwd()}/".encode(), b""))
-
-
-def unpacked(archive: Path, name: str, folder: Path) -> Study:
-    """The sweep `name` of an archive, unpacked in `folder`."""
-    with tarfile.open(archive) as packed:
-        members = [m for m in packed if m.name.startswith(f"{name}/") and not m.name.endswith(".png")]
-        packed.extractall(folder, members, filter="data")
-    return load(folder / name)
 
 
 def _kept(key: str) -> bool:

@@ -4,8 +4,10 @@ import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from experiments import results_page
 from experiments.lineage.figures import table
 from experiments.preferences.tables import change_table, model_table, over_table
 from experiments.routing_replay import tables
@@ -74,7 +76,7 @@ def intervals(lines):
 STUDY = "experiments/routing_replay"
 
 
-@pytest.mark.parametrize("text", [f"{STUDY}/README.md", f"{STUDY}/protocol.md", "README.md"])
+@pytest.mark.parametrize("text", [f"{STUDY}/README.md", f"{STUDY}/protocol.md"])
 def test_every_interval_of_the_study_in_a_text_stands_in_a_table(text):
     written = [line for path in sorted(tables.RESULTS.glob("*.md")) for line in path.read_text().splitlines()]
     quoted = set(intervals((EXPERIMENTS.parent / text).read_text().replace("**", "").splitlines()))
@@ -137,3 +139,30 @@ def test_ablations(study, name):
         for arm, difference in differences(one, condition).items():
             assert difference in "\n".join(lines), (condition, arm)
     assert set(intervals(page("ablations"))) <= set(intervals(lines))
+
+
+def test_the_results_page_in_part(tmp_path):
+    """A task's table, the comparison with TRL and the races; `test_the_results_page` has all."""
+    page = results_page.PAGE.read_text()
+    assert results_page.section("Sums of two numbers, a published model", tmp_path) in page
+    assert results_page.in_trl() in page
+    assert results_page.speedrun() in page
+
+
+@pytest.mark.slow
+def test_the_results_page():
+    assert results_page.PAGE.read_text() == results_page.page()
+
+
+def test_what_was_not_logged_is_not_kept():
+    """Seconds are of rollouts and updates; the median over runs, where every run has them."""
+
+    class Kept:
+        def __init__(self, *update):
+            self.update = np.array(update)
+
+        def series(self, key):
+            return None, self.update if key == "time/update_s" else np.array([1.0, 1.0])
+
+    assert results_page.seconds([Kept(1.0, 2.0), Kept(3.0, 4.0), Kept(9.0, 9.0)]) == "9"
+    assert results_page.seconds([Kept(1.0), Kept()]) == "not kept"
