@@ -26,7 +26,7 @@ from jaxrl_llm.report.statistics import paired_difference
 
 PAGE = ROOT / "docs" / "results.md"
 DATA = ROOT / "experiments"
-PAIRS = Outcome("held-out pairs, end", lambda run: run.value("eval/pair_accuracy"))
+PAIRS = Outcome("held-out pairs, end", "held-out pairs", lambda run: run.value("eval/pair_accuracy"))
 HEAD = ["sweep", "method", "seeds", "start", "end", "seconds"]
 
 INTRODUCTION = """

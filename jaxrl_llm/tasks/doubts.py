@@ -54,7 +54,7 @@ def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
         Hopeless: every result would be wrong, since the model never sees the prompt (prompt_altered), or no answer can
           be rewarded (answers_unrewarded).
     """
-    train, test = (examples(task, split) for split in ("train", "test"))
+    train, test = (examples(task, split, _READ) for split in ("train", "test"))
     asked = {"train": _asked(task, train), "test": _asked(task, test)}
     found, hopeless = _of_answers(task, [*asked["train"], *asked["test"]], answer_length)
     of_train = len(asked["train"])
@@ -71,7 +71,7 @@ def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
     return Survey(_of_prompts(task, train) | found | _of_splits(task, train, test), splits)
 
 
-def examples(task: Task, split: str, most: int = _READ) -> Drawn:
+def examples(task: Task, split: str, most: int) -> Drawn:
     """The first ones of a split; a task that draws its examples has some of train, which no two splits share."""
     if task.source is None:
         assert task.sample is not None
