@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.routing_replay import dose
+from experiments.routing_replay import dose, kept
 from experiments.routing_replay.branches import difference
 from experiments.routing_replay.pooled import Pooled, one_rollout
 from experiments.routing_replay.table_parts import mean
@@ -76,27 +76,6 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
         ax.annotate(f"\u2190 {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
 
 
-def kept(sweeps: Sequence[Study]) -> Figure:
-    """The pooled difference against the share of the gradient kept, of A < 0 and of A > 0, at the two highest rates."""
-    found = [one for one in one_rollout(*sweeps) if " less " not in one.labels[2] and one.labels[2] != "SAPO"]
-    arms = list(dict.fromkeys(one.labels[2] for one in found))
-    shown = [(rate, sign) for rate in ("lr 0.0002", "lr 0.0004") for sign in ("negative", "positive")]
-    told = {"negative": "A < 0", "positive": "A > 0"}
-    drawn, axes = panels([f"{rate}: gradient kept where {told[sign]}" for rate, sign in shown], columns=2, height=3.4)
-    for ax, (rate, sign) in zip(axes, shown, strict=True):
-        for one in [one for one in found if one.labels[0] == rate]:
-            arm, whole, ink = one.labels[2], one.whole, colour(["", *arms], one.labels[2])
-            x = 100 * mean([run for sweep in sweeps for run in sweep.select(arm, rate)], f"gradient_weight/{sign}")
-            ax.plot([x, x], [whole.low, whole.high], color=ink, linewidth=1.2)
-            ax.plot(x, whole.mean, "o", color=ink, markersize=5, label=arm)
-        ax.axhline(0, color=INK, linewidth=0.8)
-        ax.set_xlim(0, 105)
-        ax.set_xlabel("gradient kept (%)", fontsize=8.5, color=INK)
-    axes[2].set_ylim(axes[3].get_ylim())
-    axes[3].legend(fontsize=8, frameon=False, loc="upper left")
-    return drawn
-
-
 def scaling(measured: Study) -> Figure:
     """Routing's part in each setting of depth and sparsity: a line a seed, in black their geometric mean."""
     names = list(dose.MEASURES)[:3]
@@ -145,7 +124,7 @@ def main() -> None:
         figures = {
             "forest": forest(sweeps),
             "finding": finding(sweeps),
-            "kept": kept(sweeps),
+            "negatives": kept.figure(study(folder, "negatives")),
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
         }

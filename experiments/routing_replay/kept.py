@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.branches import by_seed, difference
-from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, mean
+from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, mean, start_to_end
 from jaxrl_llm.report.comparisons import probability
 from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
@@ -44,7 +44,7 @@ def table(study: Study) -> Table:
         kept = " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))
         cells = [condition, arm, str(len({run.seed for run in runs})), kept, f"{mean(runs, 'kl/old'):.3f}"]
         if arm == study.baseline:
-            rows.append([*cells, "", ""])
+            rows.append([*cells, f"({start_to_end(runs)})", ""])
             continue
         found = difference(study, arm, condition)
         rows.append([*cells, _told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""])
@@ -149,29 +149,48 @@ def matched(study: Study, keep: float) -> Table:
 
 
 def figure(study: Study) -> Figure:
-    """Gain against the gradient kept for A < 0, a panel a condition; of long branches against the rollouts instead."""
+    """Gain against the gradient kept for A < 0, the models over each other; of long branches against the rollouts."""
+    return _along_rollouts(study) if len(evaluated(study)) > 1 else _along_kept(study)
+
+
+def _along_kept(study: Study) -> Figure:
+    """A panel for what conditions have beside their model: filled the first model, hollow the others."""
+    beside = list(dict.fromkeys(condition.partition(", ")[2] for condition in study.conditions))
+    title = f"{SAMPLED.title}, less {study.baseline}'s"
+    drawn, axes = panels([": ".join(filter(None, (one, title))) for one in beside], columns=2, height=4.2)
+    for ax, one in zip(axes, beside, strict=True):
+        shown = [condition for condition in study.conditions if condition.partition(", ")[2] == one]
+        places: dict[str, tuple[float, str, str]] = {}
+        for condition, filled in zip(shown, [True] + [False] * len(shown), strict=False):
+            for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
+                ink, found = colour(study.arms, arm), difference(study, arm, condition)
+                x = mean(study.select(arm, condition), NEGATIVE) + (0 if filled else 0.012)
+                if found.n >= MINIMUM_SEEDS:
+                    ax.plot([x, x], [found.low, found.high], color=ink, linewidth=1.2, zorder=1)
+                ax.plot(x, found.mean, "o", color=ink, markerfacecolor=ink if filled else "white", markersize=6)
+                places.setdefault(arm, (found.mean, arm, ink))
+        ax.axhline(0, color=INK, linewidth=0.8)
+        models = [condition.partition(", ")[0] for condition in shown]
+        told = "gradient kept for A < 0" + (f" (filled {models[0]}, hollow {models[1]})" if len(models) > 1 else "")
+        ax.set_xlabel(told, fontsize=8.5, color=INK)
+        label_ends(ax, list(places.values()))
+    return drawn
+
+
+def _along_rollouts(study: Study) -> Figure:
     steps = evaluated(study)
-    title = f"{SAMPLED.name}, difference to {study.baseline}"
+    title = f"{SAMPLED.title}, less {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
     for ax, condition in zip(axes, study.conditions, strict=True):
         places = []
         for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
-            ink = colour(study.arms, arm)
-            if len(steps) > 1:
-                means = [after(study, arm, condition, step).mean for step in steps]
-                ax.plot(steps, means, **line(study.arms, arm))
-                places.append((means[-1], arm, ink))
-                continue
-            x, found = mean(study.select(arm, condition), NEGATIVE), difference(study, arm, condition)
-            if found.n >= MINIMUM_SEEDS:
-                ax.plot([x, x], [found.low, found.high], color=ink, linewidth=1.2)
-            ax.plot(x, found.mean, "o", color=ink, markersize=6)
-            places.append((found.mean, arm, ink))
+            means = [after(study, arm, condition, step).mean for step in steps]
+            ax.plot(steps, means, **line(study.arms, arm))
+            places.append((means[-1], arm, colour(study.arms, arm)))
         ax.axhline(0, color=INK, linewidth=0.8)
-        if len(steps) > 1:
-            ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_formatter("{x:g}")
-        ax.set_xlabel("rollouts" if len(steps) > 1 else "gradient kept for A < 0", fontsize=8.5, color=INK)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlabel("rollouts", fontsize=8.5, color=INK)
         label_ends(ax, places)
     return drawn
 

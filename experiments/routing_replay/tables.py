@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from experiments.routing_replay import branches, dose, horizon, pooled, quoted, rates, whole_runs
+from experiments.routing_replay import branches, dose, horizon, kept, pooled, quoted, rates, whole_runs
 from experiments.routing_replay.pooled import Pooled
 from experiments.routing_replay.table_parts import (
     Table,
@@ -304,6 +304,29 @@ TABLES: Sequence[Entry] = (
         ["horizon"],
     ),
     _numbers("horizon", quoted.horizon),
+    Entry(
+        "negatives",
+        "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
+        "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout. Intervals over "
+        "trajectories, one batch, not corrected.",
+        ["model, rate", "arm", "trajectories", "kept, A > 0 / A < 0", "KL to old", "difference", "detectable"],
+        kept.table,
+        ["negatives"],
+    ),
+    Entry(
+        "negatives",
+        "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
+        ["model, rate", "arms", "n", "difference", "detectable", "corrected p"],
+        kept.contrasts,
+        ["negatives"],
+    ),
+    Entry(
+        "negatives",
+        "The dense model's difference to GRPO less the mixture's, paired by seed.",
+        ["model, rate", "arm", "n", "dense less mixture", "detectable"],
+        kept.apart,
+        ["negatives"],
+    ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
 ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name

@@ -71,3 +71,6 @@ def test_contrasts_and_the_two_models(tmp_path):
     assert same[:4] == ["dense, lr 1", "GSPO", "5", "+0.000 [+0.000, +0.000]"]
     assert apart[1] == "GRPO, negatives cut"
     assert apart[3].startswith("+0.020 [+0.000")
+    (panel,) = kept.figure(study).axes
+    assert panel.get_xlabel().endswith("(filled mixture, hollow dense)")
+    assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}

@@ -162,7 +162,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, number):
+def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, request, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
     begin, calls = collect.begin, []
 
@@ -172,13 +172,14 @@ def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, num
             os.kill(os.getpid(), number)
         return begin(*args, **options)
 
-    before = signal.getsignal(number)
+    before = signal.signal(number, signal.default_int_handler)  # under nohup SIGHUP is ignored, and stays so
+    request.addfinalizer(lambda: signal.signal(number, before))
     with monkeypatch.context() as patch:
         patch.setattr(collect, "begin", interrupted)
         with pytest.raises(trainer.Stopped, match="stopped after step 3") as stop:
             tiny_run.train(tmp_path, straight[0])
     assert stop.value.signal == number
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.default_int_handler
     assert Checkpoints(tmp_path).latest == 3
     assert tiny_run.metrics(tmp_path)[-1]["step"] == 3
     assert "resumed from step 3" in tiny_run.train(tmp_path, straight[0])[1]
