@@ -27,7 +27,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.template = "{prompt}"  # text around every prompt, for example worked examples before it
     config.task.chat = False  # wrap that in the tokenizer's chat template
     config.task.system = ""  # system message of the chat; empty: none, or the template's own
-    config.task.chat_options = ConfigDict()  # other variables of the chat template: {"enable_thinking": False}
+    config.task.chat_options = ConfigDict()  # other variables of the chat template: `{"enable_thinking": False}`
     config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
     config.model = ConfigDict()  # Names as in the published configurations of Qwen3 and Qwen3-MoE

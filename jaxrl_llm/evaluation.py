@@ -185,7 +185,8 @@ def _readable(row: dict[str, Any], solved: float) -> str:
     """A prompt with its answers; ✗ marks a wrong one."""
     answers = zip([row["greedy"], *row["sampled"]], [row["reward"], *row["sampled_reward"]], strict=True)
     greedy, *sampled = (f"{text}{'' if reward >= solved else ' ✗'}" for text, reward in answers)
-    return visible(f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}")
+    told = f"{row['prompt']}  greedy: {greedy}   sampled: {'  '.join(sampled[:4])}"
+    return visible(told.replace("\n", "\\n"))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def check(workdir: str | Path, files: Sequence[Path], recorded: Any, remedy: str
         if path.is_relative_to(Path(workdir).resolve()):
             why = "it lies inside the DIR"
         elif not path.is_file():
-            why = "it is no file"
+            raise ValueError(f"{workdir}/config.json names {path}, which is not there; run from the folder of training")
         elif str(path) not in recorded:
             why = "config.json has no digest of it"
         elif recorded[str(path)] != (digest := _digest(path)):

@@ -31,7 +31,7 @@ class TaskConfig(Block, prefix="task."):
     template: str = declared("{prompt}", "text around every prompt, for example worked examples before it")
     chat: bool = declared(False, "wrap that in the tokenizer's chat template")
     system: str = declared("", "system message of the chat; empty: none, or the template's own")
-    chat_options: Mapping[str, Any] = declared({}, 'other variables of the chat template: {"enable_thinking": False}')
+    chat_options: Mapping[str, Any] = declared({}, 'other variables of the chat template: `{"enable_thinking": False}`')
     verify_truncated: bool = declared(False, "verify answers cut off by the length bound; otherwise they get 0")
 
 
