@@ -90,8 +90,10 @@ class Run:
 
     @cached_property
     def failure(self) -> dict[str, Any] | None:
-        failed = self._object("failed.json")
-        return {"last_line": "", "exit_code": "unknown"} | failed if failed else None
+        failed, unknown = self._object("failed.json"), {"last_line": "", "exit_code": "unknown"}
+        if failed and (lost := unknown.keys() - failed.keys()):
+            self.damage.append(f"{self.workdir / 'failed.json'} lacks {' and '.join(sorted(lost))}")
+        return unknown | failed if failed else None
 
     @property
     def diverged(self) -> bool:

@@ -1,8 +1,6 @@
 """What the tables of a report say: pairs, corrections, commits, branches, and the configuration as it was used."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ from jaxrl_llm.report.outcome_figures import forest_plot, survival_plot
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.tables import arm_table, batch_table, config_table, difference_table, resolved
 from jaxrl_llm.report.write import write_report
-
-sys.path.append(str(Path(__file__).parents[1] / "reference"))
-from synthetic_runs import ARMS, write_rows, write_sweep
+from tests.reference.synthetic_runs import ARMS, write_rows, write_sweep
 
 
 def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
@@ -31,6 +27,13 @@ def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
     assert means["held-out greedy, end"] == -0.5
     assert means["training reward, last 5"] == -0.5
     assert "diverged after step 3" in write_report(tmp_path)
+
+
+def test_a_failure_without_its_line_is_named_as_damage(tmp_path):
+    write_rows(tmp_path / "A", [{"step": 0}, {"step": 1, "reward/mean": 0.5}], failed={"exit_code": 1})
+    study = load(tmp_path / "A")
+    assert study.damaged() == [f"{tmp_path / 'A' / 'failed.json'} lacks last_line"]
+    assert study.runs[0].status.startswith("crashed after step 1 with exit code 1")
 
 
 def test_an_arm_that_samples_nothing_has_no_time_to_collapse(tmp_path):

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -22,9 +20,7 @@ from jaxrl_llm.report.samples import changes, failures, pick
 from jaxrl_llm.report.style import colour, label_ends, line, panels
 from jaxrl_llm.report.tables import arm_table
 from jaxrl_llm.report.write import write_report
-
-sys.path.append(str(Path(__file__).parents[1] / "reference"))
-from synthetic_runs import ARMS, write_rows, write_run, write_sweep
+from tests.reference.synthetic_runs import ARMS, write_rows, write_run, write_sweep
 
 
 @pytest.fixture(scope="module", autouse=True)
