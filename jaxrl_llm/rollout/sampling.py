@@ -10,6 +10,10 @@ from jaxtyping import UInt32
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key
 from jaxrl_llm.ground.declared import Block, declared
 
+_WHOLE = 1024  # tokens of a vocabulary up to which each has a word of its own
+_BLOCK = 256  # tokens of a block of a larger one
+_SORTED = 1024  # tokens that are sorted before a whole vocabulary is
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Block, prefix="rollout."):
@@ -52,9 +56,6 @@ def draw(
 ) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
     """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy).
 
-    The draw is an exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), which picks i with probability p_i / sum p:
-    it needs no normaliser, and a rounding of the logits changes the winner only at a near-tie.
-
     Args:
       keys: of `answer_keys`; the randomness is fold_in(key of the answer, index of the token in it).
       index: position of the token in its answer, from 0.
@@ -63,22 +64,66 @@ def draw(
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
         return best, jnp.zeros(logits.shape[0], jnp.float32)
-    vocabulary, order = logits.shape[1], None
-    logits = logits / sampling.temperature
-    if 0 < sampling.top_k < vocabulary or sampling.top_p < 1:
-        logits, order = jax.lax.top_k(logits, min(sampling.top_k, vocabulary) or vocabulary)
-    if sampling.top_p < 1:
-        # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
-        probs = jax.nn.softmax(logits, axis=-1)
-        kept = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
-        logits = jnp.where(kept, logits, -jnp.inf)
-    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
-    weights = jnp.exp(shifted)
     keys = jax.vmap(jax.random.fold_in)(keys, index)
-    words = jax.vmap(lambda k: jax.random.bits(k, logits.shape[1:], jnp.uint32))(keys)
-    choice = jnp.argmax(weights / exponential(words), axis=-1)[:, None]
-    logprobs = jnp.take_along_axis(shifted, choice, axis=-1)[:, 0] - jnp.log(jnp.sum(weights, axis=-1))
-    tokens = (choice if order is None else jnp.take_along_axis(order, choice, axis=-1))[:, 0].astype(jnp.int32)
+    tokens, logprobs = _draw(logits / sampling.temperature, keys, sampling)
     if greedy is not None:
         tokens, logprobs = jnp.where(greedy, best, tokens), jnp.where(greedy, 0, logprobs)
     return tokens, logprobs
+
+
+def _draw(logits: Array, keys: Keys[Array, "n"], sampling: Sampling) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
+    """A token a row and its log-prob, after the cuts."""
+    vocabulary, top_p = logits.shape[1], sampling.top_p
+    most = min(sampling.top_k, vocabulary) or vocabulary
+    if most == vocabulary and top_p == 1:
+        return _raced(logits, keys)
+
+    def of_best(count: int, total: Array | None = None) -> tuple[Array, Array]:
+        """Of the most probable tokens, so many; their probabilities are renormalised, or are those of a total."""
+        best, order = jax.lax.top_k(logits, count)
+        if top_p < 1:
+            # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
+            probs = jax.nn.softmax(best, axis=-1) if total is None else jnp.exp(best - total)
+            best = jnp.where(jnp.cumsum(probs, axis=-1) - probs < top_p, best, -jnp.inf)
+        choice, logprobs = _raced(best, keys, of_blocks=False)
+        return jnp.take_along_axis(order, choice[:, None], axis=-1)[:, 0], logprobs
+
+    if most < vocabulary or most <= _SORTED:
+        return of_best(most)
+    # A whole vocabulary takes forty times as long to sort as its first tokens, which nearly always hold the mass. Both
+    # draw the same: the first words of a race are those of a shorter one.
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    held = jnp.sum(jnp.exp(jax.lax.top_k(logits, _SORTED)[0] - total), axis=-1)
+    return jax.lax.cond(jnp.all(held >= top_p), lambda: of_best(_SORTED, total), lambda: of_best(most, total))
+
+
+def _raced(
+    logits: Float[Array, "n v"], keys: Keys[Array, "n"], of_blocks: bool = True
+) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
+    """One of each row's softmax, int32, and its log-prob.
+
+    An exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), picks i with probability p_i / sum p: it needs no
+    normaliser, and a rounding of the logits changes the winner only at a near-tie. Of a large vocabulary a block of
+    tokens is drawn first, then one of its tokens, which takes a word a block and not a word a token.
+    """
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(shifted)
+    if of_blocks and logits.shape[1] > _WHOLE:
+        blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[1] % _BLOCK))).reshape(len(weights), -1, _BLOCK)
+        count = blocks.shape[1]
+        words = _words(keys, count + _BLOCK)
+        block = _first(jnp.sum(blocks, axis=-1), words[:, :count])
+        within = _first(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], words[:, count:])
+        choice = block * _BLOCK + within
+    else:
+        choice = _first(weights, _words(keys, logits.shape[1]))
+    won = jnp.take_along_axis(shifted, choice[:, None], axis=-1)[:, 0]
+    return choice, won - jnp.log(jnp.sum(weights, axis=-1))
+
+
+def _words(keys: Keys[Array, "n"], count: int) -> UInt32[Array, "n count"]:
+    return jax.vmap(lambda key: jax.random.bits(key, (count,), jnp.uint32))(keys)
+
+
+def _first(weights: Float[Array, "n v"], words: UInt32[Array, "n v"]) -> Integer[Array, "n"]:
+    return jnp.argmax(weights / exponential(words), axis=-1).astype(jnp.int32)

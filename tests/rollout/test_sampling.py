@@ -70,6 +70,34 @@ def test_a_draw_races_with_all_bits_of_its_words(steps, wins, monkeypatch):
     assert sample(logits, keys, jnp.zeros(1, jnp.int32), Sampling())[0][0] == wins
 
 
+def test_a_large_vocabulary_is_drawn_by_blocks_at_its_shares():
+    """Two blocks of one size would hide an exchange of them; the last block is not full."""
+    vocabulary, n = 1100, 2**14
+    logits = np.zeros(vocabulary, np.float32)
+    logits[[3, 255, 256, 700, 1099]] = np.log([500, 200, 400, 800, 300])
+    keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
+    tokens, logprobs = draw(jnp.tile(logits, (n, 1)), keys, jnp.zeros(n, jnp.int32), Sampling())
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(logprobs, np.log(expected[np.asarray(tokens)]), atol=1e-5)
+    share = np.bincount(tokens, minlength=vocabulary) / n
+    assert (np.abs(share - expected) <= 5 * np.sqrt(expected * (1 - expected) / n)).all()
+
+
+def test_top_p_of_a_large_vocabulary_is_cut_alike_by_a_part_and_by_the_whole():
+    """A row whose mass lies in few tokens is drawn the same beside one that needs the whole vocabulary sorted."""
+    n, vocabulary = 256, 3000
+    sharp = 4 * jax.random.normal(jax.random.key(1), (n, vocabulary))
+    keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
+    sampling, zero = Sampling(top_p=0.9), jnp.zeros(n, jnp.int32)
+    alone = draw(sharp, keys, zero, sampling)
+    beside = draw(sharp.at[-1].set(0), keys, zero, sampling)
+    for one, other in zip(alone, beside, strict=True):
+        np.testing.assert_array_equal(one[:-1], other[:-1])
+    for row in range(n - 1):
+        expected = truncated(np.asarray(sharp[row]), 1.0, 0, 0.9)
+        np.testing.assert_allclose(alone[1][row], np.log(expected[int(alone[0][row])]), atol=1e-5)
+
+
 def test_greedy_is_the_mode_with_log_prob_zero():
     logits = jax.random.normal(jax.random.key(0), (5, 9))
     keys = answer_keys(jax.random.key(1), jnp.arange(5), 1)
