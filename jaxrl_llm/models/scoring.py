@@ -1,13 +1,28 @@
 """Scores aligned with their tokens: index t is about tokens[:, t]. Only `previous` and `following` shift by one."""
 
+from collections.abc import Callable
+
 import flax.struct
 import jax.numpy as jnp
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params, PerToken, SegmentIds, Shaped, Tokens
+from jaxrl_llm.ground.array_typing import (
+    Array,
+    Bool,
+    Float,
+    Integer,
+    Mask,
+    Params,
+    PerToken,
+    SegmentIds,
+    Shaped,
+    Tokens,
+)
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.models.transformer import Model
+
+_ALL = 2**22  # logits up to which the head scores every token: there are too few to be worth a choice
 
 
 class Scores(flax.struct.PyTreeNode):
@@ -49,11 +64,17 @@ def score(
     temperature: float = 1.0,
     router_logits: bool = False,
     shared_prompt: bool = False,
+    wanted: Mask | None = None,
+    most: int = 0,
 ) -> Scores:
     """One forward over whole answers, padded or packed, whose arguments are those of `Model.apply`.
 
     log p(token_t | tokens_<t) of softmax(logits / temperature), float32, without materialising the logits. The
     temperature is the rollout's, so that ratios compare the distributions that were sampled from.
+
+    Args:
+      wanted: the tokens whose scores are read, which may be all that are computed.
+      most: of them in a row; 0: all.
     """
     out = model.apply(
         params,
@@ -68,10 +89,13 @@ def score(
     def of(states: Array, targets: Array) -> tuple[PerToken, ...]:
         flat, wanted = (sharding.flat(x, sharding.MICRO_BATCH, model.mesh) for x in (states, targets))
         scores = selected_logprobs(flat, head, wanted, temperature=temperature, mesh=model.mesh)
-        return tuple(sharding.unflat(x, tokens.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
+        return tuple(sharding.unflat(x, targets.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
 
-    if shared_prompt:
-        source = _continued(segment_ids)
+    some = 0 < most < tokens.shape[1] and tokens.size * head.shape[1] > _ALL
+    if wanted is not None and some and sharding.shards("time", model.mesh) == 1:
+        logprobs, entropy = _of_some(of, out.hidden, tokens, _source(segment_ids, shared_prompt), wanted, most)
+    elif shared_prompt:
+        source = _source(segment_ids, shared_prompt)
         states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
         logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens))
     else:
@@ -79,9 +103,31 @@ def score(
     return Scores(logprobs, entropy, out.hidden, out.routing)
 
 
-def _continued(segment_ids: SegmentIds) -> Integer[Array, "b t"]:
-    """The column of the token that each one continues, -1 for none: the first of an answer continues the prompt."""
+def _of_some(
+    of: Callable[[Array, Array], tuple[PerToken, ...]],
+    hidden: Float[Array, "b t d"],
+    tokens: Tokens,
+    source: Integer[Array, "b t"],
+    wanted: Mask,
+    most: int,
+) -> tuple[PerToken, ...]:
+    """The scores `of` the wanted tokens alone, at most so many in a row; 0 elsewhere."""
+
+    def at(x: Array, columns: Array) -> Array:
+        return jnp.take_along_axis(x, columns.reshape(*columns.shape, *[1] * (x.ndim - 2)), axis=1)
+
+    columns = jnp.argsort(~wanted, axis=1)[:, :most]  # stable: those that are wanted, in order
+    found = of(at(hidden, jnp.maximum(at(source, columns), 0)), at(tokens, columns))
+    place = jnp.clip(jnp.cumsum(wanted, axis=1) - 1, 0, most - 1)
+    return tuple(jnp.where(wanted & (source >= 0), at(x, place), 0) for x in found)
+
+
+def _source(segment_ids: SegmentIds, shared_prompt: bool) -> Integer[Array, "b t"]:
+    """The column of the token that each one continues, -1 for none: the first of an answer continues a prompt that it
+    shares."""
     before = jnp.where(first_tokens(segment_ids), -1, jnp.arange(segment_ids.shape[1])[None] - 1)
+    if not shared_prompt:
+        return before
     last = jnp.sum(segment_ids == 1, axis=1, keepdims=True) - 1
     return jnp.where((before < 0) & (segment_ids > 1), last, before)
 

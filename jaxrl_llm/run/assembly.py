@@ -179,11 +179,19 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
         aux_coef=s.updates.aux_coef,
         packed=s.updates.layout != "padded",
         shared_prompt=s.updates.layout == "shared",
+        answer_tokens=_answer_tokens(s),
     )
     run = Run(s, model, sampler, learner, _source_of(s, learner, sampler))
     if devices is None:  # data that are missing or do not fit are found now, not at the step that needs them
         _ = run.data
     return run
+
+
+def _answer_tokens(s: Settings) -> int:
+    """The most tokens of answers in a row of a rollout; 0 where there is no bound but the row."""
+    if s.objective.reads != "rollouts" or s.updates.layout == "packed":
+        return 0
+    return s.answer_length * (s.rollout.group_size if s.updates.layout == "shared" else 1)
 
 
 def _sampling_mesh(s: Settings, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:

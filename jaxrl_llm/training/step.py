@@ -52,10 +52,17 @@ class Learner:
     aux_coef: float = 0.0
     packed: bool = False  # rows hold several answers
     shared_prompt: bool = False  # which continue the prompt before them
+    answer_tokens: int = 0  # in a row at most, where the log-probs of prompts are not read; 0: all of them are
     policy_frozen: bool = False
 
     def score(
-        self, policy: Policy, tokens: Tokens, layouts: Iterable[Layout], into: Scored, routing: Routing | None = None
+        self,
+        policy: Policy,
+        tokens: Tokens,
+        layouts: Iterable[Layout],
+        into: Scored,
+        routing: Routing | None = None,
+        mask: Mask | None = None,
     ) -> Scored:
         """Scores of the rows of some minibatches, written into the arrays of the whole rollout.
 
@@ -64,21 +71,30 @@ class Learner:
             numbers.
           into: of `blank_scores`; its arrays are gone afterwards.
           routing: is replayed.
+          mask: the tokens whose log-probs are read, at most `answer_tokens` in a row; None: all.
         """
         for layout in layouts:
-            into = self._score(policy, tokens, routing, layout, into)
+            into = self._score(policy, tokens, routing, mask, layout, into)
         return into
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
+    def _score(
+        self,
+        policy: Policy,
+        tokens: Tokens,
+        routing: Routing | None,
+        mask: Mask | None,
+        layout: Layout,
+        into: Scored,
+    ) -> Scored:
         params = policy.whole()
         logits = into.recorded is not None and into.recorded.logits is not None
         chosen = logits or into.by_router is not None
-        micro_batches = self._cut((tokens, routing), layout)
+        micro_batches = self._cut((tokens, routing, mask), layout)
 
         def of(i: Array) -> Scored:
-            tokens, routing = micro_batches[i]
-            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, chosen)
+            tokens, routing, mask = micro_batches[i]
+            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, mask, chosen)
             routed: Any = out.routing
             return Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
@@ -94,7 +110,13 @@ class Learner:
         return MicroBatches(arrays, layout, self.model.mesh, time_multiple(self.model.config, self.model.mesh))
 
     def _forward(
-        self, params: Any, tokens: Tokens, segment_ids: SegmentIds, routing: Routing | None, router_logits: bool
+        self,
+        params: Any,
+        tokens: Tokens,
+        segment_ids: SegmentIds,
+        routing: Routing | None,
+        mask: Mask | None,
+        router_logits: bool,
     ) -> scoring.Scores:
         return scoring.score(
             self.model,
@@ -105,6 +127,8 @@ class Learner:
             temperature=self.temperature,
             router_logits=router_logits,
             shared_prompt=self.shared_prompt,
+            wanted=mask,
+            most=self.answer_tokens,
         )
 
     @functools.partial(jax.jit, static_argnums=0, static_argnames=("logprobs", "values", "record", "by_router"))
@@ -146,10 +170,10 @@ class Learner:
         return new.replace(base=state.base), metrics
 
     def lower_score(
-        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None, mask: Mask
     ) -> jax.stages.Lowered:
         """The program of `score` for one minibatch, from abstract arrays."""
-        return Learner._score.lower(self, policy, tokens, routing, layout, into)
+        return Learner._score.lower(self, policy, tokens, routing, mask, layout, into)
 
     def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
         """The program of `update`, from abstract arrays."""
@@ -204,7 +228,7 @@ class Learner:
         """
         params, replayed = policy.whole(), micro.routing.replayed
         has_router = self.model.config.num_moe_layers > 0
-        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, has_router)
+        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, micro.loss_mask, has_router)
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm.models import scoring
 from tests.reference import tiny_training as tiny
@@ -27,6 +28,34 @@ def test_logprobs_and_entropies_equal_a_full_softmax():
                 before = logp[row, t - 1]
                 np.testing.assert_allclose(found["logprobs"][row, t], before[TOKENS[row, t]], rtol=1e-4)
                 np.testing.assert_allclose(found["entropy"][row, t], -(np.exp(before) * before).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, monkeypatch):
+    """A row with nothing wanted, first tokens, padding; as many as a row may have, and fewer."""
+    params, segments = tiny.draw_params(MODEL), jnp.asarray(SEGMENTS)
+    wanted = jnp.asarray((SEGMENTS > 0) & np.isin(np.arange(12), [0, 2, 4, 6, 8]) & (np.arange(2)[:, None] == 0))
+
+    def of(params, **some):
+        found = scoring.score(MODEL, params, jnp.asarray(TOKENS), segments, shared_prompt=shared, **some)
+        return found.logprobs, found.entropy
+
+    def both(most):
+        def loss(params):
+            logprobs, entropy = found = of(params, **({"wanted": wanted, "most": most} if most else {}))
+            return jnp.sum(logprobs * jnp.arange(12.0)[None] + entropy, where=wanted), found
+
+        return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
+
+    (_, expected), wished = both(0)
+    monkeypatch.setattr(scoring, "_ALL", 0)
+    for most in (5, 7):
+        (_, found), gradient = both(most)
+        for some, every in zip(found, expected, strict=True):
+            assert (np.where(wanted, every, 0) != 0).sum() >= 3
+            np.testing.assert_allclose(some, np.where(wanted, every, 0), rtol=1e-5, atol=1e-6)
+        for a, b in zip(*map(jax.tree.leaves, (gradient, wished)), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-9)
 
 
 def test_only_the_first_token_of_a_segment_has_no_past():
