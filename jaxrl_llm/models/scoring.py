@@ -24,7 +24,7 @@ def previous(x: Shaped[Array, "b t"]) -> Shaped[Array, "b t"]:
     return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
-def following(x: Shaped[Array, "b t"]) -> Shaped[Array, "b t"]:
+def following(x: Shaped[Array, "b t *rest"]) -> Shaped[Array, "b t *rest"]:
     """x[:, t + 1] at t; 0 or False at the last place of a row."""
     return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
 
@@ -47,13 +47,16 @@ def score(
     *,
     routing: Routing | None = None,
     temperature: float = 1.0,
+    kept: Integer[Array, "b t m"] | None = None,
     router_logits: bool = False,
     shared_prompt: bool = False,
 ) -> Scores:
     """One forward over whole answers, padded or packed, whose arguments are those of `Model.apply`.
 
     log p(token_t | tokens_<t) of softmax(logits / temperature), float32, without materialising the logits. The
-    temperature is the rollout's, so that ratios compare the distributions that were sampled from.
+    temperature is the rollout's, so that ratios compare the distributions that were sampled from. For the same reason
+    the softmax is over the tokens `kept` of those that stood for token t, where the rollout recorded them (-1 for none;
+    a token without a record, and None: over all). Source: "Keep Sampling Mask", arXiv 2512.02556, section 3.1.
     """
     out = model.apply(
         params,
@@ -65,17 +68,21 @@ def score(
     )
     head = model.head(params).astype(out.hidden.dtype)
 
-    def of(states: Array, targets: Array) -> tuple[PerToken, ...]:
-        flat, wanted = (sharding.flat(x, sharding.MICRO_BATCH, model.mesh) for x in (states, targets))
-        scores = selected_logprobs(flat, head, wanted, temperature=temperature, mesh=model.mesh)
+    def of(states: Array, targets: Array, kept: Array | None) -> tuple[PerToken, ...]:
+        def flat(x: Array) -> Array:
+            return sharding.flat(x, sharding.MICRO_BATCH, model.mesh)
+
+        of_token = {"temperature": temperature, "kept": None if kept is None else flat(kept)}
+        scores = selected_logprobs(flat(states), head, flat(targets), **of_token, mesh=model.mesh)
         return tuple(sharding.unflat(x, tokens.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
 
     if shared_prompt:
         source = _continued(segment_ids)
         states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
-        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens))
+        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens, kept))
     else:
-        logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens)))
+        after = None if kept is None else following(kept)
+        logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens), after))
     return Scores(logprobs, entropy, out.hidden, out.routing)
 
 

@@ -1,6 +1,7 @@
 """How a token is drawn from its logits, and its log-prob under the distribution that it was drawn from."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,27 @@ from jaxrl_llm.ground.declared import Block, declared
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Block, prefix="rollout."):
-    """Temperature, then top-k, then top-p, renormalised after each."""
+    """Temperature, then min-p, top-k and top-p, renormalised after each: the order of vLLM.
+
+    Each keeps the most probable tokens, so what is left is a prefix of the tokens sorted by probability.
+    """
 
     temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
-    top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)
-    top_p: float = declared(1.0, "1 keeps every token; likewise", above=0, most=1)
+    top_k: int = declared(0, "most tokens to draw from; 0 keeps every one", least=0)
+    top_p: float = declared(
+        1.0, "draw from the fewest tokens with this much probability; trains with a top_k", above=0, most=1
+    )
+    min_p: float = declared(0.0, "drop tokens below this share of the largest probability; likewise", least=0, most=1)
     greedy_last: bool = False  # the last answer of each group is greedy, so that one rollout measures both
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are left out of the draw."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def answer_keys(key: Key, uids: Integer[Array, "p"], group_size: int) -> Keys[Array, "b"]:
@@ -49,8 +61,10 @@ def draw(
     index: Integer[Array, "n"],
     sampling: Sampling,
     greedy: Bool[Array, "n"] | None = None,
-) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
-    """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy).
+) -> tuple[Integer[Array, "n"], Float[Array, "n"], Integer[Array, "n m"] | None]:
+    """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy); and
+    where a cut is asked for the tokens that it was drawn from, most probable first and -1 behind the last. m is v, or
+    a smaller top_k.
 
     The draw is an exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), which picks i with probability p_i / sum p:
     it needs no normaliser, and a rounding of the logits changes the winner only at a near-tie.
@@ -62,11 +76,13 @@ def draw(
     """
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
-        return best, jnp.zeros(logits.shape[0], jnp.float32)
+        return best, jnp.zeros(logits.shape[0], jnp.float32), None
     vocabulary, order = logits.shape[1], None
     logits = logits / sampling.temperature
-    if 0 < sampling.top_k < vocabulary or sampling.top_p < 1:
+    if 0 < sampling.top_k < vocabulary or sampling.top_p < 1 or sampling.min_p > 0:
         logits, order = jax.lax.top_k(logits, min(sampling.top_k, vocabulary) or vocabulary)
+    if sampling.min_p > 0:
+        logits = jnp.where(logits >= logits[:, :1] + math.log(sampling.min_p), logits, -jnp.inf)
     if sampling.top_p < 1:
         # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
         probs = jax.nn.softmax(logits, axis=-1)
@@ -81,4 +97,5 @@ def draw(
     tokens = (choice if order is None else jnp.take_along_axis(order, choice, axis=-1))[:, 0].astype(jnp.int32)
     if greedy is not None:
         tokens, logprobs = jnp.where(greedy, best, tokens), jnp.where(greedy, 0, logprobs)
-    return tokens, logprobs
+    kept = None if order is None else jnp.where(logits > -jnp.inf, order, -1).astype(jnp.int32)
+    return tokens, logprobs, kept

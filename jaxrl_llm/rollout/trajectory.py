@@ -2,7 +2,7 @@
 
 import flax.struct
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerAnswer, PerToken, SegmentIds, Tokens
+from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Mask, PerAnswer, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import Routing
 
 
@@ -18,3 +18,6 @@ class Trajectory(flax.struct.PyTreeNode):
     # it was not recorded.
     routing: Routing | None = None
     rewards: PerAnswer | None = None  # None until a verifier has seen the answers
+    # The ids of the tokens that could have been drawn in place of tokens[:, t], most probable first and -1 behind the
+    # last; -1 throughout, and None: the whole vocabulary.
+    kept: Integer[Array, "b t m"] | None = None

@@ -27,6 +27,8 @@ from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import blank_record, by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
+Kept = Integer[Array, "b t m"] | None
+
 
 class Scored(flax.struct.PyTreeNode):
     """The results of a scoring pass; a field that is None in the argument is not computed."""
@@ -55,7 +57,13 @@ class Learner:
     policy_frozen: bool = False
 
     def score(
-        self, policy: Policy, tokens: Tokens, layouts: Iterable[Layout], into: Scored, routing: Routing | None = None
+        self,
+        policy: Policy,
+        tokens: Tokens,
+        layouts: Iterable[Layout],
+        into: Scored,
+        routing: Routing | None = None,
+        kept: Kept = None,
     ) -> Scored:
         """Scores of the rows of some minibatches, written into the arrays of the whole rollout.
 
@@ -64,21 +72,24 @@ class Learner:
             numbers.
           into: of `blank_scores`; its arrays are gone afterwards.
           routing: is replayed.
+          kept: the tokens that log-probs are over, as `scoring.score` takes them.
         """
         for layout in layouts:
-            into = self._score(policy, tokens, routing, layout, into)
+            into = self._score(policy, tokens, routing, kept, layout, into)
         return into
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
-    def _score(self, policy: Policy, tokens: Tokens, routing: Routing | None, layout: Layout, into: Scored) -> Scored:
+    def _score(
+        self, policy: Policy, tokens: Tokens, routing: Routing | None, kept: Kept, layout: Layout, into: Scored
+    ) -> Scored:
         params = policy.whole()
         logits = into.recorded is not None and into.recorded.logits is not None
         chosen = logits or into.by_router is not None
-        micro_batches = self._cut((tokens, routing), layout)
+        micro_batches = self._cut((tokens, routing, kept), layout)
 
         def of(i: Array) -> Scored:
-            tokens, routing = micro_batches[i]
-            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, chosen)
+            tokens, routing, kept = micro_batches[i]
+            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, kept, chosen)
             routed: Any = out.routing
             return Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
@@ -94,7 +105,13 @@ class Learner:
         return MicroBatches(arrays, layout, self.model.mesh, time_multiple(self.model.config, self.model.mesh))
 
     def _forward(
-        self, params: Any, tokens: Tokens, segment_ids: SegmentIds, routing: Routing | None, router_logits: bool
+        self,
+        params: Any,
+        tokens: Tokens,
+        segment_ids: SegmentIds,
+        routing: Routing | None,
+        kept: Kept,
+        router_logits: bool,
     ) -> scoring.Scores:
         return scoring.score(
             self.model,
@@ -103,6 +120,7 @@ class Learner:
             segment_ids,
             routing=routing,
             temperature=self.temperature,
+            kept=kept,
             router_logits=router_logits,
             shared_prompt=self.shared_prompt,
         )
@@ -146,10 +164,10 @@ class Learner:
         return new.replace(base=state.base), metrics
 
     def lower_score(
-        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None, kept: Kept
     ) -> jax.stages.Lowered:
         """The program of `score` for one minibatch, from abstract arrays."""
-        return Learner._score.lower(self, policy, tokens, routing, layout, into)
+        return Learner._score.lower(self, policy, tokens, routing, kept, layout, into)
 
     def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
         """The program of `update`, from abstract arrays."""
@@ -204,7 +222,7 @@ class Learner:
         """
         params, replayed = policy.whole(), micro.routing.replayed
         has_router = self.model.config.num_moe_layers > 0
-        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, has_router)
+        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, micro.kept, has_router)
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
@@ -283,8 +301,13 @@ def _of_critic(trained: Trained, others: Trained) -> Trained:
 
 
 def check_shapes(batch: TrainBatch) -> None:
-    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
-    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
+    """Every array is [b t], every record [l b t x] and what was kept [b t m]; checked at trace time, so it costs a step
+    nothing."""
+    others = ("routing", "kept")
+    chex.assert_equal_shape([x for name, x in vars(batch).items() if name not in others and x is not None])
+    if batch.kept is not None:
+        chex.assert_rank(batch.kept, 3)
+        chex.assert_equal(batch.kept.shape[:2], batch.tokens.shape)
     records = jax.tree.leaves(batch.routing)
     chex.assert_rank(records, 4)
     for record in records:
