@@ -14,24 +14,36 @@ LOGITS = np.array([2.0, 1.5, 1.5, 0.3, -0.2, -1.0, -6.0], np.float32)
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
+    "cuts",
     [
         (1.0, 0, 1.0),
         (0.7, 0, 1.0),
         (2.0, 3, 1.0),
+        (1.0, 2, 1.0),  # of two tokens that are equal the first
         (1.0, 0, 0.6),
         (0.8, 5, 0.9),
         (1.0, 100, 1.0),
         (1.0, 1, 1.0),
         (1.0, 0, 1e-6),
+        (1.0, 0, 1.0, 0.2),
+        (1.0, 3, 1.0, 0.6),  # both of the two that are equal
+        (1.0, 0, 0.8, 0.1),  # fewer than top-p alone, which has less to share out
+        (1.0, 6, 0.9, 0.05),
+        (1.0, 4, 1.0, 1.0),
     ],
 )
-def test_draws_follow_the_cut_distribution(temperature, top_k, top_p):
+def test_draws_follow_the_cut_distribution(cuts):
     n = 8192
     keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
-    sampling = Sampling(temperature, top_k, top_p)
-    tokens, logprobs = draw(jnp.tile(LOGITS, (n, 1)), keys, jnp.zeros(n, jnp.int32), sampling)
-    expected = truncated(LOGITS, temperature, top_k, top_p)
+    sampling = Sampling(*cuts)
+    tokens, logprobs, kept = draw(jnp.tile(LOGITS, (n, 1)), keys, jnp.zeros(n, jnp.int32), sampling)
+    expected = truncated(LOGITS, *cuts)
+    if kept is None:
+        assert (expected > 0).all()
+    else:
+        order = np.argsort(-expected, kind="stable")[: kept.shape[1]]
+        np.testing.assert_array_equal(kept, np.tile(np.where(expected[order] > 0, order, -1), (n, 1)))
+        assert kept.shape[1] == (sampling.top_k or len(LOGITS))
     np.testing.assert_allclose(logprobs, np.log(expected[np.asarray(tokens)]), atol=1e-6)
     share = np.bincount(tokens, minlength=len(LOGITS)) / n
     assert (share[expected == 0] == 0).all()
@@ -73,7 +85,7 @@ def test_a_draw_races_with_all_bits_of_its_words(steps, wins, monkeypatch):
 def test_greedy_is_the_mode_with_log_prob_zero():
     logits = jax.random.normal(jax.random.key(0), (5, 9))
     keys = answer_keys(jax.random.key(1), jnp.arange(5), 1)
-    tokens, logprobs = draw(logits, keys, jnp.zeros(5, jnp.int32), Sampling(temperature=0.0))
+    tokens, logprobs, _ = draw(logits, keys, jnp.zeros(5, jnp.int32), Sampling(temperature=0.0))
     np.testing.assert_array_equal(tokens, np.argmax(logits, axis=1))
     np.testing.assert_array_equal(logprobs, np.zeros(5))
 
@@ -89,7 +101,9 @@ def test_randomness_is_of_the_prompt_the_sample_and_the_index():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)], ids=str
+    ("field", "value"),
+    [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1)],
+    ids=str,
 )
 def test_out_of_range_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"rollout\.{field}={value} "):

@@ -100,7 +100,8 @@ def test_what_would_broadcast_is_refused():
     check_shapes(BATCH)
     column = BATCH.advantages[:, :1]
     record = RoutingRecords(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
-    for wrong in ({"advantages": column}, {"routing": record}):
+    kept = jnp.zeros((1, tiny.TIME, 3), jnp.int32)
+    for wrong in ({"advantages": column}, {"routing": record}, {"kept": kept}):
         with pytest.raises(AssertionError):
             check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
@@ -132,6 +133,6 @@ def test_scoring_is_traced_once_a_shape():
     policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
     score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, layout, into)
+        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, None, layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, policy, tokens, None, tiny.layout_of(), into)
+        score.trace(LEARNER, policy, tokens, None, None, tiny.layout_of(), into)
