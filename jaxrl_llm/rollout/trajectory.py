@@ -18,6 +18,8 @@ class Trajectory(flax.struct.PyTreeNode):
     # it was not recorded.
     routing: Routing | None = None
     rewards: PerAnswer | None = None  # None until a verifier has seen the answers
+    # The number of the policy (steps trained) that sampled tokens[:, t]; None: the policy of this step.
+    versions: Integer[Array, "b t"] | None = None
     # The ids of the tokens that could have been drawn in place of tokens[:, t], most probable first and -1 behind the
     # last; -1 throughout, and None: the whole vocabulary.
     kept: Integer[Array, "b t m"] | None = None

@@ -99,6 +99,7 @@ class TrainBatch(flax.struct.PyTreeNode):
     old_values: PerToken | None = None
     returns: PerToken | None = None
     margins: PerToken | None = None
+    age: PerToken | None = None  # steps trained since the policy that sampled the token; None: 0 everywhere
     kept: Integer[Array, "b t m"] | None = None
     routing: RoutingRecords = RoutingRecords()
 
