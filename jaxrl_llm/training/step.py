@@ -250,6 +250,8 @@ class Learner:
             "margins": micro.margins,
             "entropy": out.entropy,
         }
+        if "age" in self.objective.needs:
+            arrays["age"] = jnp.zeros_like(micro.advantages) if micro.age is None else micro.age
         if "scores" in self.objective.needs:
             arrays["scores"] = scoring.values(params["value_head"], out.hidden)
         if micro.returns is not None:
