@@ -1,5 +1,6 @@
 """The state of training: where it lives, parameters that are not trained, and arrays that would broadcast."""
 
+import dataclasses
 import functools
 
 import chex
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.policy import Policy
@@ -86,6 +88,15 @@ def test_adapters_live_where_their_axes_say():
     moment = state.saved().opt_state[1][0].mu["router"]["by"]
     for spread_out in (moment, state.trained.policy["router"]["by"]):
         assert spread_out.sharding.shard_shape((2, 16, 4)) == (2, 8, 4)
+
+
+def test_tokens_that_say_nothing_of_their_age_are_new():
+    own = dataclasses.replace(LEARNER, objective=objectives.make("a3po"))
+    out = scoring.Scores(BATCH.old_logprobs, BATCH.old_logprobs, jnp.zeros((*BATCH.tokens.shape, 1)), None)
+    assert not own._arrays({}, None, out, BATCH, (BATCH.tokens, 1))["age"].any()
+    aged = BATCH.replace(age=BATCH.advantages)
+    assert own._arrays({}, None, out, aged, (BATCH.tokens, 1))["age"] is aged.age
+    assert "age" not in LEARNER._arrays({}, None, out, aged, (BATCH.tokens, 1))
 
 
 def put_past_the_constructor(batch, **fields):
