@@ -36,6 +36,9 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument(
         "--top-p", type=float, default=1.0, help="sample from the tokens with this much probability; 1: all"
     )
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, help="drop tokens below this share of the largest probability; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer; default: the DIR's bound, or 512")
     return _talk(parser.parse_args(arguments))
@@ -53,7 +56,7 @@ def _talk(given: argparse.Namespace) -> int:
     from jaxrl_llm.run.talker import Talker
 
     logging.set_verbosity(logging.ERROR)
-    sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p)
+    sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p, given.min_p)
     start_up.start_jax()
     talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
     if given.chat:

@@ -74,7 +74,7 @@ TABLE = {
     "there is nothing to compare; set rollout.temperature=1.0",
     "train --config.rollout.temperature=-1": "rollout.temperature=-1.0 must be at least 0",
     "train --config.rollout.top_p=1.5": "rollout.top_p=1.5 is out of range; give rollout.top_p above 0 and at most 1",
-    "train --config.rollout.top_k=4": "set top_k=0 and top_p=1.0, or rollout.allow_truncated=True",
+    "train --config.rollout.top_p=0.9": "rollout.top_p=0.9 needs a bound on the tokens that it keeps, which training",
     "train --config.rollout.group_size=1": "rollout.group_size=1 leaves grpo nothing to compare an answer with; set",
     "train --config.updates.minibatches=3": "updates.minibatches=3 must divide rollout.prompts x rollout.group_size",
     "train --config.mesh.shape=(64,1,1,1) --config.rollout.prompts=64": "needs 64 devices",

@@ -26,6 +26,7 @@ TITLES = {"rollouts": "From rollouts", "answers": "From given answers", "pairs":
 _ARXIV, _LINK = r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)"
 _LENGTH = {"max_length": 1024}  # it has no default of its own
 OLD = 0.25  # the probability that the old policy gave to the token of a plot; DPPO alone reads it
+AGE = 3.0  # steps since it was sampled; A-3PO alone reads them
 HEAD = """\
 # Objective gallery
 
@@ -37,7 +38,7 @@ from the recipes, whose conventions are in [objectives](../objectives.md).
 differentiation of the recipe at its defaults, for an answer of one token: 1 is REINFORCE, 0 a token that teaches
 nothing. On a long answer a sequence ratio is that of the whole answer. A recipe on pairs has no ratio: its curve is
 the push that a pair gives, minus the derivative of its loss by the difference D of the two scores. DPPO's token had
-probability 0.25 before, and SAT's quantile is that of tokens near ratio 1.
+probability 0.25 before, A-3PO's is three steps old, and SAT's quantile is that of tokens near ratio 1.
 
 **In the equations** `y` is an answer and `t` a token of it, `R` its reward, `A` its advantage, `sg` a stopped
 gradient. What every recipe has besides (`kl_coef`, `entropy_coef`, `correction`, `std`, `baseline`) is
@@ -73,6 +74,7 @@ def weights(objective: objectives.Objective, ratios: jax.Array, advantage: float
         logprobs=old + jnp.log(all_ratios),
         old_logprobs=old,
         sampler_logprobs=old,
+        age=jnp.full(all_ratios.shape, AGE),
         advantages=jnp.full(len(all_ratios), advantage),
         mask=jnp.ones(all_ratios.shape, bool),
         router_logprobs=router,

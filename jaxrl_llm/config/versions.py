@@ -7,6 +7,7 @@ from typing import Any
 _CAME: dict[tuple[str, str], Any] = {
     ("mesh", "dcn_shape"): (),
     ("rollout", "mesh_shape"): (),
+    ("rollout", "min_p"): 0.0,
     ("rollout", "router_bias"): 0.0,
     ("rollout", "router_gates"): "same",
     ("updates", "stop_at_kl"): 0.0,

@@ -1,6 +1,7 @@
 """Scores aligned with their tokens: index t is about tokens[:, t]. Only `previous` and `following` shift by one."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
@@ -25,6 +26,21 @@ from jaxrl_llm.models.transformer import Model
 _ALL = 2**22  # logits up to which the head scores every token: there are too few to be worth a choice
 
 
+class Read(NamedTuple):
+    """What is read of the scores, where it is not those of every token over the whole vocabulary.
+
+    mask: the tokens whose scores are read; None: all.
+    kept: as in a `Trajectory`, the tokens that the sampler chose token t from, -1 for none: the softmax is over those
+      (a token without a record, and None: over all). Source: "Keep Sampling Mask", arXiv 2512.02556, section 3.1.
+    """
+
+    mask: Mask | None = None
+    kept: Integer[Array, "b t m"] | None = None
+
+
+EVERY = Read()
+
+
 class Scores(flax.struct.PyTreeNode):
     """logprobs[t] = log p(token_t | tokens_<t) and the entropy of that distribution; 0 at first tokens and padding."""
 
@@ -39,7 +55,7 @@ def previous(x: Shaped[Array, "b t"]) -> Shaped[Array, "b t"]:
     return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
-def following(x: Shaped[Array, "b t"]) -> Shaped[Array, "b t"]:
+def following(x: Shaped[Array, "b t *rest"]) -> Shaped[Array, "b t *rest"]:
     """x[:, t + 1] at t; 0 or False at the last place of a row."""
     return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
 
@@ -64,7 +80,7 @@ def score(
     temperature: float = 1.0,
     router_logits: bool = False,
     shared_prompt: bool = False,
-    wanted: Mask | None = None,
+    read: Read = EVERY,
     most: int = 0,
 ) -> Scores:
     """One forward over whole answers, padded or packed, whose arguments are those of `Model.apply`.
@@ -73,8 +89,7 @@ def score(
     temperature is the rollout's, so that ratios compare the distributions that were sampled from.
 
     Args:
-      wanted: the tokens whose scores are read, which may be all that are computed.
-      most: of them in a row; 0: all.
+      most: of the tokens that are read in a row; 0: all of them may be.
     """
     out = model.apply(
         params,
@@ -86,38 +101,44 @@ def score(
     )
     head = model.head(params).astype(out.hidden.dtype)
 
-    def of(states: Array, targets: Array) -> tuple[PerToken, ...]:
-        flat, wanted = (sharding.flat(x, sharding.MICRO_BATCH, model.mesh) for x in (states, targets))
-        scores = selected_logprobs(flat, head, wanted, temperature=temperature, mesh=model.mesh)
+    def of(states: Array, targets: Array, kept: Array | None) -> tuple[PerToken, ...]:
+        def flat(x: Array) -> Array:
+            return sharding.flat(x, sharding.MICRO_BATCH, model.mesh)
+
+        of_token = {"temperature": temperature, "kept": None if kept is None else flat(kept)}
+        scores = selected_logprobs(flat(states), head, flat(targets), **of_token, mesh=model.mesh)
         return tuple(sharding.unflat(x, targets.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
 
     some = 0 < most < tokens.shape[1] and tokens.size * head.shape[1] > _ALL
-    if wanted is not None and some and sharding.shards("time", model.mesh) == 1:
-        logprobs, entropy = _of_some(of, out.hidden, tokens, _source(segment_ids, shared_prompt), wanted, most)
+    if read.mask is not None and some and sharding.shards("time", model.mesh) == 1:
+        logprobs, entropy = _of_some(of, out.hidden, tokens, read, _source(segment_ids, shared_prompt), most)
     elif shared_prompt:
         source = _source(segment_ids, shared_prompt)
         states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
-        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens))
+        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens, read.kept))
     else:
-        logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens)))
+        after = None if read.kept is None else following(read.kept)
+        logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens), after))
     return Scores(logprobs, entropy, out.hidden, out.routing)
 
 
 def _of_some(
-    of: Callable[[Array, Array], tuple[PerToken, ...]],
+    of: Callable[[Array, Array, Array | None], tuple[PerToken, ...]],
     hidden: Float[Array, "b t d"],
     tokens: Tokens,
+    read: Read,
     source: Integer[Array, "b t"],
-    wanted: Mask,
     most: int,
 ) -> tuple[PerToken, ...]:
-    """The scores `of` the wanted tokens alone, at most so many in a row; 0 elsewhere."""
+    """The scores `of` the tokens that are read alone, at most so many in a row; 0 elsewhere."""
 
     def at(x: Array, columns: Array) -> Array:
         return jnp.take_along_axis(x, columns.reshape(*columns.shape, *[1] * (x.ndim - 2)), axis=1)
 
-    columns = jnp.argsort(~wanted, axis=1)[:, :most]  # stable: those that are wanted, in order
-    found = of(at(hidden, jnp.maximum(at(source, columns), 0)), at(tokens, columns))
+    wanted: Any = read.mask
+    columns = jnp.argsort(~wanted, axis=1)[:, :most]  # stable: those that are read, in order
+    kept = None if read.kept is None else at(read.kept, columns)
+    found = of(at(hidden, jnp.maximum(at(source, columns), 0)), at(tokens, columns), kept)
     place = jnp.clip(jnp.cumsum(wanted, axis=1) - 1, 0, most - 1)
     return tuple(jnp.where(wanted & (source >= 0), at(x, place), 0) for x in found)
 

@@ -4,6 +4,9 @@ The logits of a chunk of tokens exist only while that chunk is worked on: the fo
 log of the partition sum, and the entropy), and the backward recomputes the chunk's logits. Memory is chunk x vocabulary
 however many tokens there are. If there are few logits, all tokens are one chunk, whose probabilities are kept for the
 backward, as a plain softmax does.
+
+Kept tokens are marked in a chunk's logits and the others taken out, so the products are those of the full softmax:
+2 d v operations a token forward and 4 d v to 6 d v backward, whatever is kept, and one byte a logit for the marks.
 """
 
 import functools
@@ -20,6 +23,7 @@ from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
 _KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
 _CHUNK = 1024  # tokens whose logits exist at one time, on each device
+_OUT = -1e30  # the logit of what was not kept: its weight is 0, and so is weight * logit
 
 
 def selected_logprobs(
@@ -28,9 +32,12 @@ def selected_logprobs(
     targets: Integer[Array, "n"],
     *,
     temperature: float = 1.0,
+    kept: Integer[Array, "n m"] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
+
+    kept: the tokens that the softmax is over, -1 for none; a row without a token, and None: the whole vocabulary.
 
     Products accumulate in float32 and all that follows is float32. The gradient of an entropy that is not used costs
     nothing. On the mesh of the enclosing jit every device scores its own tokens with the full head, which is gathered
@@ -41,13 +48,19 @@ def selected_logprobs(
     run: Any = functools.partial(_selected, temperature=float(temperature))
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
-        specs = (states, PartitionSpec(), tokens)
+        specs = (states, PartitionSpec(), tokens, states)
         run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)
-    return run(hidden, head, targets.astype(jnp.int32))
+    return run(hidden, head, targets.astype(jnp.int32), kept)
 
 
-def _logits(hidden: Array, head: Array, temperature: float) -> Array:
-    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32) / temperature
+def _logits(hidden: Array, head: Array, kept: Array | None, temperature: float) -> Array:
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32) / temperature
+    if kept is None:
+        return logits
+    # A negative index would count from the end.
+    places = jnp.arange(len(kept))[:, None], jnp.where(kept < 0, logits.shape[1], kept)
+    inside = jnp.broadcast_to(jnp.all(kept < 0, axis=1, keepdims=True), logits.shape)
+    return jnp.where(inside.at[places].set(True, mode="drop"), logits, _OUT)
 
 
 def _cut(x: Array) -> Array:
@@ -63,8 +76,8 @@ def _join(x: Array, n: int) -> Array:
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:n]
 
 
-def _chunk_forward(hidden, head, targets, temperature):
-    logits = _logits(hidden, head, temperature)
+def _chunk_forward(hidden, head, targets, kept, temperature):
+    logits = _logits(hidden, head, kept, temperature)
     top = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     weights = jnp.exp(logits - top)
     total = jnp.sum(weights, axis=-1)
@@ -74,33 +87,35 @@ def _chunk_forward(hidden, head, targets, temperature):
     return of_target - log_partition, log_partition - mean, log_partition, weights / total[:, None]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _selected(hidden, head, targets, temperature):
-    return _forward(hidden, head, targets, temperature)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _selected(hidden, head, targets, kept, temperature):
+    return _forward(hidden, head, targets, kept, temperature)[0]
 
 
-def _forward(hidden, head, targets, temperature):
+def _forward(hidden, head, targets, kept, temperature):
     if hidden.shape[0] * head.shape[1] <= _KEEP:
-        logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, temperature)
+        logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, kept, temperature)
     else:
 
         def one(chunk):
-            return _chunk_forward(chunk[0], head, chunk[1], temperature)[:3]
+            hidden, targets, kept = chunk
+            return _chunk_forward(hidden, head, targets, kept, temperature)[:3]
 
-        parts = lax.map(one, (_cut(hidden), _cut(targets)))
+        parts = lax.map(one, jax.tree.map(_cut, (hidden, targets, kept)))
         logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
         probs = None
-    return (logprob, entropy), (hidden, head, targets, log_partition, entropy, probs)
+    return (logprob, entropy), (hidden, head, targets, kept, log_partition, entropy, probs)
 
 
-def _selected_fwd(hidden, head, targets, temperature):
-    return _forward(hidden.value, head.value, targets.value, temperature)
+def _selected_fwd(hidden, head, targets, kept, temperature):
+    kept = None if kept is None else kept.value
+    return _forward(hidden.value, head.value, targets.value, kept, temperature)
 
 
-def _chunk_backward(head, probs, temperature, hidden, targets, log_partition, entropy, d_logprob, d_entropy):
+def _chunk_backward(head, probs, temperature, hidden, targets, kept, log_partition, entropy, d_logprob, d_entropy):
     """d logits = d_logprob (1[target] - p) - d_entropy p (log p + H)."""
     if probs is None or d_entropy is not None:
-        log_probs = _logits(hidden, head, temperature) - log_partition[:, None]
+        log_probs = _logits(hidden, head, kept, temperature) - log_partition[:, None]
         probs = jnp.exp(log_probs)
     is_target = lax.broadcasted_iota(jnp.int32, probs.shape, 1) == targets[:, None]
     d_logits = d_logprob[:, None] * (is_target.astype(jnp.float32) - probs)
@@ -112,13 +127,13 @@ def _chunk_backward(head, probs, temperature, hidden, targets, log_partition, en
 
 
 def _selected_bwd(temperature, residuals, cotangents):
-    hidden, head, targets, log_partition, entropy, probs = residuals
+    hidden, head, targets, kept, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
     d_logprob = jnp.zeros_like(log_partition) if d_logprob is None else d_logprob
-    per_token = (hidden, targets, log_partition, entropy, d_logprob, d_entropy)
+    per_token = (hidden, targets, kept, log_partition, entropy, d_logprob, d_entropy)
     if probs is not None:
         d_hidden, d_head = _chunk_backward(head, probs, temperature, *per_token)
-        return d_hidden, d_head.astype(head.dtype), None
+        return d_hidden, d_head.astype(head.dtype), None, None
     chunks = jax.tree.map(_cut, per_token)
 
     def step(d_head, chunk):
@@ -126,7 +141,7 @@ def _selected_bwd(temperature, residuals, cotangents):
         return d_head + of_chunk, d_hidden
 
     d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
-    return _join(d_hidden, targets.size), d_head.astype(head.dtype), None
+    return _join(d_hidden, targets.size), d_head.astype(head.dtype), None, None
 
 
 _selected.defvjp(_selected_fwd, _selected_bwd, symbolic_zeros=True)

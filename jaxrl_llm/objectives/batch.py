@@ -23,7 +23,7 @@ Ids = Integer[Array, "b t"] | None
 PerSequence = Float[Array, "s"]
 
 _DIFFERENTIATED = ("logprobs", "values", "entropy", "scores")
-_DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "old_values", "returns", "margins")
+_DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "age", "old_values", "returns", "margins")
 _TOKEN_ARRAYS = (*_DIFFERENTIATED, *_DETACHED)  # [b t]
 _ROUTER_ARRAYS = ("router_logprobs", "old_router_logprobs")  # [l b t k]
 ARRAYS = frozenset([*_TOKEN_ARRAYS, *_ROUTER_ARRAYS, "advantages", "mask", "sequence_ids"])
@@ -95,6 +95,7 @@ class Batch:
     sequence_ids: Ids = None
     ref_logprobs: PerToken | None = None
     sampler_logprobs: PerToken | None = None
+    age: PerToken | None = None  # steps trained since the policy that sampled the token, 0 for the present one
     values: PerToken | None = None
     old_values: PerToken | None = None
     returns: PerToken | None = None

@@ -41,6 +41,19 @@ def sequence_mask(
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
 
 
+def decoupled(log_k: PerToken, cap: float | None = None) -> PerToken:
+    """k = exp(log_k) = pi_old / mu, with a cap 0 where k is above it: with a clip around pi_old this is decoupled PPO,
+
+        E[ k min(r A, clip(r, 1 - low, 1 + high) A) ],   r = pi / pi_old,
+
+    whose pi_old only says around which policy an update stays, while k r = pi / mu weighs what mu drew.
+
+    Source: arXiv 2110.00641; AReaL, arXiv 2505.24298, whose code has the cap (behav_imp_weight_cap).
+    """
+    k = jnp.exp(log_k)
+    return k if cap is None else jnp.where(k <= cap, k, 0)
+
+
 class Correction(Part, abc.ABC):
     """Base of the corrections. A weight of 0 does not leave the count, so that counts depend on masks only."""
 
@@ -91,7 +104,21 @@ class SequenceMask(Correction):
         return sequence_mask(log_ratio, self.cap, *batch.sequences)
 
 
-CORRECTIONS = {"tis": Truncated, "icepop": IcePop, "sequence_mask": SequenceMask}
+@dataclasses.dataclass(frozen=True)
+class Decoupled(Correction):
+    """`decoupled`: the whole weight, for a sampler that is an earlier policy; a cap drops the tokens beyond it."""
+
+    cap: float | None = hyperparameter(None, above=0)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        return decoupled(log_ratio, self.cap)
+
+    def formula(self) -> str:
+        kept = "" if self.cap is None else f" up to {self.cap:g}, else 0"
+        return f"w = k{kept}; k = pi_old / mu, mu the sampler"
+
+
+CORRECTIONS = {"tis": Truncated, "icepop": IcePop, "sequence_mask": SequenceMask, "decoupled": Decoupled}
 
 
 def correction_named(name: str | None, cap: float | None = None) -> Correction | None:

@@ -129,7 +129,7 @@ class Objective(TermsBase):
         Args:
           logprobs, old_logprobs, mask: [b t].
           advantages: [b], one number an answer, or [b t].
-          ref_logprobs, sampler_logprobs, values, old_values, returns, entropy: [b t]; required if in `needs`,
+          ref_logprobs, sampler_logprobs, age, values, old_values, returns, entropy: [b t]; required if in `needs`,
             otherwise optional (metrics use them when given).
           router_logprobs, old_router_logprobs: [l b t k], log-probabilities of the full router softmax at the experts
             that pi_old used.

@@ -61,6 +61,17 @@ def router_shift(router_logprobs: PerExpert, old_router_logprobs: PerExpert, mas
     return jax.lax.stop_gradient(jnp.maximum(-jnp.where(mask, shift, 0), math.log(gamma_min)))
 
 
+def proximal_log_ratio(log_ratio: PerToken, age: PerToken) -> PerToken:
+    """log r_t = log pi - log p, log p = a log mu + (1 - a) sg(log pi), a = 1 / max(age, 1); log_ratio is log(pi / mu).
+
+    p stands for the policy before the current one, on the straight line from mu, `age` policies ago, to pi: it is mu
+    itself at age 0 and 1. The value is a log(pi / mu), the gradient that of log pi.
+
+    Source: A-3PO, arXiv 2512.06547, read in a summary of the paper and in AReaL's documentation and code.
+    """
+    return log_ratio - jax.lax.stop_gradient((1 - 1 / jnp.maximum(age, 1)) * log_ratio)
+
+
 class Ratio(Part, abc.ABC):
     """Base of the ratios.
 
@@ -109,6 +120,18 @@ class SamplerRatio(Ratio):
 
     def __call__(self, batch: Batch) -> PerToken:
         return token_log_ratio(batch.logprobs, batch.require("sampler_logprobs"), batch.mask)
+
+
+class InterpolatedRatio(SamplerRatio):
+    """`proximal_log_ratio`: to a policy between the sampler's and the current one, by the age of the token."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs", "age"})
+    equation: ClassVar[str] = (
+        "r = pi / p by token; p = mu^a sg(pi)^(1 - a), mu the sampler; a = 1 / max(1, age of the token in steps)"
+    )
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return proximal_log_ratio(super().__call__(batch), batch.masked("age"))
 
 
 class SequenceRatio(Ratio):

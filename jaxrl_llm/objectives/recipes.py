@@ -31,6 +31,7 @@ RECIPES = {  # from rollouts, `sft` from given answers
     "sat":        Recipe(_GROUP,         r.SamplerRatio(),       t.StalenessClip(),     _BY_SEQUENCE),
     "dppo":       Recipe(_GROUP,         r.SamplerRatio(),       t.DivergenceMask(),    _BY_TOKEN),
     "opsm":       Recipe(_GROUP,         r.SamplerRatio(),       t.SequenceMaskedClip(), _BY_SEQUENCE),
+    "a3po":       Recipe(_GROUP,         r.InterpolatedRatio(),  t.DecoupledClip(),    _BY_TOKEN),
     "sft":        Recipe(A.Imitation(),  r.NoRatio(),            s.LogProb(),           _BY_TOKEN),
 }
 PAIR_RECIPES = {  # from pairs of answers

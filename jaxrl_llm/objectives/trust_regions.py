@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
+from jaxrl_llm.ground.metrics import Mean, Metric
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 
@@ -89,6 +90,33 @@ class StalenessClip(Clip):
         bounded = f"min(r A, clip(r, 1 - {self.clip_low:g} c, 1 + {self.clip_high:g} c) A)"
         dual = bounded if self.dual_clip is None else f"max({bounded}, {self.dual_clip:g} A if A < 0)"
         return f"{dual}; c = 1 / (1 + (abs(log r) / q)^2) beyond q; q = quantile(abs(log r), {self.tail:g})"
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoupledClip(Clip):
+    """k `clip` with k = sg(p / mu), p the policy that the ratio is taken to: the range is around p, while k weighs what
+    the sampler mu drew, so that together they are pi / mu where nothing is clipped.
+
+    Source: decoupled PPO, arXiv 2110.00641 and 2505.24298 (AReaL); with `ratios.InterpolatedRatio` A-3PO, 2512.06547.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sampler_logprobs"})
+    units: ClassVar[tuple[str, ...]] = ("token",)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        whole = token_log_ratio(batch.logprobs, batch.require("sampler_logprobs"), batch.mask)
+        return jax.lax.stop_gradient(jnp.exp(whole - log_ratio))
+
+    def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        return self.weight(log_ratio, batch) * super().__call__(log_ratio, batch)
+
+    def metrics(self, log_ratio: PerToken, batch: Batch) -> dict[str, Metric]:
+        return super().metrics(log_ratio, batch) | {
+            "mismatch/weight": Mean.of(self.weight(log_ratio, batch), batch.mask)
+        }
+
+    def formula(self) -> str:
+        return f"k {super().formula()}; k = sg(p / mu)"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Answers(flax.struct.PyTreeNode):
     logprobs: Float[Array, "b n"]
     experts: Integer[Array, "b n l k"] | None  # when the token was fed; None if routing is not recorded
     logits: Float[Array, "b n l e"] | None  # of the router, likewise
+    kept: Integer[Array, "b n m"] | None  # that could have been drawn, as `draw` gives it; None if it is not recorded
     count: Integer[Array, "b"]
 
 
@@ -60,6 +61,7 @@ class Decoder(flax.struct.PyTreeNode):
     max_new_tokens: int = _static()
     record_routing: bool = _static()
     record_router_logits: bool = _static()
+    record_kept: bool = _static()
 
     @property
     def group(self) -> int:
@@ -77,7 +79,10 @@ class Decoder(flax.struct.PyTreeNode):
             if self.record_router_logits:
                 logits = jnp.zeros((*shape, config.num_experts), jnp.float32)
         ints, floats = jnp.zeros((b, n), jnp.int32), jnp.zeros((b, n), jnp.float32)
-        return Answers(ints, floats, experts, logits, jnp.zeros(b, jnp.int32))
+        kept = None
+        if self.record_kept:
+            kept = jnp.full((b, n, min(self.sampling.top_k, config.vocab_size)), -1, jnp.int32)
+        return Answers(ints, floats, experts, logits, kept, jnp.zeros(b, jnp.int32))
 
     def prefill(self, first: Array, count: int) -> tuple[Prompts, Routing | None]:
         """Run `count` prompts from `first` on; returns them and their recorded routing."""
@@ -124,7 +129,10 @@ class Decoder(flax.struct.PyTreeNode):
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
         greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None
-        tokens, logprobs = draw(self.model.logits(self.params, hidden), self.keys[one], index, self.sampling, greedy)
+        logits = self.model.logits(self.params, hidden)
+        tokens, logprobs, kept = draw(logits, self.keys[one], index, self.sampling, greedy)
+        if answers.kept is not None and kept is not None:
+            answers = answers.replace(kept=answers.kept.at[answer, index].set(kept, mode="drop"))
         answers = answers.replace(
             tokens=answers.tokens.at[answer, index].set(tokens, mode="drop"),
             logprobs=answers.logprobs.at[answer, index].set(logprobs, mode="drop"),

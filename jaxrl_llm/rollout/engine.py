@@ -35,6 +35,7 @@ class Engine:
     router: Router = EXACT
     record_routing: bool = True
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
+    record_kept: bool = False  # also the tokens that each could have been drawn from, at most sampling.top_k
     prompt_buckets: int = 1  # prompts are cut to the smallest of so many widths that holds them; each compiles once
     rows_on: jax.sharding.Mesh | None = None  # the mesh over which a trajectory's rows are spread; None: the model's
 
@@ -43,6 +44,7 @@ class Engine:
             at_least(f"rollout.{name}", getattr(self, name), least)
         if not self.end_ids:
             raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
+        assert self.sampling.top_k > 0 or not self.record_kept, "a record of what was kept has the width of a top-k"
 
     def prepare(self, params: Params) -> Params:
         """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
@@ -127,6 +129,7 @@ class Engine:
             max_new_tokens=self.max_new_tokens,
             record_routing=self.record_routing,
             record_router_logits=self.record_router_logits,
+            record_kept=self.record_kept,
         )
 
 
@@ -212,6 +215,9 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
     if routing is not None and answers.experts is not None:
         logits = None if answers.logits is None else beside(routing.logits, answers.logits, 0)
         record = Routing(beside(routing.experts, answers.experts, no_record(routing.experts)), logits)
+    kept = answers.kept
+    if kept is not None:
+        kept = jnp.where(mask[..., None], jnp.take_along_axis(kept, at[..., None], axis=1), -1)
     padded = jnp.pad(prompts, ((0, 0), (0, bound)))
     return Trajectory(
         tokens=jnp.where(mask, jnp.take_along_axis(answers.tokens, at, axis=1), jnp.where(index < 0, padded, 0)),
@@ -219,5 +225,6 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
         loss_mask=mask,
         sampler_logprobs=jnp.where(mask, jnp.take_along_axis(answers.logprobs, at, axis=1), 0.0),
         truncated=~is_end(final, decoder.end_ids),
+        kept=kept,
         routing=record,
     )

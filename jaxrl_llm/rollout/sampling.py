@@ -1,6 +1,7 @@
 """How a token is drawn from its logits, and its log-prob under the distribution that it was drawn from."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,27 @@ _SORTED = 1024  # tokens that are sorted before a whole vocabulary is
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Block, prefix="rollout."):
-    """Temperature, then top-k, then top-p, renormalised after each."""
+    """Temperature, then min-p, top-k and top-p, renormalised after each: the order of vLLM.
+
+    Each keeps the most probable tokens, so what is left is a prefix of the tokens sorted by probability.
+    """
 
     temperature: float = declared(1.0, "0 is greedy, which training refuses", least=0)
-    top_k: int = declared(0, "0 keeps every token; training refuses another unless allow_truncated", least=0)
-    top_p: float = declared(1.0, "1 keeps every token; likewise", above=0, most=1)
+    top_k: int = declared(0, "most tokens to draw from; 0 keeps every one", least=0)
+    top_p: float = declared(
+        1.0, "draw from the fewest tokens with this much probability; trains with a top_k", above=0, most=1
+    )
+    min_p: float = declared(0.0, "drop tokens below this share of the largest probability; likewise", least=0, most=1)
     greedy_last: bool = False  # the last answer of each group is greedy, so that one rollout measures both
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are left out of the draw."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def answer_keys(key: Key, uids: Integer[Array, "p"], group_size: int) -> Keys[Array, "b"]:
@@ -53,8 +65,10 @@ def draw(
     index: Integer[Array, "n"],
     sampling: Sampling,
     greedy: Bool[Array, "n"] | None = None,
-) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
-    """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy).
+) -> tuple[Integer[Array, "n"], Float[Array, "n"], Integer[Array, "n m"] | None]:
+    """One token a row, int32, and its log-prob under the distribution after temperature and cuts (0 when greedy); and
+    where a cut is asked for the tokens that it was drawn from, most probable first and -1 behind the last. m is v, or
+    a smaller top_k; without a top_k those of a large vocabulary are not told.
 
     Args:
       keys: of `answer_keys`; the randomness is fold_in(key of the answer, index of the token in it).
@@ -63,38 +77,46 @@ def draw(
     """
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if sampling.greedy:
-        return best, jnp.zeros(logits.shape[0], jnp.float32)
+        return best, jnp.zeros(logits.shape[0], jnp.float32), None
     keys = jax.vmap(jax.random.fold_in)(keys, index)
-    tokens, logprobs = _draw(logits / sampling.temperature, keys, sampling)
+    tokens, logprobs, kept = _draw(logits / sampling.temperature, keys, sampling)
     if greedy is not None:
         tokens, logprobs = jnp.where(greedy, best, tokens), jnp.where(greedy, 0, logprobs)
-    return tokens, logprobs
+    return tokens, logprobs, kept
 
 
-def _draw(logits: Array, keys: Keys[Array, "n"], sampling: Sampling) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
-    """A token a row and its log-prob, after the cuts."""
+def _draw(
+    logits: Float[Array, "n v"], keys: Keys[Array, "n"], sampling: Sampling
+) -> tuple[Integer[Array, "n"], Float[Array, "n"], Integer[Array, "n m"] | None]:
+    """As `draw`, of logits at their temperature."""
     vocabulary, top_p = logits.shape[1], sampling.top_p
     most = min(sampling.top_k, vocabulary) or vocabulary
-    if most == vocabulary and top_p == 1:
-        return _raced(logits, keys)
+    if most == vocabulary and top_p == 1 and sampling.min_p == 0:
+        return *_raced(logits, keys), None
+    least = jnp.max(logits, axis=-1, keepdims=True) + (math.log(sampling.min_p) if sampling.min_p else -jnp.inf)
 
-    def of_best(count: int, total: Array | None = None) -> tuple[Array, Array]:
+    def of_best(count: int, total: Array | None = None) -> tuple[Array, Array, Array]:
         """Of the most probable tokens, so many; their probabilities are renormalised, or are those of a total."""
         best, order = jax.lax.top_k(logits, count)
+        best = jnp.where(best >= least, best, -jnp.inf)
         if top_p < 1:
             # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
             probs = jax.nn.softmax(best, axis=-1) if total is None else jnp.exp(best - total)
             best = jnp.where(jnp.cumsum(probs, axis=-1) - probs < top_p, best, -jnp.inf)
         choice, logprobs = _raced(best, keys, of_blocks=False)
-        return jnp.take_along_axis(order, choice[:, None], axis=-1)[:, 0], logprobs
+        tokens = jnp.take_along_axis(order, choice[:, None], axis=-1)[:, 0]
+        return tokens, logprobs, jnp.where(best > -jnp.inf, order, -1)
 
     if most < vocabulary or most <= _SORTED:
         return of_best(most)
-    # A whole vocabulary takes forty times as long to sort as its first tokens, which nearly always hold the mass. Both
-    # draw the same: the first words of a race are those of a shorter one.
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    held = jnp.sum(jnp.exp(jax.lax.top_k(logits, _SORTED)[0] - total), axis=-1)
-    return jax.lax.cond(jnp.all(held >= top_p), lambda: of_best(_SORTED, total), lambda: of_best(most, total))
+    # A whole vocabulary takes forty times as long to sort as its first tokens, which nearly always hold all that is
+    # kept. Both draw the same: the first words of a race are those of a shorter one.
+    total = jax.nn.logsumexp(jnp.where(logits >= least, logits, -jnp.inf), axis=-1, keepdims=True)
+    best = jax.lax.top_k(logits, _SORTED)[0]
+    held = jnp.sum(jnp.exp(best - total), axis=-1)
+    enough = (best[:, -1] < least[:, 0]) | ((held >= top_p) & (top_p < 1))
+    first, whole = (lambda: of_best(_SORTED, total)[:2]), (lambda: of_best(most, total)[:2])
+    return *jax.lax.cond(jnp.all(enough), first, whole), None
 
 
 def _raced(

@@ -2,8 +2,8 @@
 
 import flax.struct
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerAnswer, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Routing
+from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Mask, PerAnswer, PerToken, SegmentIds, Tokens
+from jaxrl_llm.models import Routing, scoring
 
 
 class Trajectory(flax.struct.PyTreeNode):
@@ -18,3 +18,13 @@ class Trajectory(flax.struct.PyTreeNode):
     # it was not recorded.
     routing: Routing | None = None
     rewards: PerAnswer | None = None  # None until a verifier has seen the answers
+    # The number of the policy (steps trained) that sampled tokens[:, t]; None: the policy of this step.
+    versions: Integer[Array, "b t"] | None = None
+    # The ids of the tokens that could have been drawn in place of tokens[:, t], most probable first and -1 behind the
+    # last; -1 throughout, and None: the whole vocabulary.
+    kept: Integer[Array, "b t m"] | None = None
+
+    @property
+    def read(self) -> scoring.Read:
+        """What is read of any policy's scores of these tokens."""
+        return scoring.Read(self.loss_mask, self.kept)

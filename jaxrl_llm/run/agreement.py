@@ -28,6 +28,7 @@ def _of_data(s: Settings) -> Iterator[str]:
         "rollout.temperature": (s.rollout.temperature, 1.0),
         "rollout.top_k": (s.rollout.top_k, 0),
         "rollout.top_p": (s.rollout.top_p, 1.0),
+        "rollout.min_p": (s.rollout.min_p, 0.0),
         "rollout.dtype": (s.rollout.dtype, "float32"),
         "dynamic_sampling.max_draws": (s.dynamic_sampling.max_draws, 1),
         "rewards.verifier_weight": (s.rewards.verifier_weight, 1.0),

@@ -228,6 +228,7 @@ def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
         router=s.rollout.router,
         record_routing=s.model.num_moe_layers > 0,
         record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
+        record_kept=s.rollout.records_kept,
         rows_on=learner.model.mesh,
     )
     # One update a rollout, nothing to replay and no values: its own forward is pi_old.

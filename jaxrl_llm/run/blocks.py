@@ -46,7 +46,8 @@ class RolloutConfig(Block, prefix="rollout."):
     temperature: float = declared_by(Sampling, "temperature")
     top_k: int = declared_by(Sampling, "top_k")
     top_p: float = declared_by(Sampling, "top_p")
-    allow_truncated: bool = declared(False, "train on samples of a truncated distribution")
+    min_p: float = declared_by(Sampling, "min_p")
+    allow_truncated: bool = declared(False, "train on cut samples as if they were not: biased, as earlier versions did")
     slots: int = declared(0, "answers decoded at once (continuous batching), which bounds memory; 0: all", least=0)
     prompt_buckets: int = declared(1, "a step's prompts are cut to one of so many widths; each compiles once", least=1)
     dtype: str = declared(
@@ -67,15 +68,21 @@ class RolloutConfig(Block, prefix="rollout."):
                 "rollout.temperature=0 makes all answers of a group equal, so there is nothing to compare; "
                 "set rollout.temperature=1.0"
             )
-        if (self.top_p < 1 or self.top_k > 0) and not self.allow_truncated:
+        if self.records_kept and not self.top_k:
+            cut = f"rollout.top_p={self.top_p}" if self.top_p < 1 else f"rollout.min_p={self.min_p}"
             raise ValueError(
-                f"rollout.top_k={self.top_k}, rollout.top_p={self.top_p} sample from a truncated distribution, whose "
-                "ratios are biased; set top_k=0 and top_p=1.0, or rollout.allow_truncated=True"
+                f"{cut} needs a bound on the tokens that it keeps, which training records; set rollout.top_k=64 (which "
+                "cuts, too, and costs 4 * 64 bytes a token)"
             )
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def records_kept(self) -> bool:
+        """Whether the rollout records what its cuts left of every token's distribution, and log-probs are over that."""
+        return self.sampling.cuts and not self.allow_truncated
 
     @property
     def router(self) -> Router:

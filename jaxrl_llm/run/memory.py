@@ -77,7 +77,7 @@ _REMEDIES = {
     "logits": "lower rollout.slots or updates.micro_batch_rows",
     "gradients": "spread the model over more devices with mesh.shape",
     "activations": "lower updates.micro_batch_rows, or set model.remat=block",
-    "records": "lower rollout.prompts",
+    "records": "lower rollout.prompts, or rollout.top_k where it cuts",
 }
 
 
@@ -138,8 +138,13 @@ def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
         "cache": columns * column,
         # The logits, their weights and the noise that one of them is drawn with.
         "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
-        "records": s.rows * s.answer_length * config.num_moe_layers * config.num_experts_per_tok,
+        "records": s.rows * s.answer_length * (config.num_moe_layers * config.num_experts_per_tok + _kept(s)),
     }
+
+
+def _kept(s: Settings) -> int:
+    """Bytes a token of what the sampler's cuts left."""
+    return 4 * min(s.rollout.top_k, s.model.vocab_size) if s.rollout.records_kept else 0
 
 
 def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
@@ -153,14 +158,14 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // (shards // context))
     chunk = min(rows * length, -(-_CHUNK // shards))
-    record = config.num_moe_layers * config.num_experts_per_tok
+    record = 2 * config.num_moe_layers * config.num_experts_per_tok + _kept(s)  # scored and replayed
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
         "activations": _activations(config, rows, length, context, tensor, platform),
         "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
-        "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * 2 * record,  # scored and replayed
+        "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
     }
 
 

@@ -102,7 +102,7 @@ def _compared(run: Run, state: TrainState, drawn: Drawn) -> dict[str, Any]:
         shared = updates.layout == "shared"
         learner = dataclasses.replace(run.learner, packed=updates.layout != "padded", shared_prompt=shared)
         into = learner.blank_scores(batch.tokens, record="experts", by_router=replayed is not None)
-        return learner.score(state.policy, batch.tokens, layouts, into, replayed, batch.loss_mask)
+        return learner.score(state.policy, batch.tokens, layouts, into, replayed, batch.read)
 
     own = score(s.updates, drawn.epochs[0])
     assert own.logprobs is not None

@@ -63,15 +63,15 @@ class Scorer:
         t, old, ref = trajectory, Scored(), None
         if not self.first_forward:
             into, replayed = self._old_scores(t, state.policy), in_scoring(self.replay, t.routing)
-            old = self.learner.score(state.policy, t.tokens, layouts, into, replayed, t.loss_mask)
+            old = self.learner.score(state.policy, t.tokens, layouts, into, replayed, t.read)
         if state.critic is not None:
             into = self.learner.blank_scores(t.tokens, logprobs=False, values=True)
-            valued = self.learner.score(state.critic, t.tokens, layouts, into, mask=t.loss_mask)
+            valued = self.learner.score(state.critic, t.tokens, layouts, into)
             old = old.replace(state_values=valued.state_values)
         if "ref_logprobs" in self.learner.objective.needs:
             into = self.learner.blank_scores(t.tokens, record="experts")  # not read: one program with the old policy
             assert reference is not None
-            ref = self.learner.score(reference, t.tokens, layouts, into, mask=t.loss_mask).logprobs
+            ref = self.learner.score(reference, t.tokens, layouts, into, read=t.read).logprobs
         return old, ref
 
     def experience(
@@ -93,6 +93,7 @@ class Scorer:
             ref_logprobs=ref,
             old_values=old_values,
             returns=returns,
+            kept=t.kept,
             routing=prescribe(self.replay, t.routing, old.recorded),
         )
         if self.first_forward:
@@ -106,9 +107,8 @@ class Scorer:
         into = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, mesh)), into
         )
-        return self.learner.lower_score(
-            state.policy, t.tokens, layout, into, in_scoring(self.replay, t.routing), t.loss_mask
-        )
+        replayed = in_scoring(self.replay, t.routing)
+        return self.learner.lower_score(state.policy, t.tokens, layout, into, replayed, t.read)
 
     def _old_scores(self, t: Trajectory, policy: Policy) -> Scored:
         """Arrays for the pass of the old policy; with replay, only the logits show the experts chosen by its router."""
@@ -187,7 +187,7 @@ def diagnose(
 
     def score(policy: Policy, replayed: Routing | None) -> Scored:
         into = learner.blank_scores(batch.tokens, record="experts")
-        return learner.score(policy, batch.tokens, layouts, into, replayed, batch.loss_mask)
+        return learner.score(policy, batch.tokens, layouts, into, replayed, batch.read)
 
     current = score(policy, None)
     held = score(policy, Routing(scored.experts))

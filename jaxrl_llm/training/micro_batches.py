@@ -26,8 +26,8 @@ from jaxrl_llm.training.layout import Layout
 
 
 class MicroBatches:
-    """A tree of arrays of a rollout, [b t] and [l b t x], as a layout cuts them; rows of a micro-batch are padded to a
-    length that `multiple` divides."""
+    """A tree of arrays of a rollout, [b t], [b t x] and [l b t x], as a layout cuts them; rows of a micro-batch are
+    padded to a length that `multiple` divides."""
 
     def __init__(self, arrays: Any, layout: Layout, mesh: Any = None, multiple: int = 1):
         self.layout = layout if multiple == 1 else padded(layout, multiple)
@@ -39,7 +39,7 @@ class MicroBatches:
         """As `take`."""
         if self._brought is None:
             return take(self._arrays, self.layout, micro)
-        there = [x[micro] if x.ndim == 3 else x[:, micro] for x in self._brought]
+        there = [x[:, micro] if x.ndim == 5 else x[micro] for x in self._brought]
         return jax.tree.unflatten(jax.tree.structure(self._arrays), there)
 
     def all_of(self, x: Shaped[Array, "b t"]) -> Shaped[Array, "m r places"]:
@@ -92,15 +92,15 @@ def padded(layout: Layout, multiple: int) -> Layout:
 def _spread(tree: Any, layout: Layout, mesh: Mesh | None) -> bool:
     """Whether the devices have places of their own: they divide the rows of the rollout, and rows and time of every
     micro-batch."""
-    rows = {x.shape[0 if x.ndim == 2 else 1] for x in jax.tree.leaves(tree)}
+    rows = {x.shape[1 if x.ndim == 4 else 0] for x in jax.tree.leaves(tree)}
     cut = [(n, "rows") for n in rows] + list(zip(layout.index.shape[1:], sharding.MICRO_BATCH, strict=True))
     return sharding.shards("rows", mesh) > 1 and not any(n % sharding.shards(axis, mesh) for n, axis in cut)
 
 
 def take(tree: Any, layout: Layout, micro: Any) -> Any:
-    """The places of one micro-batch (or of all, micro = slice(None)) out of arrays [b t] and [l b t x].
+    """The places of one micro-batch (or of all, micro = slice(None)) out of arrays [b t], [b t x] and [l b t x].
 
-    Padding is 0, False or "no record".
+    Padding is 0, False, -1 in [b t x] or "no record".
     """
     index = layout.index[micro]
     return jax.tree.map(lambda x: _picked(x, index, _blank(x, index.shape)), tree)
@@ -113,8 +113,8 @@ def put(into: Any, new: Any, layout: Layout, micro: Any) -> Any:
 
 
 def bring(tree: Any, index: Int[Array | np.ndarray, "m r t"], mesh: Mesh) -> Any:
-    """What `take` takes of all micro-batches, [m r t] and [l m r t x], where b is spread over the devices, and so are r
-    and t together."""
+    """What `take` takes of all micro-batches, [m r t], [m r t x] and [l m r t x], where b is spread over the devices,
+    and so are r and t together."""
     of_rows, of_places = _specs(mesh)
 
     def run(index: Array, parts: Any) -> Any:
@@ -151,8 +151,8 @@ def _row_axes(mesh: Mesh) -> tuple[str, ...]:
 
 
 def _specs(mesh: Mesh) -> tuple[Callable[[Any], PartitionSpec], Callable[[Any], PartitionSpec]]:
-    """Specs of arrays of a rollout and of arrays that are laid out, as functions of the array, or of its rank: [b t] or
-    [l b t x], and [m r t] or [l m r t x]."""
+    """Specs of arrays of a rollout, [b t], [b t x] or [l b t x], and of what is laid out of them, [m r t], [m r t x] or
+    [l m r t x], as functions of the rollout's array, or of its rank."""
 
     def after(free: int, spec: Any) -> Any:
         return lambda x: PartitionSpec(*[None] * (free + (getattr(x, "ndim", x) == 4)), *spec)
@@ -187,6 +187,8 @@ def _picked(part: Array, index: Any, old: Array) -> Array:
     here, place = (index >= 0) & (index < size), jnp.clip(index, 0, size - 1)
     if part.ndim == 2:
         return jnp.where(here, part.ravel()[place], old)
+    if part.ndim == 3:
+        return jnp.where(here[..., None], part.reshape(size, -1)[place], old)
     flat = part.reshape(part.shape[0], size, part.shape[-1])
     return jnp.where(here[None, ..., None], flat[:, place], old)
 
@@ -205,10 +207,12 @@ def _blank(x: Array, shape: tuple[int, ...]) -> Array:
     """An array that is laid out, all padding."""
     if x.ndim == 2:
         return jnp.zeros(shape, x.dtype)
+    if x.ndim == 3:
+        return jnp.full((*shape, x.shape[-1]), -1, x.dtype)
     empty = no_record(x) if jnp.issubdtype(x.dtype, jnp.integer) else 0
     return jnp.full((x.shape[0], *shape, x.shape[-1]), empty, x.dtype)
 
 
 def _size(x: Array) -> int:
-    """Places of an array [b t] or [l b t x]."""
-    return x.shape[0] * x.shape[1] if x.ndim == 2 else x.shape[1] * x.shape[2]
+    """Places of an array [b t], [b t x] or [l b t x]."""
+    return x.shape[1] * x.shape[2] if x.ndim == 4 else x.shape[0] * x.shape[1]

@@ -9,8 +9,8 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model
+from jaxrl_llm.ground.array_typing import Array, Integer, Mask, PerToken, SegmentIds, Tokens
+from jaxrl_llm.models import Model, scoring
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import RoutingRecords
 
@@ -81,7 +81,8 @@ class Saved(flax.struct.PyTreeNode):
 
 
 class TrainBatch(flax.struct.PyTreeNode):
-    """A scored rollout, pairs or given answers; every array is indexed [b t], every record of routing [l b t x].
+    """A scored rollout, pairs or given answers; every array is indexed [b t], every record of routing [l b t x], and
+    `kept` [b t m], as in a `Trajectory`: the log-probs of all policies are over those tokens.
 
     In a batch of pairs rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, with advantages 1 and -1.
     Given answers have advantage 1. Neither has a sampler. old_logprobs is None where the first forward itself gives
@@ -98,7 +99,14 @@ class TrainBatch(flax.struct.PyTreeNode):
     old_values: PerToken | None = None
     returns: PerToken | None = None
     margins: PerToken | None = None
+    age: PerToken | None = None  # steps trained since the policy that sampled the token; None: 0 everywhere
+    kept: Integer[Array, "b t m"] | None = None
     routing: RoutingRecords = RoutingRecords()
+
+    @property
+    def read(self) -> scoring.Read:
+        """As of a `Trajectory`."""
+        return scoring.Read(self.loss_mask, self.kept)
 
 
 def parameter_axes(model: Model, params: Any, axes: Any = None) -> Any:

@@ -62,7 +62,7 @@ class Learner:
         layouts: Iterable[Layout],
         into: Scored,
         routing: Routing | None = None,
-        mask: Mask | None = None,
+        read: scoring.Read = scoring.EVERY,
     ) -> Scored:
         """Scores of the rows of some minibatches, written into the arrays of the whole rollout.
 
@@ -71,30 +71,24 @@ class Learner:
             numbers.
           into: of `blank_scores`; its arrays are gone afterwards.
           routing: is replayed.
-          mask: the tokens whose log-probs are read, at most `answer_tokens` in a row; None: all.
+          read: of the log-probs; at most `answer_tokens` in a row.
         """
         for layout in layouts:
-            into = self._score(policy, tokens, routing, mask, layout, into)
+            into = self._score(policy, tokens, routing, read, layout, into)
         return into
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnames=("into",))
     def _score(
-        self,
-        policy: Policy,
-        tokens: Tokens,
-        routing: Routing | None,
-        mask: Mask | None,
-        layout: Layout,
-        into: Scored,
+        self, policy: Policy, tokens: Tokens, routing: Routing | None, read: scoring.Read, layout: Layout, into: Scored
     ) -> Scored:
         params = policy.whole()
         logits = into.recorded is not None and into.recorded.logits is not None
         chosen = logits or into.by_router is not None
-        micro_batches = self._cut((tokens, routing, mask), layout)
+        micro_batches = self._cut((tokens, routing, read), layout)
 
         def of(i: Array) -> Scored:
-            tokens, routing, mask = micro_batches[i]
-            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, mask, chosen)
+            tokens, routing, read = micro_batches[i]
+            out = self._forward(params, tokens, micro_batches.layout.segment_ids[i], routing, read, chosen)
             routed: Any = out.routing
             return Scored(
                 logprobs=None if into.logprobs is None else out.logprobs,
@@ -115,7 +109,7 @@ class Learner:
         tokens: Tokens,
         segment_ids: SegmentIds,
         routing: Routing | None,
-        mask: Mask | None,
+        read: scoring.Read,
         router_logits: bool,
     ) -> scoring.Scores:
         return scoring.score(
@@ -127,7 +121,7 @@ class Learner:
             temperature=self.temperature,
             router_logits=router_logits,
             shared_prompt=self.shared_prompt,
-            wanted=mask,
+            read=read,
             most=self.answer_tokens,
         )
 
@@ -170,10 +164,10 @@ class Learner:
         return new.replace(base=state.base), metrics
 
     def lower_score(
-        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None, mask: Mask
+        self, policy: Policy, tokens: Tokens, layout: Layout, into: Scored, routing: Routing | None, read: scoring.Read
     ) -> jax.stages.Lowered:
         """The program of `score` for one minibatch, from abstract arrays."""
-        return Learner._score.lower(self, policy, tokens, routing, mask, layout, into)
+        return Learner._score.lower(self, policy, tokens, routing, read, layout, into)
 
     def lower_update(self, state: TrainState, batch: TrainBatch, layout: Layout) -> jax.stages.Lowered:
         """The program of `update`, from abstract arrays."""
@@ -228,7 +222,7 @@ class Learner:
         """
         params, replayed = policy.whole(), micro.routing.replayed
         has_router = self.model.config.num_moe_layers > 0
-        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, micro.loss_mask, has_router)
+        out = self._forward(params, micro.tokens, micro.segment_ids, replayed, micro.read, has_router)
         terms, metrics = self.objective.evaluate(**self._arrays(params, critic, out, micro, sequences))
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
@@ -256,6 +250,8 @@ class Learner:
             "margins": micro.margins,
             "entropy": out.entropy,
         }
+        if "age" in self.objective.needs:
+            arrays["age"] = jnp.zeros_like(micro.advantages) if micro.age is None else micro.age
         if "scores" in self.objective.needs:
             arrays["scores"] = scoring.values(params["value_head"], out.hidden)
         if micro.returns is not None:
@@ -307,8 +303,13 @@ def _of_critic(trained: Trained, others: Trained) -> Trained:
 
 
 def check_shapes(batch: TrainBatch) -> None:
-    """Every array is [b t] and every record [l b t x]; checked at trace time, so it costs a step nothing."""
-    chex.assert_equal_shape([x for name, x in vars(batch).items() if name != "routing" and x is not None])
+    """Every array is [b t], every record [l b t x] and what was kept [b t m]; checked at trace time, so it costs a step
+    nothing."""
+    others = ("routing", "kept")
+    chex.assert_equal_shape([x for name, x in vars(batch).items() if name not in others and x is not None])
+    if batch.kept is not None:
+        chex.assert_rank(batch.kept, 3)
+        chex.assert_equal(batch.kept.shape[:2], batch.tokens.shape)
     records = jax.tree.leaves(batch.routing)
     chex.assert_rank(records, 4)
     for record in records:

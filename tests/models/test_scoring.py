@@ -30,11 +30,14 @@ def test_logprobs_and_entropies_equal_a_full_softmax():
                 np.testing.assert_allclose(found["entropy"][row, t], -(np.exp(before) * before).sum(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, monkeypatch):
+@pytest.mark.parametrize(("shared", "cut"), [(False, False), (True, False), (False, True)])
+def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, cut, monkeypatch):
     """A row with nothing wanted, first tokens, padding; as many as a row may have, and fewer."""
     params, segments = tiny.draw_params(MODEL), jnp.asarray(SEGMENTS)
     wanted = jnp.asarray((SEGMENTS > 0) & np.isin(np.arange(12), [0, 2, 4, 6, 8]) & (np.arange(2)[:, None] == 0))
+
+    others = np.random.default_rng(1).integers(1, 16, (2, 12, 3))
+    kept = jnp.asarray(np.concatenate([TOKENS[..., None], others], axis=2)) if cut else None
 
     def of(params, **some):
         found = scoring.score(MODEL, params, jnp.asarray(TOKENS), segments, shared_prompt=shared, **some)
@@ -42,7 +45,7 @@ def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, monkeyp
 
     def both(most):
         def loss(params):
-            logprobs, entropy = found = of(params, **({"wanted": wanted, "most": most} if most else {}))
+            logprobs, entropy = found = of(params, read=scoring.Read(wanted if most else None, kept), most=most)
             return jnp.sum(logprobs * jnp.arange(12.0)[None] + entropy, where=wanted), found
 
         return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.objectives.corrections import IcePop, SequenceMask, Truncated
+from jaxrl_llm.objectives.corrections import Decoupled, IcePop, SequenceMask, Truncated
 from jaxrl_llm.objectives.value import ValueLoss
 from tests.reference.answers import corrected, make
 
@@ -33,6 +33,8 @@ def batch(ratios, mask=None, **more):
         (Truncated(4.0), [[0.1, 1.0, 4.0, 4.0]]),
         (IcePop(), [[0.0, 1.0, 4.0, 0.0]]),
         (IcePop(3.0, 0.05), [[0.1, 1.0, 0.0, 0.0]]),
+        (Decoupled(), [[0.1, 1.0, 4.0, 8.0]]),
+        (Decoupled(4.0), [[0.1, 1.0, 4.0, 0.0]]),
     ],
 )
 def test_token_weights(correction, expected):
@@ -49,7 +51,7 @@ def test_sequence_mask_is_length_normalised():
     np.testing.assert_array_equal(got[:, 0], [1, 0, 0, 1])
 
 
-@pytest.mark.parametrize(("name", "cap"), [("tis", 2.0), ("icepop", 5.0), ("sequence_mask", 2.0)])
+@pytest.mark.parametrize(("name", "cap"), [("tis", 2.0), ("icepop", 5.0), ("sequence_mask", 2.0), ("decoupled", None)])
 def test_caps_by_name(name, cap):
     assert make("grpo", correction=name).correction.cap == cap
     assert make("grpo", correction=name, correction_cap=3).correction.cap == 3

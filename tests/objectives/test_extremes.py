@@ -49,6 +49,7 @@ def batch_of(log_ratio, old, advantages, mask, garbage=0.0):
         "old_values": noise[1],
         "returns": noise[2],
         "entropy": np.abs(noise[3]),
+        "age": np.arange(SIZE, dtype=np.float32).reshape(SHAPE),
         "advantages": advantages,
     }
     arrays = {name: np.where(mask, x, np.float32(garbage)) for name, x in arrays.items()}

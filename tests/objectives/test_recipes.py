@@ -37,6 +37,7 @@ def answers_of(batch, new=None):
     for i, valid in enumerate(batch["mask"]):
         if valid.any():
             fields = {"new": new, "frozen": batch["logprobs"], "old": batch["old_logprobs"], "gamma": gamma}
+            fields["age"] = batch["age"]
             out.append({key: x[i][valid].tolist() for key, x in fields.items()})
             out[-1]["advantage"] = [float(batch["advantages"][i])] * int(valid.sum())
     return out
@@ -77,6 +78,7 @@ def test_golden_value(name):
     batch = {
         **arrays,
         "sampler_logprobs": arrays["old_logprobs"],
+        "age": jnp.asarray(GOLDEN_BATCH["age"], jnp.float32),
         "advantages": jnp.asarray(GOLDEN_BATCH["advantages"]),
         "mask": jnp.asarray(GOLDEN_BATCH["mask"]),
         "router_logprobs": -shift,
@@ -93,7 +95,7 @@ def test_every_recipe_has_a_golden_value_and_a_loop():
 
 
 def test_which_recipes_detach_a_factor():
-    assert {"gspo_token", "cispo", "vespo", "sat"} <= {name for name in NAMES if detaches(name)}
+    assert {"gspo_token", "cispo", "vespo", "sat", "a3po"} <= {name for name in NAMES if detaches(name)}
     assert not detaches("grpo")
 
 

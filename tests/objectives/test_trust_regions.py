@@ -1,5 +1,6 @@
 """SAT's clip that the batch contracts, DPPO's mask, and the ratio to the sampler: numbers by hand, and their limits."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.objectives.ratios import SamplerRatio, TokenRatio
 from jaxrl_llm.objectives.surrogates import Clip
 from jaxrl_llm.objectives.trust_regions import DivergenceMask, SequenceMaskedClip, StalenessClip, binary_divergence
 from tests.objectives.test_identities import policy
@@ -117,7 +119,28 @@ def test_the_ratio_to_the_sampler_is_what_these_recipes_read():
     """With another sampler the loss changes, with another old policy it does not."""
     batch = random_batch()
     moved = batch["old_logprobs"] + 0.1 * np.random.default_rng(0).normal(size=batch["mask"].shape)
-    for name in ("sat", "dppo", "opsm"):
+    for name in ("sat", "dppo", "opsm", "a3po"):
         base = policy(make(name), batch)[0]
         assert policy(make(name), batch | {"old_logprobs": moved})[0] == pytest.approx(base, rel=1e-12)
         assert abs(policy(make(name), batch | {"sampler_logprobs": moved})[0] - base) > 1e-4
+
+
+def test_decoupled_losses_are_clips_around_their_proximal_policy():
+    """Around pi_old with the whole weight it is the correction of that name; A-3PO's p is the sampler up to age 1."""
+    batch = random_batch(spread=0.6)
+    batch["sampler_logprobs"] = batch["old_logprobs"] + np.random.default_rng(1).normal(size=batch["mask"].shape)
+    k, r = (
+        np.exp(batch[a] - batch[b]) for a, b in (("old_logprobs", "sampler_logprobs"), ("logprobs", "old_logprobs"))
+    )
+    a = batch["advantages"][:, None]
+    each = k * np.minimum(r * a, np.clip(r, 0.8, 1.2) * a)
+    value, gradient = policy(make("grpo", correction="decoupled", aggregation="token_mean"), batch)
+    assert value == pytest.approx(-each[batch["mask"]].mean(), rel=1e-9)
+    around_old = dataclasses.replace(make("a3po"), ratio=TokenRatio())
+    np.testing.assert_allclose(policy(around_old, batch)[1], gradient, rtol=1e-9)
+
+    young = batch | {"age": np.minimum(batch["age"], 1)}
+    around_sampler = dataclasses.replace(make("a3po"), ratio=SamplerRatio(), surrogate=Clip())
+    for found, expected in zip(policy(make("a3po"), young), policy(around_sampler, young), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert abs(policy(make("a3po"), batch)[0] - policy(around_sampler, batch)[0]) > 1e-3

@@ -29,6 +29,7 @@ def random_batch(seed=0, rows=4, length=6, spread=0.3):
         "sampler_logprobs": old,
         "advantages": rng.normal(size=rows),
         "mask": mask,
+        "age": rng.integers(0, 5, (rows, length)).astype(float),
         "router_logprobs": -1.0 - shift,
         "old_router_logprobs": np.full_like(shift, -1.0),
     }

@@ -141,6 +141,16 @@ def dppo(answers):
     return _weigh(answers, weight, _per_token(answers))
 
 
+def a3po(answers):
+    """The ratio to the sampler, 0 where its power 1 / age leaves the range."""
+
+    def weight(a):
+        tokens = zip(_ratios(a), a["age"], a["advantage"], strict=True)
+        return [r if _clip_weight(r ** (1 / max(age, 1)), adv, 0.2, 0.2) else 0.0 for r, age, adv in tokens]
+
+    return _weigh(answers, weight, _per_token(answers))
+
+
 def opsm(answers):
     """As GRPO, without the wrong answers that the policy has left by more than 0.1 a token."""
     kept = [
@@ -154,5 +164,5 @@ def opsm(answers):
 GRADIENTS = {
     "reinforce": reinforce, "rloo": rloo, "ppo": ppo, "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "gspo": gspo,
     "gspo_token": gspo_token, "sapo": sapo, "cispo": cispo, "gmpo": gmpo, "vespo": vespo, "rspo": rspo, "sat": sat,
-    "dppo": dppo, "opsm": opsm,
+    "dppo": dppo, "opsm": opsm, "a3po": a3po,
 }  # fmt: skip

@@ -19,6 +19,7 @@ GOLDEN_BATCH = {
     "mask": [[True, True], [True, False]],
     "advantages": [1.0, -1.0],
     "router_shift": [[0.1, 10.0], [0.0, 0.0]],
+    "age": [[2, 2], [4, 0]],
 }
 GOLDEN, RECIPES = {}, {}
 
@@ -214,6 +215,23 @@ def dppo(answers):
     def per_answer(a):
         rows = zip(a["new"], a["frozen"], a["old"], a["advantage"], strict=True)
         return [math.exp(n - o) * adv * dppo_keeps(f, o, adv) for n, f, o, adv in rows]
+
+    return mean_of_tokens(answers, per_answer)
+
+
+@golden(
+    0.010102051,
+    "ages 2 2 | 4: a = 1/2 1/2 | 1/4, r = sqrt 1.5, sqrt 0.5 | 2^(1/4), k = sqrt 1.5, sqrt 0.5 | 2^(3/4); the first is "
+    "clipped at 1.2, elsewhere k r is the ratio to the sampler; J = (1.2 sqrt 1.5 + 0.5 - 2) / 3",
+)
+def a3po(answers):
+    def per_answer(a):
+        out = []
+        for n, f, o, age, adv in zip(a["new"], a["frozen"], a["old"], a["age"], a["advantage"], strict=True):
+            alpha = 1 if age == 0 else 1 / age
+            proximal = alpha * o + (1 - alpha) * f
+            out.append(math.exp(proximal - o) * clipped(math.exp(n - proximal), adv, 0.2, 0.2))
+        return out
 
     return mean_of_tokens(answers, per_answer)
 

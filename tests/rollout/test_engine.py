@@ -66,11 +66,15 @@ def assert_same(a, b, rows_of_b=slice(None), atol=1e-5):
 
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param(Sampling(0.7), marks=pytest.mark.slow), Sampling(1.3, top_k=6, top_p=0.8), Sampling(0.0)],
+    [
+        pytest.param(Sampling(0.7), marks=pytest.mark.slow),
+        Sampling(1.3, top_k=6, top_p=0.8, min_p=0.2),
+        Sampling(0.0),
+    ],
     ids=str,
 )
 def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
-    trajectory = sample(dataclasses.replace(engine, sampling=sampling))
+    trajectory = sample(dataclasses.replace(engine, sampling=sampling, record_kept=sampling.top_k > 0))
     logits, experts = forward(model, params, trajectory)
     for row, start in enumerate(START):
         for t in range(start, start + BOUND):
@@ -79,10 +83,16 @@ def test_decode_equals_teacher_forcing(engine, model, params, sample, sampling):
                 assert token == scores.argmax()
                 assert trajectory.sampler_logprobs[row, t] == 0
             else:
-                expected = np.log(truncated(scores, sampling.temperature, sampling.top_k, sampling.top_p)[token])
-                np.testing.assert_allclose(trajectory.sampler_logprobs[row, t], expected, atol=2e-5)
+                expected = truncated(scores, *dataclasses.astuple(sampling)[:4])
+                np.testing.assert_allclose(trajectory.sampler_logprobs[row, t], np.log(expected[token]), atol=2e-5)
+                if sampling.cuts:
+                    order = np.argsort(-expected, kind="stable")[:6]
+                    np.testing.assert_array_equal(trajectory.kept[row, t], np.where(expected[order] > 0, order, -1))
         fed = slice(0, start + BOUND - 1)
         np.testing.assert_array_equal(trajectory.experts[:, row, fed], experts[:, row, fed])
+    if sampling.cuts:
+        assert (trajectory.kept[~trajectory.loss_mask] == -1).all()
+        assert len(set(np.sum(trajectory.kept[trajectory.loss_mask] >= 0, axis=1))) > 2, "cuts of several lengths"
 
 
 def test_the_last_answer_of_a_group_may_be_greedy(engine, sample, free):

@@ -14,24 +14,36 @@ LOGITS = np.array([2.0, 1.5, 1.5, 0.3, -0.2, -1.0, -6.0], np.float32)
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
+    "cuts",
     [
         (1.0, 0, 1.0),
         (0.7, 0, 1.0),
         (2.0, 3, 1.0),
+        (1.0, 2, 1.0),  # of two tokens that are equal the first
         (1.0, 0, 0.6),
         (0.8, 5, 0.9),
         (1.0, 100, 1.0),
         (1.0, 1, 1.0),
         (1.0, 0, 1e-6),
+        (1.0, 0, 1.0, 0.2),
+        (1.0, 3, 1.0, 0.6),  # both of the two that are equal
+        (1.0, 0, 0.8, 0.1),  # fewer than top-p alone, which has less to share out
+        (1.0, 6, 0.9, 0.05),
+        (1.0, 4, 1.0, 1.0),
     ],
 )
-def test_draws_follow_the_cut_distribution(temperature, top_k, top_p):
+def test_draws_follow_the_cut_distribution(cuts):
     n = 8192
     keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
-    sampling = Sampling(temperature, top_k, top_p)
-    tokens, logprobs = draw(jnp.tile(LOGITS, (n, 1)), keys, jnp.zeros(n, jnp.int32), sampling)
-    expected = truncated(LOGITS, temperature, top_k, top_p)
+    sampling = Sampling(*cuts)
+    tokens, logprobs, kept = draw(jnp.tile(LOGITS, (n, 1)), keys, jnp.zeros(n, jnp.int32), sampling)
+    expected = truncated(LOGITS, *cuts)
+    if kept is None:
+        assert (expected > 0).all()
+    else:
+        order = np.argsort(-expected, kind="stable")[: kept.shape[1]]
+        np.testing.assert_array_equal(kept, np.tile(np.where(expected[order] > 0, order, -1), (n, 1)))
+        assert kept.shape[1] == (sampling.top_k or len(LOGITS))
     np.testing.assert_allclose(logprobs, np.log(expected[np.asarray(tokens)]), atol=1e-6)
     share = np.bincount(tokens, minlength=len(LOGITS)) / n
     assert (share[expected == 0] == 0).all()
@@ -76,32 +88,33 @@ def test_a_large_vocabulary_is_drawn_by_blocks_at_its_shares():
     logits = np.zeros(vocabulary, np.float32)
     logits[[3, 255, 256, 700, 1099]] = np.log([500, 200, 400, 800, 300])
     keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
-    tokens, logprobs = draw(jnp.tile(logits, (n, 1)), keys, jnp.zeros(n, jnp.int32), Sampling())
+    tokens, logprobs, _ = draw(jnp.tile(logits, (n, 1)), keys, jnp.zeros(n, jnp.int32), Sampling())
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(logprobs, np.log(expected[np.asarray(tokens)]), atol=1e-5)
     share = np.bincount(tokens, minlength=vocabulary) / n
     assert (np.abs(share - expected) <= 5 * np.sqrt(expected * (1 - expected) / n)).all()
 
 
-def test_top_p_of_a_large_vocabulary_is_cut_alike_by_a_part_and_by_the_whole():
+@pytest.mark.parametrize("cuts", [{"min_p": 0.01}, {"top_p": 0.8, "min_p": 0.001}], ids=str)
+def test_a_large_vocabulary_is_cut_alike_by_a_part_and_by_the_whole(cuts):
     """A row whose mass lies in few tokens is drawn the same beside one that needs the whole vocabulary sorted."""
-    n, vocabulary = 256, 3000
+    n, vocabulary = 64, 3000
     sharp = 4 * jax.random.normal(jax.random.key(1), (n, vocabulary))
     keys = answer_keys(jax.random.key(0), jnp.arange(n), 1)
-    sampling, zero = Sampling(top_p=0.9), jnp.zeros(n, jnp.int32)
-    alone = draw(sharp, keys, zero, sampling)
-    beside = draw(sharp.at[-1].set(0), keys, zero, sampling)
+    sampling, zero = Sampling(**cuts), jnp.zeros(n, jnp.int32)
+    alone = draw(sharp, keys, zero, sampling)[:2]
+    beside = draw(sharp.at[-1].set(0), keys, zero, sampling)[:2]
     for one, other in zip(alone, beside, strict=True):
         np.testing.assert_array_equal(one[:-1], other[:-1])
     for row in range(n - 1):
-        expected = truncated(np.asarray(sharp[row]), 1.0, 0, 0.9)
+        expected = truncated(np.asarray(sharp[row]), 1.0, 0, cuts.get("top_p", 1.0), cuts.get("min_p", 0.0))
         np.testing.assert_allclose(alone[1][row], np.log(expected[int(alone[0][row])]), atol=1e-5)
 
 
 def test_greedy_is_the_mode_with_log_prob_zero():
     logits = jax.random.normal(jax.random.key(0), (5, 9))
     keys = answer_keys(jax.random.key(1), jnp.arange(5), 1)
-    tokens, logprobs = draw(logits, keys, jnp.zeros(5, jnp.int32), Sampling(temperature=0.0))
+    tokens, logprobs, _ = draw(logits, keys, jnp.zeros(5, jnp.int32), Sampling(temperature=0.0))
     np.testing.assert_array_equal(tokens, np.argmax(logits, axis=1))
     np.testing.assert_array_equal(logprobs, np.zeros(5))
 
@@ -117,7 +130,9 @@ def test_randomness_is_of_the_prompt_the_sample_and_the_index():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)], ids=str
+    ("field", "value"),
+    [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1)],
+    ids=str,
 )
 def test_out_of_range_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"rollout\.{field}={value} "):

@@ -120,6 +120,17 @@ def test_a_rollout_on_a_mesh_of_its_own_reads_what_was_moved(tmp_path):
     assert lowered.compile().memory_analysis().temp_size_in_bytes < rest * 1.6
 
 
+def test_what_was_kept_is_counted(tmp_path):
+    """4 m bytes for every place of an answer in the rollout, and for every place of a row in the update."""
+    found = [made(tmp_path, **cuts) for cuts in ({}, {"rollout.top_k": 6}, {"rollout.top_k": 99})]
+    s = found[0].settings
+    whole, cut, most = (run.memory() for run in found)
+    places, length = s.rows * s.answer_length, s.task.prompt_length + s.answer_length
+    assert cut.rollout["records"] == whole.rollout["records"] + places * 4 * 6
+    assert most.rollout["records"] == whole.rollout["records"] + places * 4 * s.model.vocab_size
+    assert cut.update["records"] == whole.update["records"] + s.rows * length * 4 * 6
+
+
 def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
     """The arrays of a rollout's policy that are not the base's own."""
     config = {"lora.rank": 2, "lora.targets": "attention", "warm_start.steps": 0}

@@ -13,10 +13,17 @@ RECIPES = ["gspo", "grpo", "gspo_token", "sapo", "dapo", "dr_grpo", "rloo", "cis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [RECIPES[0], *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES[1:])])
-def test_held_out_accuracy_rises(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (RECIPES[0], ()),
+        *(pytest.param(name, (), marks=pytest.mark.long) for name in RECIPES[1:]),
+        pytest.param("grpo", ("--config.rollout.top_p=0.95", "--config.rollout.top_k=32"), marks=pytest.mark.long),
+    ],
+)
+def test_held_out_accuracy_rises(name, fields, tmp_path):
     """From 0.75 greedy on 128 held-out prompts to 0.83 or more in the runs of docs/objectives.md."""
-    overrides = ["--config.steps=40", "--config.evaluation.every=40", "--config.log.diagnostics_every=0"]
+    overrides = [*fields, "--config.steps=40", "--config.evaluation.every=40", "--config.log.diagnostics_every=0"]
     command = [sys.executable, "-m", "jaxrl_llm.main", f"--config=configs/{name}.py", f"--workdir={tmp_path}"]
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # one device, fast code
     done = subprocess.run([*command, *overrides], cwd=ROOT, env=environment, capture_output=True, text=True)

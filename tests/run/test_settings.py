@@ -159,8 +159,9 @@ BAD = {
     ),
     "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
-    "rollout.top_k": (5, "top_k=5.*rollout.allow_truncated=True"),
-    "rollout.top_p": (0.9, "top_p=0.9.*rollout.allow_truncated=True"),
+    "rollout.top_k": (-5, "rollout.top_k=-5 must be at least 0"),
+    "rollout.top_p": (0.9, "rollout.top_p=0.9 needs a bound on the tokens that it keeps.*; set rollout.top_k=64 "),
+    "rollout.min_p": (0.1, "rollout.min_p=0.1 needs a bound on the tokens that it keeps.*; set rollout.top_k=64 "),
     "rollout.router_noise": (-0.1, "rollout.router_noise=-0.1 must be at least 0; standard deviation of noise"),
     "rollout.router_gates": ("exact", "router_gates=exact keeps noise and bias from the gates, and there is neither"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
@@ -282,8 +283,10 @@ def test_a_missing_field_is_named():
 
 
 def test_what_is_allowed_on_request():
-    truncated = {"rollout.top_k": 5, "rollout.allow_truncated": True}
-    assert validate(changed(truncated)).rollout.sampling.top_k == 5
+    biased = validate(changed({"rollout.top_p": 0.9, "rollout.allow_truncated": True})).rollout
+    assert (biased.sampling.top_p, biased.records_kept) == (0.9, False)
+    assert validate(changed({"rollout.top_p": 0.9, "rollout.top_k": 5})).rollout.records_kept
+    assert not validate(changed({})).rollout.records_kept
     top_one = {"model.num_experts_per_tok": 1, "optimizer.router_factor": 0.0}
     assert validate(changed(top_one)).model.num_experts_per_tok == 1
     alone = {"rollout.group_size": 1, "objective.baseline": "none", "objective.std": "none", "updates.minibatches": 1}

@@ -367,6 +367,7 @@ KINDS = {
         "grpo",
         {"updates.minibatches": 1, "rollout.dtype": "bfloat16", "objective.correction": "tis"},
     ),
+    "cut samples": ("grpo", {"rollout.top_k": 8, "rollout.top_p": 0.9, "updates.minibatches": 1}),
     "DAPO": ("dapo", {"updates.length_buckets": 2, "updates.shuffle": "groups", "updates.aux_coef": 0.01}),
 }
 

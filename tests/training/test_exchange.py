@@ -25,12 +25,13 @@ MESHES = ((4, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 1, 1, 2))
 
 
 def rollout(seed=0):
-    """One array of every kind: tokens, a mask, log-probs and a record of experts."""
+    """One array of every kind: tokens, a mask, log-probs, kept tokens and a record of experts."""
     rng = np.random.default_rng(seed)
     return {
         "tokens": rng.integers(1, 99, (ROWS, TIME)).astype(np.int32),
         "mask": rng.random((ROWS, TIME)) < 0.5,
         "logprobs": rng.normal(size=(ROWS, TIME)).astype(np.float32),
+        "kept": rng.integers(0, 99, (ROWS, TIME, K + 1)).astype(np.int32),
         "experts": rng.integers(0, 8, (LAYERS, ROWS, TIME, K)).astype(np.uint8),
     }
 
@@ -52,10 +53,13 @@ def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
     there = jax.jit(functools.partial(bring, mesh=mesh))(on(mesh, rollout()), cut.index)
     expected = take(jax.tree.map(jnp.asarray, rollout()), cut, slice(None))
     jax.tree.map(np.testing.assert_array_equal, there, expected)
+    assert (np.asarray(there["kept"])[cut.index < 0] == -1).all()
     local = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(there)]
-    places = [shape[1:] if len(shape) == 3 else shape[2:4] for shape in local]
+    places = [shape[2:4] if len(shape) == 5 else shape[1:3] for shape in local]
     assert {rows * time for rows, time in places} == {4 * 6 // sharding.row_shards(mesh)}
     other = rollout(2)
+    for read_only in (there, expected, other):
+        del read_only["kept"]
     back = jax.jit(functools.partial(bring_back, mesh=mesh))(on(mesh, other), there, cut.index)
     for micro in range(2):
         one = jax.tree.map(lambda x, m=micro: x[m] if x.ndim == 3 else x[:, m], expected)

@@ -1,5 +1,6 @@
 """The state of training: where it lives, parameters that are not trained, and arrays that would broadcast."""
 
+import dataclasses
 import functools
 
 import chex
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.policy import Policy
@@ -88,6 +90,15 @@ def test_adapters_live_where_their_axes_say():
         assert spread_out.sharding.shard_shape((2, 16, 4)) == (2, 8, 4)
 
 
+def test_tokens_that_say_nothing_of_their_age_are_new():
+    own = dataclasses.replace(LEARNER, objective=objectives.make("a3po"))
+    out = scoring.Scores(BATCH.old_logprobs, BATCH.old_logprobs, jnp.zeros((*BATCH.tokens.shape, 1)), None)
+    assert not own._arrays({}, None, out, BATCH, (BATCH.tokens, 1))["age"].any()
+    aged = BATCH.replace(age=BATCH.advantages)
+    assert own._arrays({}, None, out, aged, (BATCH.tokens, 1))["age"] is aged.age
+    assert "age" not in LEARNER._arrays({}, None, out, aged, (BATCH.tokens, 1))
+
+
 def put_past_the_constructor(batch, **fields):
     """As without run-time types, which are on in the tests alone and catch most of this earlier."""
     batch = batch.replace()
@@ -100,7 +111,8 @@ def test_what_would_broadcast_is_refused():
     check_shapes(BATCH)
     column = BATCH.advantages[:, :1]
     record = RoutingRecords(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
-    for wrong in ({"advantages": column}, {"routing": record}):
+    kept = jnp.zeros((1, tiny.TIME, 3), jnp.int32)
+    for wrong in ({"advantages": column}, {"routing": record}, {"kept": kept}):
         with pytest.raises(AssertionError):
             check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
@@ -132,6 +144,6 @@ def test_scoring_is_traced_once_a_shape():
     policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
     score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, layout, into)
+        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, None, layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, policy, tokens, None, tiny.layout_of(), into)
+        score.trace(LEARNER, policy, tokens, None, None, tiny.layout_of(), into)
