@@ -95,6 +95,15 @@ def test_the_first_ratio_is_one_in_every_layout(updates):
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max() + 1e-7)
 
 
+def test_the_reference_is_over_the_same_tokens():
+    """One with the parameters of the policy has the sampler's log-probs."""
+    own = learner(UpdateConfig(1), kl_coef=0.1)
+    state = make_state(own.model, tiny.draw_params(own.model), own.optimizer)
+    scorer = Scorer(own, ReplayConfig(), tiny.GROUP)
+    _, ref = scorer.score(state, state.policy, rollout(), layouts(UpdateConfig(1)))
+    np.testing.assert_allclose(ref * rollout().loss_mask, rollout().sampler_logprobs, atol=1e-5)
+
+
 def test_without_the_record_pi_old_is_another_distribution():
     own = learner(UpdateConfig(1))
     policy = make_state(own.model, tiny.draw_params(own.model), own.optimizer).policy
