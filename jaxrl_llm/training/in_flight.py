@@ -4,13 +4,19 @@ import collections
 import dataclasses
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
+from flax.traverse_util import unflatten_dict
+
+from jaxrl_llm.models import Routing
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.collect import Rollout
 from jaxrl_llm.training.reward_sources import RolloutStream
+
+Arrays = Mapping[str, Any]
 
 
 class _Sampled(NamedTuple):
@@ -62,11 +68,23 @@ class StreamAhead(RolloutStream):
             self.ended = ended
         return rollout, ended - began, waited
 
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        """Of all rollouts in flight; waits for them."""
-        return [one.answer.result().rollout.sampled for one in self.asked]
+    def sampled(self) -> list[Arrays]:
+        """The answers of all rollouts in flight; waits for them."""
+        return [as_arrays(one.answer.result().rollout.sampled) for one in self.asked]
 
     def get_state(self) -> dict[str, Any]:
         state = super().get_state()
         return state | {"prompts": self.asked[0].place} if self.asked else state
+
+
+def as_arrays(trajectory: Trajectory) -> Arrays:
+    """The arrays by name, "routing/experts" of a record: without the types and the gaps, as a checkpoint holds them."""
+    named = jax.tree_util.tree_leaves_with_path(trajectory)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}
+
+
+def as_trajectory(arrays: Arrays) -> Trajectory:
+    """What `as_arrays` was given."""
+    fields: Any = unflatten_dict(dict(arrays), sep="/")
+    routing = fields.pop("routing", None)
+    return Trajectory(**fields, routing=None if routing is None else Routing(**routing))

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes, sharding
@@ -24,7 +25,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.in_flight import StreamAhead
+from jaxrl_llm.training.in_flight import Arrays, StreamAhead, as_arrays, as_trajectory
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
@@ -78,7 +79,7 @@ class Rollouts(Source):
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
-        asked, seconds, waited = self._asked(stream, step, state)
+        asked, seconds, waited = self.asked(stream, step, state)
         sampled = time.monotonic()
         t, judged = asked.trajectory, None
         epochs = self.layouts(t, step)
@@ -104,7 +105,7 @@ class Rollouts(Source):
             host["reward/reward_model_centre"] = stream.centre
         return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
 
-    def _asked(self, stream: Any, step: int, state: TrainState) -> tuple[collect.Rollout, float, dict[str, float]]:
+    def asked(self, stream: Any, step: int, state: TrainState) -> tuple[collect.Rollout, float, dict[str, float]]:
         """The rollout of a step, the seconds of its sampling (0: before a resume), and who waited how long.
 
         With a lag first all those up to `step + lag` are asked of this policy that are not on their way.
@@ -137,27 +138,32 @@ class Rollouts(Source):
             given = (engine, prepared, batch, self.task, self._key(one), self.rewards, self.samples, moved)
             stream.send(place, functools.partial(collect.answered, *given))
 
-    def in_flight(self, stream: Any) -> list[Trajectory]:
+    def in_flight(self, stream: Any) -> list[Arrays]:
         """The answers to prompts after the place of the stream; a remote engine is asked again."""
-        return stream.trajectories if self.lag and not self.engine.remote else []
+        return stream.sampled() if self.lag and not self.engine.remote else []
 
-    def in_flight_like(self, state: TrainState) -> list[Trajectory]:
+    def in_flight_like(self, state: TrainState) -> list[Arrays]:
         if not self.lag or self.engine.remote:
             return []
         model: Any = self.scorer.learner.model
-        out = self.engine.lower(state.policy.plain(model), self.prompts, self.task.prompt_length).out_info
-        out = out.replace(versions=jax.ShapeDtypeStruct(out.tokens.shape, jnp.int32))
+        lengths = np.ones(self.prompts, np.int32)
+        prompts = np.zeros((self.prompts, self.task.prompt_length), np.int32)
+
+        def answers(params: Any) -> Arrays:
+            t = self.engine.generate(params, prompts, lengths, lengths.astype(np.uint32), jax.random.key(0))
+            return as_arrays(t.replace(versions=t.tokens))
 
         def placed(x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, model.mesh))
 
-        return [jax.tree.map(placed, out)] * self.lag
+        shapes = jax.eval_shape(answers, jax.eval_shape(lambda policy: policy.plain(model), state.policy))
+        return [jax.tree.map(placed, shapes)] * self.lag
 
     def resume(self, stream: Any, place: Any, in_flight: Sequence[Any] = ()) -> None:
         """Go on from the place; answers that were in flight are verified again, to the same rewards."""
         stream.set_state(place)
-        for t in in_flight:
-            before, batch = stream.prompts.get_state(), next(stream)
+        for arrays in in_flight:
+            before, batch, t = stream.prompts.get_state(), next(stream), as_trajectory(arrays)
             stream.add(before, collect.verifying(self.engine, t, batch, self.task, self.rewards, self.samples))
 
     def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
