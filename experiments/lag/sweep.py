@@ -55,7 +55,7 @@ def lag() -> Sweep:
 def lag_smoke() -> Sweep:
     short = {"steps": 3, "warm_start.steps": 50}
     runs = product(recipes("GRPO"), lags(0, 2), [short], seeds(790, 1))
-    runs = [run for run in runs if run["condition"] in ("GRPO, tuned", "GRPO+TIS+R3, high rate")]
+    runs = [run for run in runs if run["condition"] == "GRPO+TIS+R3, high rate"]
     return Sweep("", runs, baseline="no lag", config=f"{CONFIG}:smoke", minutes=0.5)
 
 

@@ -101,6 +101,8 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
+    if s.rollout.lag:
+        stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
     return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh))
 
@@ -140,6 +142,14 @@ def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
         "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
         "records": s.rows * s.answer_length * config.num_moe_layers * config.num_experts_per_tok,
     }
+
+
+def _of_trajectory(s: Settings) -> int:
+    """The answers of a rollout: ids, segments, log-probs and versions of 4 bytes, the mask, and what was routed."""
+    routed = s.model.num_moe_layers * s.model.num_experts_per_tok
+    if s.replay.mode == "R3" and s.replay.what == "logits":
+        routed += 4 * s.model.num_moe_layers * s.model.num_experts
+    return s.rows * (s.task.prompt_length + s.answer_length) * (17 + routed)
 
 
 def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:

@@ -161,7 +161,7 @@ def begin(
 
 def answered(
     engine: Engine,
-    prepared: Params,
+    prepared: Any,
     batch: tasks.PromptBatch,
     task: tasks.Task,
     key: Key,

@@ -78,7 +78,7 @@ class StreamAhead(RolloutStream):
 
 
 def as_arrays(trajectory: Trajectory) -> Arrays:
-    """The arrays by name, "routing/experts" of a record: without the types and the gaps, as a checkpoint holds them."""
+    """The arrays by name, those of the record behind "routing/": no types and no gaps, as a checkpoint holds them."""
     named = jax.tree_util.tree_leaves_with_path(trajectory)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}
 

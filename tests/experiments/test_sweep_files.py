@@ -95,15 +95,14 @@ def test_an_ablation_is_small_and_has_enough_pairs(variant):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_smoke_of_the_lags_runs(tmp_path):
     """Three rollouts, the last of them two policies old, with a correction and a replay of what was recorded then."""
     sweep = ["--sweep", "experiments/lag/sweep.py:lag_smoke", "--cores", "1", "--cores_per_run", "1"]
     assert main([*sweep, "--workdir", str(tmp_path)]) == 0
-    for folder in tmp_path.glob("*/*/*"):
-        rows = read_rows(folder / "metrics.jsonl")[1:]
-        lagged = "lag-2" in str(folder) or "lag 2" in str(folder)
-        assert [row.get("rollout/age_max") for row in rows] == ([0, 1, 2] if lagged else [None] * 3)
-    assert len(list(tmp_path.glob("*/*/*/result.json"))) == 4
+    for arm, ages in (("no_lag", [None] * 3), ("lag_2", [0, 1, 2])):
+        rows = read_rows(tmp_path / "GRPO+TIS+R3_high_rate" / arm / "790" / "metrics.jsonl")[1:]
+        assert [row.get("rollout/age_max") for row in rows] == ages
 
 
 def test_an_unknown_field_is_refused(tmp_path, capsys):

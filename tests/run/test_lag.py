@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.rollout.verification import verify
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
@@ -91,7 +92,8 @@ def by_hand(run, lag):
 def test_a_lag_is_a_loop_that_keeps_old_policies(straight):
     """Prompts and keys of the step, answers of the policy two steps before, scored and corrected by the current one."""
     config, workdir, _ = straight
-    policies, found = by_hand(assembly.build(validate(config)), LAG)
+    run = assembly.build(validate(config))
+    policies, found = by_hand(run, LAG)
     trained = tiny_run.final_state(workdir, config)[1].params
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
@@ -102,6 +104,21 @@ def test_a_lag_is_a_loop_that_keeps_old_policies(straight):
     for name in found[0]:
         np.testing.assert_allclose([row[name] for row in rows], [one[name] for one in found], rtol=1e-4, err_msg=name)
     assert abs(found[-1]["mismatch/weight"] - 1) > 1e-3  # at age 2 there is something to correct
+
+
+@pytest.mark.slow
+def test_without_a_lag_the_loop_has_the_policy_of_the_step(folder, tmp_path):
+    config = tiny_run.make_config(folder, **SETTING | {"rollout.lag": 0})
+    tiny_run.train(tmp_path, config)
+    policies, _ = by_hand(assembly.build(validate(config)), 0)
+    jax.tree.map(np.testing.assert_array_equal, tiny_run.final_state(tmp_path, config)[1].params, policies[-1].trained)
+    assert not any("age" in name for row in tiny_run.metrics(tmp_path) for name in row)
+
+
+def test_memory_counts_what_is_in_flight(straight):
+    run = assembly.build(validate(straight[0]))
+    held = sharding.local_bytes(run.source.in_flight_like(run.blank()))
+    assert run.memory().stays["in flight"] == pytest.approx(held, rel=0.01)
 
 
 def test_the_age_rises_to_the_lag_and_only_tokens_of_age_0_are_checked(straight):
