@@ -82,6 +82,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.min_p = 0.0  # drop tokens below this share of the largest probability; likewise
     config.rollout.allow_truncated = False  # train on cut samples as if they were not: biased, as earlier versions did
     config.rollout.slots = 0  # answers decoded at once (continuous batching), which bounds memory; 0: all
+    config.rollout.lag = 0  # steps from asking for a rollout to training on it: docs/lag.md
     config.rollout.prompt_buckets = 1  # a step's prompts are cut to one of so many widths; each compiles once
     config.rollout.dtype = "float32"  # float32 | bfloat16 | float8_e4m3 (weights): of the sampler; bfloat16: a mismatch
     config.rollout.router_dtype = "float32"  # float32 | bfloat16: of the sampler's router; bfloat16: a mismatch

@@ -6,6 +6,7 @@ from typing import Any
 # Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
 _CAME: dict[tuple[str, str], Any] = {
     ("mesh", "dcn_shape"): (),
+    ("rollout", "lag"): 0,
     ("rollout", "mesh_shape"): (),
     ("rollout", "min_p"): 0.0,
     ("rollout", "router_bias"): 0.0,

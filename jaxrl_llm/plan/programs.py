@@ -111,7 +111,10 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
     trajectory = source.engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
-    trajectory = _by_rows(trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32)), mesh)
+    trajectory = trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32))
+    if s.rollout.lag:
+        trajectory = trajectory.replace(versions=trajectory.tokens)
+    trajectory = _by_rows(trajectory, mesh)
     if "score" in only and not source.scorer.first_forward:
         yield program(
             "score",

@@ -1,8 +1,8 @@
 """Checkpoints with Orbax: bounded in number, written whole or not at all, and verified leaf by leaf on restore.
 
-A checkpoint holds the state (any pytree of arrays), a digest of every leaf, and JSON of the caller (iterator state,
-config hash). Orbax notices missing, extra and misshapen leaves but neither flipped bits nor a cast dtype, hence the
-digests.
+A checkpoint holds the state (any pytree of arrays), what is in flight beside it (of a run with a lag), a digest of
+every leaf, and JSON of the caller (iterator state, config hash). Orbax notices missing, extra and misshapen leaves but
+neither flipped bits nor a cast dtype, hence the digests.
 """
 
 import functools
@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +128,22 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], in_flight: Sequence[Any] = ()) -> None:
         """Write in the background; `close` and the next save wait for it. Saving a step that exists does nothing.
+
+        in_flight: trees of arrays beside the state, which who reads only the state need not know.
 
         Raises:
           OSError: this or an earlier checkpoint could not be written; earlier ones stay intact.
         """
         if step in self._manager.all_steps():
             return
-        payload: dict[str, Any] = {"digests": digests(state), "extra": dict(extra)}
+        payload: dict[str, Any] = {"digests": digests(state) | digests(in_flight), "extra": dict(extra)}
         payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), payload=ocp.args.JsonSave(payload))  # pyright: ignore
+        args: dict[str, Any] = {"state": ocp.args.StandardSave(state), "payload": ocp.args.JsonSave(payload)}  # pyright: ignore
+        if in_flight:
+            args["in_flight"] = ocp.args.StandardSave(in_flight)  # pyright: ignore
+        items = ocp.args.Composite(**args)
 
         def write() -> None:
             if jax.process_index() == 0:  # Orbax's threads would wait minutes for a folder that could not be made
@@ -148,13 +153,18 @@ class Checkpoints:
         self._writing(write)
 
     def restore(
-        self, like: Any, step: int | None = None, note: Callable[[str], None] = lambda line: None
+        self,
+        like: Any,
+        step: int | None = None,
+        note: Callable[[str], None] = lambda line: None,
+        in_flight: Sequence[Any] = (),
     ) -> tuple[int, Any, dict[str, Any]]:
         """(step, state, extra) of the newest intact checkpoint, or of `step` and no other.
 
         Args:
           like: a pytree of arrays (or jax.ShapeDtypeStruct with shardings) of the state's structure.
           note: called with a line for every checkpoint that was passed over, and why.
+          in_flight: as `like`, of what is beside the state; its arrays are `extra["in_flight"]`.
 
         Raises:
           FileNotFoundError: there is no checkpoint, or none of `step`.
@@ -170,7 +180,7 @@ class Checkpoints:
         wrong = []
         for one in reversed(steps) if step is None else [step]:
             try:
-                state, extra = self._restore(one, like)
+                state, extra = self._restore(one, like, in_flight)
             except Exception as error:
                 what = "is damaged or does not fit this model and optimizer"
                 wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
@@ -181,8 +191,11 @@ class Checkpoints:
         remedy = "use the config that wrote it, or another --workdir"
         raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
 
-    def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(_shapes(like)), payload=ocp.args.JsonRestore())  # pyright: ignore
+    def _restore(self, step: int, like: Any, in_flight: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        args: dict[str, Any] = {"state": ocp.args.StandardRestore(_shapes(like)), "payload": ocp.args.JsonRestore()}  # pyright: ignore
+        if in_flight:
+            args["in_flight"] = ocp.args.StandardRestore(_shapes(in_flight))  # pyright: ignore
+        items = ocp.args.Composite(**args)
         restored, error = None, None
         try:
             with _reader() as reader:
@@ -192,10 +205,12 @@ class Checkpoints:
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
         state, payload = restored["state"], restored["payload"]
+        beside = restored["in_flight"] if in_flight else []
         _checked(payload)
-        if different := [name for name, own in digests(state).items() if payload["digests"].get(name) != own]:
+        own = digests(state) | digests(beside)
+        if different := [name for name, digest in own.items() if payload["digests"].get(name) != digest]:
             raise ValueError(f"{', '.join(different[:3])} differ from their digests")
-        return state, payload["extra"]
+        return state, payload["extra"] | ({"in_flight": beside} if in_flight else {})
 
     def restore_part(self, like: Any, step: int) -> Any:
         """Some leaves of the checkpoint of `step`: those of `like`, nested dicts by the fields and keys of the state.
@@ -279,6 +294,7 @@ def _reader() -> ocp.Checkpointer:
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     handler = ocp.CompositeCheckpointHandler(
         state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        in_flight=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
         payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)

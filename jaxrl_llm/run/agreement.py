@@ -30,6 +30,7 @@ def _of_data(s: Settings) -> Iterator[str]:
         "rollout.top_p": (s.rollout.top_p, 1.0),
         "rollout.min_p": (s.rollout.min_p, 0.0),
         "rollout.dtype": (s.rollout.dtype, "float32"),
+        "rollout.lag": (s.rollout.lag, 0),
         "dynamic_sampling.max_draws": (s.dynamic_sampling.max_draws, 1),
         "rewards.verifier_weight": (s.rewards.verifier_weight, 1.0),
         "rewards.reward_model": (s.rewards.reward_model, ""),
@@ -91,13 +92,19 @@ def _of_shared_prompts(s: Settings) -> Iterator[str]:
 
 
 def _of_rewards(s: Settings) -> Iterator[str]:
-    cache, draws = s.rewards.overlong_cache, s.dynamic_sampling.max_draws
+    cache, draws, lag = s.rewards.overlong_cache, s.dynamic_sampling.max_draws, s.rollout.lag
     if cache > s.answer_length:
         yield f"rewards.overlong_cache={cache} must be at most rollout.max_new_tokens={s.answer_length}"
     if draws > 1 and "verifier" not in s.rewards.weights:
         yield (
             f"dynamic_sampling.max_draws={draws} keeps groups by the verifier's rewards, which "
             "rewards.verifier_weight=0 takes out; set max_draws=1"
+        )
+    if draws > 1 and lag:
+        yield (
+            f"rollout.lag={lag} asks for rollouts before the verifier has judged those ahead of them, and "
+            f"dynamic_sampling.max_draws={draws} draws again by its rewards; set rollout.lag=0 or "
+            "dynamic_sampling.max_draws=1"
         )
 
 

@@ -242,6 +242,7 @@ def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
         rewards=s.rewards,
         samples=s.log.samples,
         read_all=s.rollout.max_prompt_length > 0,
+        lag=s.rollout.lag,
         **shared,
     )
 

@@ -49,6 +49,7 @@ class RolloutConfig(Block, prefix="rollout."):
     min_p: float = declared_by(Sampling, "min_p")
     allow_truncated: bool = declared(False, "train on cut samples as if they were not: biased, as earlier versions did")
     slots: int = declared(0, "answers decoded at once (continuous batching), which bounds memory; 0: all", least=0)
+    lag: int = declared(0, "steps from asking for a rollout to training on it: docs/lag.md", least=0)
     prompt_buckets: int = declared(1, "a step's prompts are cut to one of so many widths; each compiles once", least=1)
     dtype: str = declared(
         "float32",

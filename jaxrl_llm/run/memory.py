@@ -101,6 +101,8 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
+    if s.rollout.lag:
+        stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
     return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh))
 
@@ -145,6 +147,14 @@ def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
 def _kept(s: Settings) -> int:
     """Bytes a token of what the sampler's cuts left."""
     return 4 * min(s.rollout.top_k, s.model.vocab_size) if s.rollout.records_kept else 0
+
+
+def _of_trajectory(s: Settings) -> int:
+    """The answers of a rollout: ids, segments, log-probs and versions of 4 bytes, the mask, and what was kept and routed."""
+    routed = s.model.num_moe_layers * s.model.num_experts_per_tok
+    if s.replay.mode == "R3" and s.replay.what == "logits":
+        routed += 4 * s.model.num_moe_layers * s.model.num_experts
+    return s.rows * (s.task.prompt_length + s.answer_length) * (17 + routed + _kept(s))
 
 
 def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:

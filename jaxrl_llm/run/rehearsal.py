@@ -51,7 +51,8 @@ class Rehearsal:
 def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
     """Start the run, which makes its warm start if the cache has none, and take two steps; no DIR is written.
 
-    Dynamic sampling draws once, so that the answers are those of the prompts, and no step has routing diagnostics.
+    Dynamic sampling draws once, so that the answers are those of the prompts, and no step has routing diagnostics. A
+    lag is left out: both steps learn from answers of their own policy.
 
     Raises:
       ValueError, FloatingPointError: as `train`, but for numbers that a row of the check is about.
@@ -63,7 +64,7 @@ def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
     source = run.started(state, None).source
     s, golds = run.settings, {}
     if isinstance(source, Rollouts):
-        source = dataclasses.replace(source, samples=s.rows, sampling=DynamicSampling())
+        source = dataclasses.replace(source, samples=s.rows, sampling=DynamicSampling(), lag=0)
         prompts = next(source.stream())  # the same as those of the first step
         golds = dict(zip(prompts["prompt"], prompts["answer"], strict=True))
     stream = source.stream()

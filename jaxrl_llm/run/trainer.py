@@ -42,13 +42,14 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     run = run.started(state, log.workdir / "reference")
     stream, first, base = run.source.stream(), 0, base_digest(state)
     if checkpoints.latest is not None:
-        first, saved, extra = checkpoints.restore(state.saved(), note=log.note)
+        like, ahead = state.saved(), run.source.in_flight_like(state)
+        first, saved, extra = checkpoints.restore(like, note=log.note, in_flight=ahead)
         state = state.restored(saved)
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
         check_base(base, extra)
         checkpoints.set_aside(after=first)
-        stream.set_state(extra["stream"])
+        run.source.resume(stream, extra["stream"], extra.get("in_flight", ()))
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
     late: Pending | None = None
@@ -77,7 +78,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
                 late.write(log)
                 late = None
                 extra = {"config_hash": config_hash, "base": base, "stream": stream.get_state()}
-                checkpoints.save(step, state.saved(), extra)
+                checkpoints.save(step, state.saved(), extra, run.source.in_flight(stream))
             if stop and not last:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop, saved=True)

@@ -71,6 +71,11 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
         if objective.reads != "rollouts":
             name = own.settings.objective_name
             raise ValueError(f"{whose}: {name} learns from given data, and branches are of rollouts; use a sweep")
+        if lag := own.settings.rollout.lag:
+            raise ValueError(
+                f"{whose}: rollout.lag={lag} trains on rollouts of states before the one that branches share; set it "
+                "to 0, or use a sweep of whole runs"
+            )
         ours = loading.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -65,7 +66,7 @@ class _Draw:
 class Rollout:
     """A rollout whose answers may still be at the verifier."""
 
-    trajectory: Trajectory  # as the updates see it but without rewards, so that the policies can score it meanwhile
+    sampled: Trajectory  # without rewards
     draws: list[_Draw]
     kept: int  # groups
     weighting: RewardConfig
@@ -73,6 +74,14 @@ class Rollout:
     samples: int
     sources: dict[str, Array] | None  # verifier and rules on the length, in the order of the trajectory; None: not yet
     moved: Mapping[str, float]  # what it took to bring the parameters to the rollout's mesh; empty: they were there
+
+    @functools.cached_property
+    def trajectory(self) -> Trajectory:
+        """As the updates see it but without rewards, so that the policies can score it meanwhile."""
+        t = self.sampled
+        if not self.weighting.overlong_filter:
+            return t
+        return t.replace(loss_mask=objectives.overlong_filter(t.loss_mask, t.truncated))
 
     def finish(self, judged: PerAnswer | None = None) -> Collected:
         """Wait for the verifier and sum up.
@@ -122,14 +131,15 @@ def begin(
     batch = next(stream)
     wanted = len(batch["prompt"])
     kept, best, sources, draws = 0, None, None, []
+    if sampling.max_draws == 1:
+        rollout = answered(engine, prepared, batch, task, key, weighting, samples, moved)
+        engine.release(prepared, params)
+        return rollout
     for draw in range(sampling.max_draws):
         batch = batch if draw == 0 else next(stream)
         uids = batch["draw"].astype(np.uint32)
         out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, key)
         draws.append(_Draw(batch["prompt"], verification.begin(out, task, batch, g)))
-        if sampling.max_draws == 1:
-            best, kept = out, wanted
-            break
         rules = jax.tree.map(jnp.asarray, draws[-1].rules(weighting, engine.max_new_tokens))
         rewards = draws[-1].verified.rewards
         mixed = rewards.reshape(-1, g).max(1) > rewards.reshape(-1, g).min(1)
@@ -146,9 +156,38 @@ def begin(
             break
     engine.release(prepared, params)
     assert best is not None
-    if weighting.overlong_filter:
-        best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
     return Rollout(best, draws, kept, weighting, engine.max_new_tokens, samples, sources, moved)
+
+
+def answered(
+    engine: Engine,
+    prepared: Any,
+    batch: tasks.PromptBatch,
+    task: tasks.Task,
+    key: Key,
+    weighting: RewardConfig,
+    samples: int,
+    moved: Mapping[str, float] = MappingProxyType({}),
+) -> Rollout:
+    """The rollout of one batch, all of it kept, its verifier still running; prepared: what the engine samples with."""
+    uids = batch["draw"].astype(np.uint32)
+    sampled = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, key)
+    return verifying(engine, sampled, batch, task, weighting, samples, moved)
+
+
+def verifying(
+    engine: Engine,
+    sampled: Trajectory,
+    batch: tasks.PromptBatch,
+    task: tasks.Task,
+    weighting: RewardConfig,
+    samples: int,
+    moved: Mapping[str, float] = MappingProxyType({}),
+) -> Rollout:
+    """As `answered`, of answers that are there."""
+    draw = _Draw(batch["prompt"], verification.begin(sampled, task, batch, engine.group_size))
+    kept = len(batch["prompt"])
+    return Rollout(sampled, [draw], kept, weighting, engine.max_new_tokens, samples, None, moved)
 
 
 def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]:

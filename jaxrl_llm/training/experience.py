@@ -15,7 +15,15 @@ from jaxrl_llm.ground.array_typing import Array, Float, PerToken
 from jaxrl_llm.models import Routing, scoring
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.rollout.trajectory import Trajectory
-from jaxrl_llm.training.gaps import decompose, expert_load, flipped_before, flips, ratio_by_flip, sampler_against_old
+from jaxrl_llm.training.gaps import (
+    ages,
+    decompose,
+    expert_load,
+    flipped_before,
+    flips,
+    ratio_by_flip,
+    sampler_against_old,
+)
 from jaxrl_llm.training.layout import Layout
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import ReplayConfig, count_unrecorded, in_scoring, prescribe
@@ -75,11 +83,17 @@ class Scorer:
         return old, ref
 
     def experience(
-        self, t: Trajectory, old: Scored, ref: PerToken | None = None, kl_coef: float | None = None
+        self,
+        t: Trajectory,
+        old: Scored,
+        ref: PerToken | None = None,
+        kl_coef: float | None = None,
+        trained: int = 0,
     ) -> Experience:
         """What the updates train on: the rollout, its scores, and advantages from its rewards.
 
         kl_coef: of the KL inside the reward, where that moves; otherwise the objective's own.
+        trained: steps that pi_old has been trained for, from which the age of tokens counts.
         """
         steered = None if kl_coef is None else jnp.float32(kl_coef)
         advantages, old_values, returns = _advantages(self.learner.objective, self.group_size, t, old, ref, steered)
@@ -96,9 +110,13 @@ class Scorer:
             kept=t.kept,
             routing=prescribe(self.replay, t.routing, old.recorded),
         )
-        if self.first_forward:
-            return Experience(batch, {})
-        return Experience(batch, _gaps(self.learner.model.config.num_experts, batch, old.by_router))
+        metrics = {}
+        if t.versions is not None:
+            age, metrics = ages(t.versions, jnp.int32(trained), t.loss_mask)
+            batch = batch.replace(age=age)
+        if not self.first_forward:
+            metrics |= _gaps(self.learner.model.config.num_experts, batch, old.by_router)
+        return Experience(batch, metrics)
 
     def lower(self, state: TrainState, t: Trajectory, layout: Layout) -> jax.stages.Lowered:
         """The program that scores a minibatch for the old policy, from abstract arrays."""

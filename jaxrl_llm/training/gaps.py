@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerToken, SegmentIds
+from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds
 from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.objectives.batch import token_log_ratio
@@ -24,10 +24,26 @@ from jaxrl_llm.training.replay import by_router
 from jaxrl_llm.training.state import TrainBatch
 
 
+@jax.jit
+def ages(
+    versions: Integer[Array, "b t"], trained: Integer[Array, ""], mask: Mask
+) -> tuple[PerToken, dict[str, M.Metric]]:
+    """Steps between the policy that sampled a token and the one of `trained` steps, 0 where masked; and their metrics.
+
+    versions: how many steps the sampling policy had been trained for.
+    """
+    age = jnp.where(mask, trained - versions, 0).astype(jnp.float32)
+    return age, {"rollout/age_mean": M.Mean.of(age, mask), "rollout/age_max": M.Maximum.of(age, mask)}
+
+
 def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
-    """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing."""
+    """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing.
+
+    Log-probs are compared where both are of one policy, so that age is no part of the difference; experts everywhere.
+    """
     assert batch.sampler_logprobs is not None
-    gap = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, batch.loss_mask)
+    mask = batch.loss_mask if batch.age is None else batch.loss_mask & (batch.age == 0)
+    gap = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, mask)
     return gap | _flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch)
 
 

@@ -1,6 +1,7 @@
 """Where the batches of a run come from: one source for each kind of data that an objective reads."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -51,6 +52,18 @@ class Source(Protocol):
     def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
         """What step `step` learns from, with `state` as the old policy."""
         ...
+
+    def in_flight(self, stream: Any) -> list[Any]:
+        """What a checkpoint holds beside the state and that of the stream: trees of arrays of coming steps."""
+        return []
+
+    def in_flight_like(self, state: TrainState) -> list[Any]:
+        """The shapes and shardings of `in_flight` in any checkpoint of the run."""
+        return []
+
+    def resume(self, stream: Any, place: Any, in_flight: Sequence[Any] = ()) -> None:
+        """Bring the stream to where a checkpoint was written, from its state and what was in flight."""
+        stream.set_state(place)
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """({"eval/...": value}, rows to read) of the held-out data that this source alone has."""

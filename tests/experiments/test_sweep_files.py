@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments.ablations import sweep as ablations
+from experiments.lag import sweep as lag
 from experiments.preferences import sweep as preferences
 from experiments.routing_replay import choices, negatives, sizes
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
 from jaxrl_llm import objectives
+from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.run import settings
 from jaxrl_llm.sweep import Sweep
 from jaxrl_llm.sweep.__main__ import BRANCHING, MAIN, load_sweep, main
@@ -24,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 FILES = {
     "ablations/sweep": ablations,
+    "lag/sweep": lag,
     "preferences/sweep": preferences,
     "routing_replay/sweep": routing_replay,
     "routing_replay/negatives": negatives,
@@ -45,6 +48,7 @@ LARGE = [  # hundreds of configs
     ("routing_replay/negatives", "negatives"),
     ("routing_replay/sizes", "sizes"),
     ("routing_replay/negatives", "negatives_runs"),
+    ("lag/sweep", "lag"),
 ]
 EVERY = [
     pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in LARGE))
@@ -88,6 +92,17 @@ def test_an_ablation_is_small_and_has_enough_pairs(variant):
     assert {run["seed"] for run in sweep.runs} == set(range(5))
     assert variant in ablations.__doc__
     assert f"`{variant}`" in (ROOT / "experiments" / "ablations" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_smoke_of_the_lags_runs(tmp_path):
+    """Three rollouts, the last of them two policies old, with a correction and a replay of what was recorded then."""
+    sweep = ["--sweep", "experiments/lag/sweep.py:lag_smoke", "--cores", "1", "--cores_per_run", "1"]
+    assert main([*sweep, "--workdir", str(tmp_path)]) == 0
+    for arm, ages in (("no_lag", [None] * 3), ("lag_2", [0, 1, 2])):
+        rows = read_rows(tmp_path / "GRPO+TIS+R3_high_rate" / arm / "790" / "metrics.jsonl")[1:]
+        assert [row.get("rollout/age_max") for row in rows] == ages
 
 
 def test_an_unknown_field_is_refused(tmp_path, capsys):

@@ -9,6 +9,7 @@ from jaxrl_llm.run.settings import config_hash, validate
 ROLLOUTS_ONLY = {
     "rollout.temperature": (0.5, 1.0),
     "rollout.dtype": ("bfloat16", "float32"),
+    "rollout.lag": (1, 0),
     "dynamic_sampling.max_draws": (2, 1),
     "rewards.overlong_cache": (2, 0),
     "rewards.overlong_filter": (True, False),

@@ -166,6 +166,7 @@ BAD = {
     "rollout.router_gates": ("exact", "router_gates=exact keeps noise and bias from the gates, and there is neither"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
+    "rollout.lag": (-1, "rollout.lag=-1 must be at least 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
     "updates.stop_at_kl": (-0.1, "updates.stop_at_kl=-0.1 must be at least 0"),
     "critic.warmup_steps": (2, "critic.warmup_steps=2 but there is no critic; set it to 0, or critic.kind to head or"),
@@ -264,6 +265,10 @@ DISAGREE = {
         "needs model.num_experts > 0",
     ),
     "balance of a dense model": ({"model.num_experts": 0, "updates.aux_coef": 0.1}, "updates.aux_coef=0.1 balances"),
+    "a lag with dynamic sampling": (
+        {"rollout.lag": 2, "dynamic_sampling.max_draws": 3},
+        "rollout.lag=2 asks for rollouts before .* set rollout.lag=0 or dynamic_sampling.max_draws=1",
+    ),
     "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient"),
 }
 

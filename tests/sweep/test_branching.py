@@ -156,6 +156,10 @@ def test_what_arms_share_is_checked(folder, tmp_path):
         planned(folder, {"GRPO": {}, "wide": {"model.hidden_size": "64"}})
     with pytest.raises(ValueError, match=r"rollout.prompts=8 where .* has 16; .*make it a condition"):
         planned(folder, {"few": {"rollout.prompts": "8"}})
+    with pytest.raises(
+        ValueError, match=r"arm 'late': rollout.lag=2 trains on rollouts of states before .* set it to 0"
+    ):
+        planned(folder, {"GRPO": {}, "late": {"rollout.lag": "2"}})
     with pytest.raises(ValueError, match="must be JSON with first, every, rollouts and arms"):
         plan(CONFIG, [], '{"first": 1}')
     with pytest.raises(ValueError, match=r"branching\.every=0"):
