@@ -101,7 +101,7 @@ def test_the_smoke_of_the_lags_runs(tmp_path):
     sweep = ["--sweep", "experiments/lag/sweep.py:lag_smoke", "--cores", "1", "--cores_per_run", "1"]
     assert main([*sweep, "--workdir", str(tmp_path)]) == 0
     for arm, ages in (("no_lag", [None] * 3), ("lag_2", [0, 1, 2])):
-        rows = read_rows(tmp_path / "GRPO+TIS+R3_high_rate" / arm / "790" / "metrics.jsonl")[1:]
+        rows = read_rows(tmp_path / "GRPO+decoupled+R3_high_rate" / arm / "790" / "metrics.jsonl")[1:]
         assert [row.get("rollout/age_max") for row in rows] == ages
 
 
