@@ -150,7 +150,7 @@ def _kept(s: Settings) -> int:
 
 
 def _of_trajectory(s: Settings) -> int:
-    """The answers of a rollout: ids, segments, log-probs and versions of 4 bytes, the mask, what was kept and routed."""
+    """Of the answers: ids, segments, log-probs and versions of 4 bytes, the mask, what was kept, what was routed."""
     routed = s.model.num_moe_layers * s.model.num_experts_per_tok
     if s.replay.mode == "R3" and s.replay.what == "logits":
         routed += 4 * s.model.num_moe_layers * s.model.num_experts
