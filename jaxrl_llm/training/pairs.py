@@ -27,7 +27,7 @@ from jaxrl_llm.tasks.preference import (
 )
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of, lay_out
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.sources import Drawn
+from jaxrl_llm.training.sources import Drawn, Source
 from jaxrl_llm.training.state import TrainBatch, TrainState
 from jaxrl_llm.training.step import Learner
 
@@ -59,7 +59,7 @@ class PairData:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class Pairs(Source):
     """A `Source` of pairs: rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer of pair i."""
 
     learner: Learner
