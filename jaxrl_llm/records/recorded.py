@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.config import loading, versions
-from jaxrl_llm.records import own_code
-from jaxrl_llm.records.checkpointing import saved_payload, steps_of
-from jaxrl_llm.records.run_log import read_json
+from jaxrl_llm.records import own_code, places
+from jaxrl_llm.records.checkpointing import saved_files, saved_payload, steps_of
+from jaxrl_llm.records.run_log import read_json, read_rows
 
 
 def read_record(workdir: str | Path) -> dict[str, Any] | None:
@@ -59,6 +59,21 @@ def recorded_config(workdir: str | Path, *, trust: bool = False, remedy: str = o
             )
         loading.load(source)
     return ConfigDict(versions.as_today(config, f"{workdir}/config.json"))
+
+
+def bring_back(workdir: str | Path, root: Any) -> str:
+    """Give a DIR that has lost its files, or has no row of the newest checkpoint in its PLACE, those of the checkpoint.
+
+    Returns what is to be said of it, "" where nothing was brought. Raises OSError if the PLACE cannot be read.
+    """
+    if not places.is_elsewhere(workdir, root):
+        return ""
+    last = max((row["step"] for row in read_rows(Path(workdir) / "metrics.jsonl")), default=-1)
+    for step in reversed([step for step in steps_of(root) if step > last]):
+        with contextlib.suppress(ValueError):
+            places.unpack_files(workdir, saved_files(root, step))
+            return f"{workdir} has its files of step {step} back from {root}"
+    return ""
 
 
 def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
