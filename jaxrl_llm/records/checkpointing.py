@@ -135,7 +135,7 @@ def _saved(workdir: str | Path, step: int, item: str, checked: Callable[[Any], A
     try:
         with _reader() as reader:
             items = ocp.args.Composite(**{item: ocp.args.JsonRestore()})  # pyright: ignore
-            return checked(reader.restore(path.absolute(), args=items)[item])
+            return checked(reader.restore(places.absolute(path), args=items)[item])
     except Exception as error:  # Orbax raises exceptions of any type
         raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
 
@@ -160,7 +160,7 @@ class Checkpoints:
         self.near, self._began = near, 0.0
         self._workdir, root = Path(workdir), places.root_of(workdir)
         self._carries_files = places.is_elsewhere(workdir, root)
-        self.folder = root.absolute() / "checkpoints"
+        self.folder = places.absolute(root) / "checkpoints"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -382,10 +382,10 @@ def save_tree(folder: str | Path, tree: Any) -> None:
     """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
     if not epath.Path(folder).exists():
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(epath.Path(folder).absolute(), tree)
+            checkpointer.save(places.absolute(folder), tree)
 
 
 def load_tree(folder: str | Path, like: Any) -> Any:
     """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
     with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(epath.Path(folder).absolute(), _shapes(like))
+        return checkpointer.restore(places.absolute(folder), _shapes(like))

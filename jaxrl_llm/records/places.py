@@ -43,6 +43,11 @@ def root_of(workdir: str | os.PathLike[str], given: str = "") -> Any:
     return epath.Path(place)
 
 
+def absolute(path: str | os.PathLike[str]) -> Any:
+    """The path of a folder from the root; a URL is one already, which etils does not know."""
+    return epath.Path(path) if "://" in os.fspath(path) else Path(path).absolute()
+
+
 def is_elsewhere(workdir: str | os.PathLike[str], root: Any) -> bool:
     return os.fspath(root) not in (os.fspath(workdir), os.fspath(Path(workdir).absolute()))
 
