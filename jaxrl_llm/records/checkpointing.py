@@ -30,7 +30,6 @@ from etils import epath
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records import places
 
-
 _PATIENCE = 10.0  # seconds: a checkpoint that takes longer is not waited for by the next one
 
 
@@ -99,7 +98,7 @@ def _sums(xp: Any, x: Any) -> tuple[Any, Any]:
     return mixed_sum(0x9E3779B1, 0x85EBCA77), mixed_sum(0xC2B2AE3D, 0x27D4EB2F)
 
 
-def steps_of(workdir: str | Path) -> list[int]:
+def steps_of(workdir: str | os.PathLike[str]) -> list[int]:
     """The steps of the complete checkpoints of a DIR or a PLACE (see places.py), ascending; reads names only.
 
     Raises:
@@ -109,19 +108,23 @@ def steps_of(workdir: str | Path) -> list[int]:
     if isinstance(folder, Path):
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
     try:  # an object store renames nothing: what is complete says so inside
-        return sorted(ocp.utils.checkpoint_steps(folder)) if folder.exists() else []
+        if folder.exists():
+            return sorted(ocp.utils.checkpoint_steps(folder))
+        if not folder.parents[-3].exists():
+            raise FileNotFoundError("there is no such bucket")
+        return []
     except Exception as error:  # its client raises exceptions of any type
         raise OSError(
             f"{folder} cannot be read ({_line(error)}); give the name of a bucket that this machine may read and write"
         ) from error
 
 
-def saved_files(workdir: str | Path, step: int) -> dict[str, str]:
+def saved_files(workdir: str | os.PathLike[str], step: int) -> dict[str, str]:
     """What a checkpoint in a PLACE holds of the DIR's files, for `places.unpack_files`; raises as `saved_payload`."""
     return _saved(workdir, step, "files")
 
 
-def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
+def saved_payload(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
     """{"digests", "extra", "digest"} of a checkpoint as it was saved, without its state; nothing is written.
 
     Raises:
@@ -130,7 +133,9 @@ def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
     return _saved(workdir, step, "payload", _checked)
 
 
-def _saved(workdir: str | Path, step: int, item: str, checked: Callable[[Any], Any] = dict) -> dict[str, Any]:
+def _saved(
+    workdir: str | os.PathLike[str], step: int, item: str, checked: Callable[[Any], Any] = dict
+) -> dict[str, Any]:
     path = places.root_of(workdir) / "checkpoints" / str(step)
     try:
         with _reader() as reader:
@@ -156,7 +161,7 @@ class Checkpoints:
       OSError: the folder is not there and cannot be made.
     """
 
-    def __init__(self, workdir: str | Path, keep: int = 1, near: "Checkpoints | None" = None):
+    def __init__(self, workdir: str | os.PathLike[str], keep: int = 1, near: "Checkpoints | None" = None):
         self.near, self._began = near, 0.0
         self._workdir, root = Path(workdir), places.root_of(workdir)
         self._carries_files = places.is_elsewhere(workdir, root)
@@ -208,7 +213,9 @@ class Checkpoints:
             items["files"] = ocp.args.JsonSave(lambda: places.packed_files(self._workdir))  # pyright: ignore
 
         def write() -> None:
-            if jax.process_index() == 0 and isinstance(self.folder, Path):  # Orbax's threads would wait minutes for a folder that could not be made
+            if jax.process_index() == 0 and isinstance(
+                self.folder, Path
+            ):  # Orbax's threads would wait minutes for a folder that could not be made
                 os.rmdir(tempfile.mkdtemp(prefix=".writable", dir=self.folder))
             self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -378,14 +385,14 @@ def _line(error: BaseException) -> str:
     return " ".join(f"{error or type(error).__name__}".split())[:300]
 
 
-def save_tree(folder: str | Path, tree: Any) -> None:
+def save_tree(folder: str | os.PathLike[str], tree: Any) -> None:
     """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
     if not epath.Path(folder).exists():
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(places.absolute(folder), tree)
 
 
-def load_tree(folder: str | Path, like: Any) -> Any:
+def load_tree(folder: str | os.PathLike[str], like: Any) -> Any:
     """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(places.absolute(folder), _shapes(like))

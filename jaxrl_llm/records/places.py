@@ -40,6 +40,9 @@ def root_of(workdir: str | os.PathLike[str], given: str = "") -> Any:
         )
     if importlib.util.find_spec("gcsfs") is None:
         raise ImportError(f"--checkpoints={place} needs gcsfs: pip install 'jaxrl_llm[gcs]'")
+    from fsspec.config import conf
+
+    conf["gcs"] = {"use_listings_cache": False}  # another machine may have written since
     return epath.Path(place)
 
 

@@ -75,7 +75,11 @@ class Observed:
     def row(self, host: Mapping[str, Any]) -> dict[str, float]:
         """What a step's row says of the time since the run began, with what `host` has of the step itself."""
         rollout, waiting = host.get("time/rollout_s", 0.0), host.get("time/verifier_s", 0.0)
-        for part, seconds in (("rollouts", rollout), ("waiting", waiting), ("updates", host["time/update_s"] - waiting)):
+        for part, seconds in (
+            ("rollouts", rollout),
+            ("waiting", waiting),
+            ("updates", host["time/update_s"] - waiting),
+        ):
             self._spent[part] += seconds
         now = time.time()
         elapsed = max(now - self._first, 1e-9)

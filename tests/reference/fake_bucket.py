@@ -54,7 +54,13 @@ def fake_bucket():
         def described(self, name):
             g = str(generations[name])
             here = f"http://{self.headers['Host']}/download/storage/v1/b/bucket/o/{name.replace('/', '%2F')}?alt=media"
-            told = {"bucket": "bucket", "name": name, "size": str(len(objects[name])), "generation": g, "mediaLink": here}
+            told = {
+                "bucket": "bucket",
+                "name": name,
+                "size": str(len(objects[name])),
+                "generation": g,
+                "mediaLink": here,
+            }
             times = {"timeCreated": "2026-01-01T00:00:00.000Z", "updated": "2026-01-01T00:00:00.000Z"}
             return told | times | {"metageneration": "1", "kind": "storage#object"}
 
@@ -80,14 +86,16 @@ def fake_bucket():
 
         def listed(self, prefix="", delimiter="", startOffset="", endOffset="\uffff", maxResults=0, **_):
             names = [name for name in sorted(objects) if name.startswith(prefix) and startOffset <= name < endOffset]
-            below = {name: prefix + name[len(prefix) :].partition(delimiter)[0] + delimiter for name in names if delimiter}
+            below = {
+                name: prefix + name[len(prefix) :].partition(delimiter)[0] + delimiter for name in names if delimiter
+            }
             inside = {name: folder for name, folder in below.items() if delimiter in name[len(prefix) :]}
             items = [self.described(name) for name in names if name not in inside]
             return {"kind": "storage#objects", "items": items, "prefixes": sorted(set(inside.values()))}
 
         def do_POST(self):
             content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            bucket, (name, target), query = self.asked()
+            _, (name, target), query = self.asked()
             if self.path.startswith("/batch/"):
                 return self.batch(content)
             with lock:
@@ -125,7 +133,11 @@ def fake_bucket():
                     generations.pop(name, None)
                     self.say(404 if found is None else 204)
 
-    server = ThreadingHTTPServer(("localhost", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_):
+            """A client that has read enough closes its connection."""
+
+    server = Server(("localhost", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here = f"http://localhost:{server.server_port}"
     environment = {
