@@ -48,7 +48,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
         config = loading.load(source, fields)
         settings, identity = validate(config), config_hash(config)
         root = places.root_of(given.workdir, given.checkpoints)
-        start_up.start_jax()
+        flags_set = start_up.start_jax()
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
         sameness.check(config.to_dict(), settings, root, restart=given.restart)
         run_dir.check(given.workdir, config, restart=given.restart, root=root)
@@ -63,6 +63,8 @@ def _run(arguments: list[str], guard: Guard) -> int:
         log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         guard.started, guard.workdir, guard.onward = True, Path(given.workdir), onward
         run_dir.begin(given.workdir, restart=given.restart, root=root, near=settings.checkpoint.local_every > 0)
+        if flags_set:
+            log.note(f"flags      {flags_set}")
         log.write_config(provenance.describe(config.to_dict(), identity, source) | run.made_from)
         log.result(trainer.train(run, log, identity))
     return 0

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.ground.peaks import peak_flops
-from jaxrl_llm.training.sources import Drawn
+from jaxrl_llm.training.layout import Layout
 
 _PARTS = ("rollouts", "updates", "waiting", "evaluations", "saving", "starts", "lost")
 _SLOW = 10  # times the median of the steps before
@@ -88,16 +88,16 @@ class Observed:
         return shares | {"time/goodput": good, "time/elapsed_s": elapsed, "time/at": now}
 
 
-def speed(drawn: Drawn, parameters: int, forwards: int, seconds: float) -> dict[str, float]:
+def speed(epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, seconds: float) -> dict[str, float]:
     """Tokens a second and device of a step, and the share of the devices' peak that its model FLOPs are.
 
     These are 2 x parameters for every token of a forward and 6 of an update, without attention and recomputation.
 
     Args:
-      parameters: active ones. forwards: over the step's tokens, beside the updates: rollout and scores.
+      epochs: the layouts of each. parameters: active ones. forwards: over the step's tokens, beside the updates: rollout and scores.
     """
     devices = jax.device_count()
-    walks = [sum(np.count_nonzero(np.asarray(layout.segment_ids)) for layout in walk) for walk in drawn.epochs]
+    walks = [sum(np.count_nonzero(np.asarray(layout.segment_ids)) for layout in walk) for walk in epochs]
     found = {"time/tokens_per_s_per_device": walks[0] / seconds / devices}
     if peak := peak_flops(jax.devices()[0].device_kind):
         flops = parameters * (2.0 * forwards * walks[0] + 6.0 * sum(walks))
