@@ -33,6 +33,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
 
     # JAX is imported from here on.
     from jaxrl_llm.config import start_up
+    from jaxrl_llm.ground import processes
     from jaxrl_llm.records import checkpointing, places, provenance, recorded
     from jaxrl_llm.records.run_log import RunLog
     from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
@@ -52,8 +53,9 @@ def _run(arguments: list[str], guard: Guard) -> int:
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
         sameness.check(config.to_dict(), settings, root, restart=given.restart)
         run_dir.check(given.workdir, config, restart=given.restart, root=root)
-        if not given.restart and (reached := opening.finished(given.workdir, settings.steps)):
-            print(f"{reached}\n{opening.closing(given.workdir)}")
+        reached = "" if given.restart else opening.finished(given.workdir, settings.steps)
+        if processes.largest(bool(reached)):  # with a PLACE the other processes have no logs to read it from
+            print(f"{reached}\n{opening.closing(given.workdir)}" if reached else "finished, as process 0 says")
             return 0
         run, first = assembly.build(settings), start_up.is_first()
         _ = run.warnings  # raises where every result would be wrong

@@ -38,7 +38,9 @@ _FLAGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 
 def added(platform: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """{variable: the flags that it lacks} for "tpu" or "gpu", nothing for others."""
+    """{variable: the flags that it lacks} for "tpu" or "gpu", nothing for others or under JAXRL_LLM_FLAGS=none."""
+    if environment.get("JAXRL_LLM_FLAGS") == "none":
+        return {}
     variable, flags = _FLAGS.get(platform, ("", {}))
     words = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}".split()
     given = {word.lstrip("-").partition("=")[0] for word in words}

@@ -94,7 +94,8 @@ def speed(epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, se
     These are 2 x parameters for every token of a forward and 6 of an update, without attention and recomputation.
 
     Args:
-      epochs: the layouts of each. parameters: active ones. forwards: over the step's tokens, beside the updates: rollout and scores.
+      epochs: the layouts of each. parameters: active ones.
+      forwards: over the step's tokens, beside the updates: rollout and scores.
     """
     devices = jax.device_count()
     walks = [sum(np.count_nonzero(np.asarray(layout.segment_ids)) for layout in walk) for walk in epochs]

@@ -1,10 +1,13 @@
 """Flags that overlap collectives: chosen by platform, none of the user's is touched, all of them are known."""
 
 import importlib.util
+import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jaxlib
 import pytest
 
 from jaxrl_llm.config import flags
@@ -30,6 +33,16 @@ def test_what_the_user_sets_wins(platform, variable):
         assert [word for word in words if word.startswith(first.partition("=")[0] + "=")] == [mine]
         assert set(words) == {mine, *others}
     assert flags.set_flags(platform, everything) == ""  # a second call adds nothing
+    assert flags.set_flags(platform, {"JAXRL_LLM_FLAGS": "none"}) == ""
+
+
+def test_jaxlib_knows_the_names_of_gpus():
+    (given,) = flags.added("gpu", {}).values()
+    library = max(Path(jaxlib.__file__).parent.glob("*.so"), key=lambda path: path.stat().st_size)
+    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        known = {word: content.find(word.strip("-").partition("=")[0].encode()) >= 0 for word in given.split()}
+        assert all(known.values()), known
+        assert content.find(b"xla_gpu_none_of_it") < 0
 
 
 def run(program, **environment):
@@ -37,6 +50,7 @@ def run(program, **environment):
     return subprocess.run([sys.executable, "-c", program], env=known, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_xla_knows_the_flags_of_gpus():
     """XLA reads all of its flags on every platform, and ends the process at one that it does not know."""
     (given,) = flags.added("gpu", {}).values()
