@@ -117,14 +117,14 @@ def test_a_lost_dir_comes_back_from_the_place_of_its_checkpoints(command, train,
         checkpoints = Checkpoints(log.workdir)
         seen.append(checkpoints.latest)
         for step in range((checkpoints.latest or -1) + 1, settings.steps + 1):
-            log.metrics(step, {"reward/mean": step})
+            log.metrics(step, {"reward/mean": float(step)})
         checkpoints.save(settings.steps, {"a": np.zeros(1)}, {"config_hash": identity})
         checkpoints.close()
         return {}
 
     train(trains)
     seen, place, run = [], f"--checkpoints={tmp_path / 'far'}", tmp_path / "run"
-    assert command(place, "--config.steps=2")[::2] == (0, "")
+    assert command(place, "--config.steps=2")[0] == 0
     rows = (run / "metrics.jsonl").read_text()
     shutil.rmtree(run)
     code, said, _ = command(place, "--config.steps=4")
