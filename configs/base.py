@@ -158,11 +158,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.checkpoint = ConfigDict()  # What a stopped run resumes from
     config.checkpoint.every = 20  # steps; also at the end, and when a signal stops the run
     config.checkpoint.keep = 2  # newest checkpoints that stay
+    config.checkpoint.local_every = 0  # steps between others in DIR/local, of which the newest stays; 0: none
 
     config.log = ConfigDict()  # What is recorded beside the metrics of every step
     config.log.samples = 4  # answers per step written to samples.jsonl
     config.log.diagnostics_every = 5  # steps between routing diagnostics with extra forwards; 0: never
     config.log.wandb = ""  # project of Weights & Biases to log to; empty: none
+    config.log.profile = ()  # first and last step of a trace of jax.profiler in DIR/profile; (): none
 
     config.mesh = ConfigDict()  # How the devices are arranged
     config.mesh.shape = (1, 1, 1, 1)  # data, fsdp, expert, tensor[, context]; a size of -1 takes the remaining devices
@@ -170,7 +172,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.processes = ConfigDict()  # Several hosts, or one process per GPU: docs/several_processes.md
     config.processes.start_timeout_s = 300  # until all processes have joined
-    config.processes.heartbeat_timeout_s = 10  # without a sign of life of one process, the others end
+    config.processes.heartbeat_timeout_s = 60  # without a sign of life of one process, the others end
 
     if variant == "smoke":
         return smoke(config)

@@ -140,7 +140,9 @@ def _answers(
 def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
     """How the DIR's held-out pairs are ordered; prints a few of them with their rewards."""
     assert policy.run is not None
-    metrics, rows = policy.run.source.started(None, given.workdir / "reference").evaluate(policy.state)
+    from jaxrl_llm.records.places import root_of
+
+    metrics, rows = policy.run.source.started(None, root_of(given.workdir) / "reference").evaluate(policy.state)
     for row in rows[: given.show]:
         shown = "{prompt}  {chosen}: {reward_chosen:.2f}   {rejected}: {reward_rejected:.2f}".format(**row)
         print(visible(shown))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser, add_trust
+from jaxrl_llm.config.command_line import Parser, add_place, add_trust, local_folder
 from jaxrl_llm.config.guard import Guard, guarded
 
 
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm export", description="Write the policy of a DIR in the Hugging Face layout.")
-    parser.add_argument("--workdir", required=True, type=Path, help="the DIR of a run")
+    parser.add_argument("--workdir", required=True, type=lambda text: Path(local_folder(text)), help="the DIR of a run")
+    add_place(parser)
     parser.add_argument("--to", required=True, type=Path, help="a folder without a checkpoint; made if need be")
     parser.add_argument("--step", type=int, help="which checkpoint; default: the newest that is intact")
     add_trust(parser)
@@ -35,7 +36,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
 
     logging.set_verbosity(logging.ERROR)
     start_up.start_jax()
-    policy = loaded.from_workdir(given.workdir, given.step, trust=given.trust_code)
+    policy = loaded.from_workdir(given.workdir, given.step, trust=given.trust_code, checkpoints=given.checkpoints)
     exported.export(policy, given.to)
     assert policy.run is not None
     print(f"step {policy.step} of {given.workdir} was written to {given.to}")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser, add_processes, fields_and_rest
+from jaxrl_llm.config.command_line import Parser, add_place, add_processes, fields_and_rest, local_folder
 from jaxrl_llm.config.guard import Guard, guarded
 
 
@@ -20,7 +20,10 @@ def _run(arguments: list[str], guard: Guard) -> int:
     epilog = listed.field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
     parser = Parser(prog="jaxrl-llm train", description="Start or resume a training run.", epilog=epilog)
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
-    parser.add_argument("--workdir", required=True, help="the run's DIR; the same command resumes it")
+    parser.add_argument(
+        "--workdir", required=True, type=local_folder, help="the run's DIR; the same command resumes it"
+    )
+    add_place(parser)
     parser.add_argument("--restart", action="store_true", help="erase the run that the DIR holds and start anew")
     add_processes(parser)
     fields, rest = fields_and_rest(arguments)
@@ -30,13 +33,14 @@ def _run(arguments: list[str], guard: Guard) -> int:
 
     # JAX is imported from here on.
     from jaxrl_llm.config import start_up
-    from jaxrl_llm.records import checkpointing, provenance
+    from jaxrl_llm.ground import processes
+    from jaxrl_llm.records import checkpointing, places, provenance, recorded
     from jaxrl_llm.records.run_log import RunLog
     from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
     from jaxrl_llm.run.settings import config_hash, validate
 
     def onward() -> str:
-        if not checkpointing.steps_of(given.workdir):
+        if isinstance(root, Path) and not checkpointing.steps_of(root):
             return ""
         same = "the same command without --restart" if given.restart else "the same command"
         return f"; {same} goes on from the newest checkpoint"
@@ -44,19 +48,25 @@ def _run(arguments: list[str], guard: Guard) -> int:
     with contextlib.ExitStack() as stack:
         config = loading.load(source, fields)
         settings, identity = validate(config), config_hash(config)
-        start_up.start_jax()
+        root = places.root_of(given.workdir, given.checkpoints)
+        flags_set = start_up.start_jax()
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
-        sameness.check(config.to_dict(), settings, given.workdir, restart=given.restart)
-        run_dir.check(given.workdir, config, restart=given.restart)
-        if not given.restart and (reached := opening.finished(given.workdir, settings.steps)):
-            print(f"{reached}\n{opening.closing(given.workdir)}")
+        sameness.check(config.to_dict(), settings, root, restart=given.restart)
+        run_dir.check(given.workdir, config, restart=given.restart, root=root)
+        reached = "" if given.restart else opening.finished(given.workdir, settings.steps)
+        if processes.largest(bool(reached)):  # with a PLACE the other processes have no logs to read it from
+            print(f"{reached}\n{opening.closing(given.workdir)}" if reached else "finished, as process 0 says")
             return 0
         run, first = assembly.build(settings), start_up.is_first()
         _ = run.warnings  # raises where every result would be wrong
         run.memory().check()
+        if first and not given.restart and (said := recorded.bring_back(given.workdir, root)):
+            print(said)
         log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         guard.started, guard.workdir, guard.onward = True, Path(given.workdir), onward
-        run_dir.begin(given.workdir, restart=given.restart)
+        run_dir.begin(given.workdir, restart=given.restart, root=root, near=settings.checkpoint.local_every > 0)
+        if flags_set:
+            log.note(f"flags      {flags_set}")
         log.write_config(provenance.describe(config.to_dict(), identity, source) | run.made_from)
         log.result(trainer.train(run, log, identity))
     return 0

@@ -111,6 +111,47 @@ def test_what_training_would_refuse_is_refused_before_anything_is_written(comman
     assert not (tmp_path / "run").exists()
 
 
+def test_a_lost_dir_comes_back_from_the_place_of_its_checkpoints(command, train, tmp_path):
+    def trains(settings, log, identity):
+        assert not (log.workdir / "checkpoints").exists()
+        checkpoints = Checkpoints(log.workdir)
+        seen.append(checkpoints.latest)
+        for step in range((checkpoints.latest or -1) + 1, settings.steps + 1):
+            log.metrics(step, {"reward/mean": float(step)})
+        checkpoints.save(settings.steps, {"a": np.zeros(1)}, {"config_hash": identity})
+        checkpoints.close()
+        return {}
+
+    train(trains)
+    seen, place, run = [], f"--checkpoints={tmp_path / 'far'}", tmp_path / "run"
+    assert command(place, "--config.steps=2")[0] == 0
+    rows = (run / "metrics.jsonl").read_text()
+    shutil.rmtree(run)
+    code, said, _ = command(place, "--config.steps=4")
+    assert (code, seen) == (0, [None, 2])
+    assert f"{run} has its files of step 2 back from {tmp_path / 'far'}" in said
+    assert (run / "metrics.jsonl").read_text().startswith(rows)
+    assert command("--config.steps=6")[0] == 0  # the DIR knows the place
+    assert seen == [None, 2, 4]
+    shutil.rmtree(run)
+    code, _, error = command(place, "--config.seed=1")
+    assert (code, run.exists()) == (2, False)
+    assert "its checkpoints were written by another config" in error
+    assert command(place, "--config.seed=1", "--restart")[0] == 0  # they are erased there
+    assert seen == [None, 2, 4, None]
+
+
+def test_a_bucket_is_no_dir(command, train, tmp_path, capsys):
+    train(None)
+    with pytest.raises(SystemExit, match="2"):
+        command(workdir="gs://bucket/run")
+    error = capsys.readouterr().err
+    assert error.startswith("error: argument --workdir: gs://bucket/run is no folder of this machine, and a DIR is")
+    assert "give --workdir runs/NAME --checkpoints gs://bucket/run" in error
+    assert not list(tmp_path.iterdir())
+    assert "has the scheme s3; give a folder" in command("--checkpoints=s3://bucket/run")[2]
+
+
 def test_a_dir_without_a_step_may_be_overwritten(command, train, tmp_path):
     def fails(settings, log, identity):
         log.metrics(0, {"eval/greedy": 0.1})

@@ -66,14 +66,35 @@ class Parser(argparse.ArgumentParser):
         return given
 
 
+def local_folder(text: str) -> str:
+    """What --workdir is; a URL would be taken for a folder here."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no folder of this machine, and a DIR is: it is locked and appended to line by line, which an "
+            f"object store cannot do; give --workdir runs/NAME --checkpoints {text}"
+        )
+    return text
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """--checkpoints, for `records.places.root_of`."""
+    parser.add_argument(
+        "--checkpoints",
+        default="",
+        metavar="PLACE",
+        help="folder or gs://BUCKET/FOLDER of the checkpoints; default: where the DIR says, or the DIR",
+    )
+
+
 def add_policy(parser: argparse.ArgumentParser) -> None:
     """--workdir or --checkpoint, one of which `run.loaded.from_arguments` reads."""
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--workdir", type=Path, help="the DIR of a run")
+    where.add_argument("--workdir", type=lambda text: Path(local_folder(text)), help="the DIR of a run")
     where.add_argument(
         "--checkpoint", type=Path, help="a folder of a checkpoint, a GGUF file, or OWNER/NAME on the hub"
     )
     parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
+    add_place(parser)
     add_trust(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
 

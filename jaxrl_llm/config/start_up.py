@@ -18,17 +18,20 @@ import jax
 from absl import logging
 from jax._src import distributed
 
+from jaxrl_llm.config import flags
 from jaxrl_llm.config.command_line import REFUSED, complain
 from jaxrl_llm.ground.machine import cache_folder
 
 
-def start_jax() -> None:
-    """Keep freed memory, and turn the compilation cache on, in the user's cache folder.
+def start_jax() -> str:
+    """Keep freed memory, turn the compilation cache on, in the user's cache folder, and set the flags of flags.py,
+    which are returned.
 
     JAX's own environment variables go first: JAX_COMPILATION_CACHE_DIR, and those of `_CACHE` in capitals.
     """
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
+    flags_set = flags.set_flags("tpu" if _has_tpu() else "gpu" if flags.has_gpu() else "cpu")
     _keep_freed_memory()
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
     try:
@@ -38,11 +41,12 @@ def start_jax() -> None:
     except OSError as error:
         jax.config.update("jax_compilation_cache_dir", None)
         print(f"warning: no compiled program is kept: {cache} cannot be written ({error})", file=sys.stderr)
-        return
+        return flags_set
     jax.config.update("jax_compilation_cache_dir", str(cache))
     for name, value in _CACHE.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
+    return flags_set
 
 
 _CACHE = {

@@ -5,6 +5,7 @@ every leaf, and JSON of the caller (iterator state, config hash). Orbax notices 
 neither flipped bits nor a cast dtype, hence the digests.
 """
 
+import copy
 import functools
 import hashlib
 import json
@@ -12,9 +13,9 @@ import logging
 import math
 import os
 import re
-import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from jaxrl_llm.ground import processes
+from jaxrl_llm.records import places
+
+_PATIENCE = 10.0  # seconds: a checkpoint that takes longer is not waited for by the next one
 
 
 def digests(tree: Any) -> dict[str, str]:
@@ -35,16 +40,29 @@ def digests(tree: Any) -> dict[str, str]:
     every shard is digested on its device. h is a bijection of the bits: one changed element is always seen, several are
     seen with probability 1 - 2^-64.
     """
+    return _digests_begun(tree)()
+
+
+def _digests_begun(tree: Any) -> Callable[[], dict[str, str]]:
+    """What gives the digests of the tree as it is now, also once its arrays have been donated: accelerators compute
+    them before whatever is dispatched next, and of a CPU's arrays the buffers are held, as Orbax holds them."""
     named = {jax.tree_util.keystr(path): jnp.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
     leaves = list(named.values())
+    kinds = [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
     if all(x.is_fully_addressable and all(device.platform == "cpu" for device in x.devices()) for x in leaves):
-        sums = [_sums(np, np.asarray(leaf)) for leaf in leaves]  # nothing to compile
+        held = [np.asarray(leaf) for leaf in leaves]
+        summed = lambda: [_sums(np, leaf) for leaf in held]  # noqa: E731  nothing to compile
     else:
-        sums = jax.device_get(_sums_of_all(leaves))
-    return {
-        name: f"{leaf.dtype}{tuple(leaf.shape)} {a:08x}{b:08x}"
-        for (name, leaf), (a, b) in zip(named.items(), sums, strict=True)
-    }
+        sums = _sums_of_all(leaves)
+        summed = lambda: jax.device_get(sums)  # noqa: E731
+
+    def finished() -> dict[str, str]:
+        return {
+            name: f"{dtype}{shape} {a:08x}{b:08x}"
+            for name, (dtype, shape), (a, b) in zip(named, kinds, summed(), strict=True)
+        }
+
+    return finished
 
 
 def digest(tree: Any) -> str:
@@ -80,23 +98,49 @@ def _sums(xp: Any, x: Any) -> tuple[Any, Any]:
     return mixed_sum(0x9E3779B1, 0x85EBCA77), mixed_sum(0xC2B2AE3D, 0x27D4EB2F)
 
 
-def steps_of(workdir: str | Path) -> list[int]:
-    """The steps of the complete checkpoints of a DIR, ascending; reads names only."""
-    folder = Path(workdir) / "checkpoints"
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
+def steps_of(workdir: str | os.PathLike[str]) -> list[int]:
+    """The steps of the complete checkpoints of a DIR or a PLACE (see places.py), ascending; reads names only.
+
+    Raises:
+      OSError: a PLACE that is no folder cannot be read.
+    """
+    folder = places.root_of(workdir) / "checkpoints"
+    if isinstance(folder, Path):
+        return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
+    try:  # an object store renames nothing: what is complete says so inside
+        if folder.exists():
+            return sorted(ocp.utils.checkpoint_steps(folder))
+        if not folder.parents[-3].exists():
+            raise FileNotFoundError("there is no such bucket")
+        return []
+    except Exception as error:  # its client raises exceptions of any type
+        raise OSError(
+            f"{folder} cannot be read ({_line(error)}); give the name of a bucket that this machine may read and write"
+        ) from error
 
 
-def saved_payload(workdir: str | Path, step: int) -> dict[str, Any]:
+def saved_files(workdir: str | os.PathLike[str], step: int) -> dict[str, str]:
+    """What a checkpoint in a PLACE holds of the DIR's files, for `places.unpack_files`; raises as `saved_payload`."""
+    return _saved(workdir, step, "files")
+
+
+def saved_payload(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
     """{"digests", "extra", "digest"} of a checkpoint as it was saved, without its state; nothing is written.
 
     Raises:
       ValueError: it cannot be read, or is not what was saved.
     """
-    path = Path(workdir) / "checkpoints" / str(step)
+    return _saved(workdir, step, "payload", _checked)
+
+
+def _saved(
+    workdir: str | os.PathLike[str], step: int, item: str, checked: Callable[[Any], Any] = dict
+) -> dict[str, Any]:
+    path = places.root_of(workdir) / "checkpoints" / str(step)
     try:
         with _reader() as reader:
-            items = ocp.args.Composite(payload=ocp.args.JsonRestore())  # pyright: ignore
-            return _checked(reader.restore(path.absolute(), args=items)["payload"])
+            items = ocp.args.Composite(**{item: ocp.args.JsonRestore()})  # pyright: ignore
+            return checked(reader.restore(places.absolute(path), args=items)[item])
     except Exception as error:  # Orbax raises exceptions of any type
         raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
 
@@ -108,25 +152,46 @@ def _checked(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of a DIR, in its folder `checkpoints`, which keeps the newest ones.
+    """The checkpoints of a DIR, in its folder `checkpoints` or that of its PLACE, which keeps the newest ones.
+
+    One in a PLACE brings the files of the DIR too (places.py). `near` are others of the same run, saved more often: a
+    restore takes the newest of both.
 
     Raises:
       OSError: the folder is not there and cannot be made.
     """
 
-    def __init__(self, workdir: str | Path, keep: int = 1):
-        self.folder = Path(workdir).absolute() / "checkpoints"
+    def __init__(self, workdir: str | os.PathLike[str], keep: int = 1, near: "Checkpoints | None" = None):
+        self.near, self._began = near, 0.0
+        self._workdir, root = Path(workdir), places.root_of(workdir)
+        self._carries_files = places.is_elsewhere(workdir, root)
+        self.folder = places.absolute(root) / "checkpoints"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
         _quiet()
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
+            for item in ("payload", "files"):
+                handlers.add(item, arguments, _Later())
+        self._manager = ocp.CheckpointManager(self.folder, options=options, handler_registry=handlers)
 
     @property
     def latest(self) -> int | None:
-        return self._manager.latest_step()
+        return max((step for step, _ in self._found()), default=None)
+
+    def _found(self) -> list[tuple[int, "Checkpoints"]]:
+        """(step, whose) of every checkpoint, oldest first; of two of a step the nearer one is last."""
+        whose = [self] if self.near is None else [self, self.near]
+        return sorted(((step, one) for one in whose for step in one._manager.all_steps()), key=lambda pair: pair[0])
+
+    def ready(self) -> bool:
+        """Whether a save would begin at once, or within `_PATIENCE` seconds of the one before; the same everywhere."""
+        while (late := self._manager.is_saving_in_progress()) and time.monotonic() < self._began + _PATIENCE:
+            time.sleep(0.01)
+        return processes.everywhere(not late)
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any], in_flight: Sequence[Any] = ()) -> None:
         """Write in the background; `close` and the next save wait for it. Saving a step that exists does nothing.
@@ -138,17 +203,24 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        payload: dict[str, Any] = {"digests": digests(state) | digests(in_flight), "extra": dict(extra)}
-        payload["digest"] = _digest_of_json([payload["digests"], payload["extra"]])
-        args: dict[str, Any] = {"state": ocp.args.StandardSave(state), "payload": ocp.args.JsonSave(payload)}  # pyright: ignore
+        self._began = time.monotonic()
+        begun, extra = (_digests_begun(state), _digests_begun(in_flight)), copy.deepcopy(dict(extra))
+
+        def payload() -> dict[str, Any]:
+            both = {"digests": begun[0]() | begun[1](), "extra": extra}
+            return both | {"digest": _digest_of_json([both["digests"], both["extra"]])}
+
+        items: dict[str, Any] = {"state": ocp.args.StandardSave(state), "payload": ocp.args.JsonSave(payload)}  # pyright: ignore
         if in_flight:
-            args["in_flight"] = ocp.args.StandardSave(in_flight)  # pyright: ignore
-        items = ocp.args.Composite(**args)
+            items["in_flight"] = ocp.args.StandardSave(in_flight)  # pyright: ignore
+        if self._carries_files:  # later rows are cut where they are brought back
+            items["files"] = ocp.args.JsonSave(lambda: places.packed_files(self._workdir))  # pyright: ignore
 
         def write() -> None:
-            if jax.process_index() == 0:  # Orbax's threads would wait minutes for a folder that could not be made
+            # Orbax's threads would wait minutes for a folder that could not be made.
+            if jax.process_index() == 0 and isinstance(self.folder, Path):
                 os.rmdir(tempfile.mkdtemp(prefix=".writable", dir=self.folder))
-            self._manager.save(step, args=items)
+            self._manager.save(step, args=ocp.args.Composite(**items))
 
         self._writing(write)
 
@@ -170,20 +242,22 @@ class Checkpoints:
           FileNotFoundError: there is no checkpoint, or none of `step`.
           ValueError: no candidate is intact and fits this model and optimizer.
         """
-        steps = sorted(self._manager.all_steps())
-        if not steps:
+        found = self._found()
+        if not found:
             raise FileNotFoundError(f"no checkpoint in {self.folder}; train first with --workdir {self.folder.parent}")
-        if step is not None and step not in steps:
+        if step is not None and step not in (steps := [one for one, _ in found]):
             raise FileNotFoundError(
                 f"no checkpoint of step {step} in {self.folder}; there are {', '.join(map(str, steps))}"
             )
         wrong = []
-        for one in reversed(steps) if step is None else [step]:
+        for one, whose in reversed(found):
+            if step not in (None, one):
+                continue
             try:
-                state, extra = self._restore(one, like, in_flight)
+                state, extra = whose._restore(one, like, in_flight)
             except Exception as error:
                 what = "is damaged or does not fit this model and optimizer"
-                wrong.append(f"checkpoint {self.folder / str(one)} {what} ({_line(error)})")
+                wrong.append(f"checkpoint {whose.folder / str(one)} {what} ({_line(error)})")
                 continue
             for reason in wrong:
                 note(f"{reason}; going on from step {one}")
@@ -239,12 +313,14 @@ class Checkpoints:
 
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
+        if self.near is not None:
+            self.near.set_aside(after)
         for step in self._manager.all_steps():
             if step > after and jax.process_index() == 0:
-                place = self.folder.with_name("damaged_checkpoints") / str(step)
-                shutil.rmtree(place, ignore_errors=True)
+                place = epath.Path(self.folder.with_name("damaged_checkpoints") / str(step))
+                place.rmtree(missing_ok=True)
                 place.parent.mkdir(exist_ok=True)
-                (self.folder / str(step)).rename(place)
+                epath.Path(self.folder / str(step)).rename(place)
         processes.wait_for_all("checkpoints.set_aside")
         self._manager.reload()
 
@@ -253,6 +329,8 @@ class Checkpoints:
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
+        if self.near is not None:
+            self.near.close()
         self.wait()
         self._manager.close()
 
@@ -288,6 +366,13 @@ def _raised_in_orbax(record: logging.LogRecord) -> bool:
     return any("orbax" in frame.f_code.co_filename for frame, _ in frames)
 
 
+class _Later(ocp.JsonCheckpointHandler):
+    """Writes what a function returns, which the writing thread calls."""
+
+    async def _save_fn(self, x: Any, directory: Any) -> None:
+        await super()._save_fn(x() if jax.process_index() == 0 else None, directory)
+
+
 def _reader() -> ocp.Checkpointer:
     """Reads this process's shards and waits for no other process: one that meets a damaged file never arrives."""
     own = jax.process_index()
@@ -296,6 +381,7 @@ def _reader() -> ocp.Checkpointer:
         state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
         in_flight=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
         payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+        files=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
@@ -313,14 +399,14 @@ def _line(error: BaseException) -> str:
     return " ".join(f"{error or type(error).__name__}".split())[:300]
 
 
-def save_tree(folder: str | Path, tree: Any) -> None:
+def save_tree(folder: str | os.PathLike[str], tree: Any) -> None:
     """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
-    if not Path(folder).exists():
+    if not epath.Path(folder).exists():
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(Path(folder).absolute(), tree)
+            checkpointer.save(places.absolute(folder), tree)
 
 
-def load_tree(folder: str | Path, like: Any) -> Any:
+def load_tree(folder: str | os.PathLike[str], like: Any) -> Any:
     """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
     with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(Path(folder).absolute(), _shapes(like))
+        return checkpointer.restore(places.absolute(folder), _shapes(like))

@@ -8,6 +8,7 @@ cache folder, which nothing in a DIR can do.
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def noted(source: str, options: Any) -> dict[str, str]:
     return found
 
 
-def check(workdir: str | Path, files: Sequence[Path], recorded: Any, remedy: str = REMEDY) -> None:
+def check(workdir: str | os.PathLike[str], files: Sequence[Path], recorded: Any, remedy: str = REMEDY) -> None:
     """Raises ValueError for the first of these files that the opening of a DIR may not run, with the reason.
 
     files: resolved. recorded: what config.json has of `noted`, if anything.

@@ -1,6 +1,7 @@
 """What a DIR says of the run that it holds: the config that was recorded, and which checkpoint is the newest."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.config import loading, versions
-from jaxrl_llm.records import own_code
-from jaxrl_llm.records.checkpointing import saved_payload, steps_of
-from jaxrl_llm.records.run_log import read_json
+from jaxrl_llm.records import own_code, places
+from jaxrl_llm.records.checkpointing import saved_files, saved_payload, steps_of
+from jaxrl_llm.records.run_log import read_json, read_rows
 
 
-def read_record(workdir: str | Path) -> dict[str, Any] | None:
+def read_record(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
     """config.json, if there is one. Raises ValueError if it is not what a run writes."""
     record = read_json(Path(workdir) / "config.json")
     if record is not None and not (
@@ -28,7 +29,9 @@ def read_record(workdir: str | Path) -> dict[str, Any] | None:
     return record
 
 
-def recorded_config(workdir: str | Path, *, trust: bool = False, remedy: str = own_code.REMEDY) -> ConfigDict:
+def recorded_config(
+    workdir: str | os.PathLike[str], *, trust: bool = False, remedy: str = own_code.REMEDY
+) -> ConfigDict:
     """The config of the run that a DIR holds; tasks and objectives that its config's file registers are known then.
 
     Args:
@@ -61,7 +64,22 @@ def recorded_config(workdir: str | Path, *, trust: bool = False, remedy: str = o
     return ConfigDict(versions.as_today(config, f"{workdir}/config.json"))
 
 
-def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
+def bring_back(workdir: str | os.PathLike[str], root: Any) -> str:
+    """Give a DIR that has lost its files, or has no row of the newest checkpoint in its PLACE, those of the checkpoint.
+
+    Returns what is to be said of it, "" where nothing was brought. Raises OSError if the PLACE cannot be read.
+    """
+    if not places.is_elsewhere(workdir, root):
+        return ""
+    last = max((row["step"] for row in read_rows(Path(workdir) / "metrics.jsonl")), default=-1)
+    for step in reversed([step for step in steps_of(root) if step > last]):
+        with contextlib.suppress(ValueError):
+            places.unpack_files(workdir, saved_files(root, step))
+            return f"{workdir} has its files of step {step} back from {root}"
+    return ""
+
+
+def checkpoint_identity(workdir: str | os.PathLike[str]) -> tuple[int, str]:
     """(step, digest) of the newest checkpoint of a DIR: of its parameters and of the config that it belongs to."""
     steps = steps_of(workdir)
     if not steps:
@@ -69,7 +87,7 @@ def checkpoint_identity(workdir: str | Path) -> tuple[int, str]:
     return steps[-1], saved_payload(workdir, steps[-1])["digest"]
 
 
-def newest_checkpoint(workdir: str | Path) -> str:
+def newest_checkpoint(workdir: str | os.PathLike[str]) -> str:
     """Which checkpoint of a DIR this process sees as the newest: "step 40, DIGEST", or "none". It writes nothing and
     waits for no other process."""
     try:
@@ -80,7 +98,7 @@ def newest_checkpoint(workdir: str | Path) -> str:
         return f"step {steps_of(workdir)[-1]}, damaged"
 
 
-def saved_hash(workdir: str | Path) -> str | None:
+def saved_hash(workdir: str | os.PathLike[str]) -> str | None:
     """The hash of the config that wrote the newest checkpoint of a DIR that can be read; None if there is none."""
     for step in reversed(steps_of(workdir)):
         with contextlib.suppress(ValueError):

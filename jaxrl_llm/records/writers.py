@@ -69,6 +69,9 @@ class TensorBoard:
     def metrics(self, step: int, row: Row) -> None:
         for name, value in scalars(row).items():
             self._add(step, _tensorboardx().summary.scalar(name, value))
+        self._flush()
+
+    def _flush(self) -> None:
         if self._open_writer is not None:
             self._open_writer.flush()
 
@@ -78,6 +81,7 @@ class TensorBoard:
             if some:  # TensorBoard renders Markdown; text that is indented stays as it is
                 text = "\n\n".join("    " + json.dumps(row, ensure_ascii=False) for row in some)
                 self._add(step, _tensorboardx().summary.text(name, text))
+        self._flush()
 
     def cut(self, step: int) -> None:
         """Remove every record later than `step`, broken ends, and files that keep no record.

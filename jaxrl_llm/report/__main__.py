@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm.config.command_line import Parser
+from jaxrl_llm.config.command_line import Parser, add_place
 from jaxrl_llm.config.guard import Guard, guarded
 
 
@@ -16,11 +16,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm report", description="Tables, figures and a page of finished or running runs.")
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
+    add_place(parser)
     given = parser.parse_args(arguments)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     from jaxrl_llm.report.write import write_report  # here, so that a wrong command line is refused at once
 
+    if given.checkpoints:
+        from jaxrl_llm.run.run_dir import fetched
+
+        fetched(given.dir, given.checkpoints)
     print(write_report(given.dir, width))
     return 0
 

@@ -123,6 +123,7 @@ class CheckpointConfig(Block, prefix="checkpoint."):
 
     every: int = declared(20, "steps; also at the end, and when a signal stops the run", least=1)
     keep: int = declared(2, "newest checkpoints that stay", least=1)
+    local_every: int = declared(0, "steps between others in DIR/local, of which the newest stays; 0: none", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,11 @@ class LogConfig(Block, prefix="log."):
     samples: int = declared(4, "answers per step written to samples.jsonl", least=0)
     diagnostics_every: int = declared(5, "steps between routing diagnostics with extra forwards; 0: never", least=0)
     wandb: str = declared("", "project of Weights & Biases to log to; empty: none")
+    profile: tuple[int, ...] = declared((), "first and last step of a trace of jax.profiler in DIR/profile; (): none")
+
+    def check(self) -> None:
+        if self.profile and not (len(self.profile) == 2 and 1 <= self.profile[0] <= self.profile[1]):
+            raise ValueError(f"log.profile={self.profile} must be two steps, (first, last), or ()")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +157,7 @@ class ProcessesConfig(Block, prefix="processes."):
     """Several hosts, or one process per GPU: docs/several_processes.md."""
 
     start_timeout_s: int = declared(300, "until all processes have joined", least=1)
-    heartbeat_timeout_s: int = declared(10, "without a sign of life of one process, the others end", least=1)
+    heartbeat_timeout_s: int = declared(60, "without a sign of life of one process, the others end", least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,15 +29,17 @@ class LoadedPolicy:
 
 
 def from_workdir(
-    workdir: str | Path, step: int | None = None, *, rewards: bool = False, trust: bool = False
+    workdir: str | Path, step: int | None = None, *, rewards: bool = False, trust: bool = False, checkpoints: str = ""
 ) -> LoadedPolicy:
     """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
 
-    trust: run the code that the DIR names, whatever it is.
+    trust: run the code that the DIR names, whatever it is. checkpoints: where they are, for a DIR that is not there and
+    is then made from them.
 
     Raises:
         FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and not `rewards`.
     """
+    run_dir.fetched(workdir, checkpoints)
     run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr), trust=trust)
     if run.settings.objective.learns_rewards and not rewards:
         raise ValueError(
@@ -82,8 +84,12 @@ def from_arguments(
         raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
     if given.workdir is None and given.trust_code:
         raise ValueError("--trust-code belongs to a DIR; leave it out with --checkpoint, which holds no code")
+    if given.workdir is None and given.checkpoints:
+        raise ValueError(f"--checkpoints={given.checkpoints} belongs to a DIR; leave it out with --checkpoint")
     if given.workdir is not None and given.dtype is not None:
         raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
     if given.workdir is not None:
-        return from_workdir(given.workdir, given.step, rewards=rewards, trust=given.trust_code)
+        return from_workdir(
+            given.workdir, given.step, rewards=rewards, trust=given.trust_code, checkpoints=given.checkpoints
+        )
     return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)

@@ -5,6 +5,7 @@ content, time limits and where logs go may differ.
 """
 
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,9 @@ _FREE = ("processes.", "log.wandb")
 _NUMERICS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
 
 
-def check(config: Mapping[str, Any], settings: Settings, workdir: str | Path, *, restart: bool = False) -> None:
+def check(
+    config: Mapping[str, Any], settings: Settings, workdir: str | os.PathLike[str], *, restart: bool = False
+) -> None:
     """A collective, the first after `start_up.join`.
 
     Raises:
@@ -36,7 +39,7 @@ def check(config: Mapping[str, Any], settings: Settings, workdir: str | Path, *,
 
 
 def described(
-    config: Mapping[str, Any], settings: Settings, workdir: str | Path, *, restart: bool = False
+    config: Mapping[str, Any], settings: Settings, workdir: str | os.PathLike[str], *, restart: bool = False
 ) -> dict[str, str]:
     """{what: a short text that is equal where it is the same}; with `restart` no checkpoint counts."""
     found = {f"version of {name}": str(version) for name, version in provenance.versions().items()}

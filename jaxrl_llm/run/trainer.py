@@ -1,5 +1,6 @@
 """The training loop, read from top to bottom: draw a batch, update N times, log, evaluate, checkpoint."""
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -12,13 +13,16 @@ import numpy as np
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.signals import Stopped, interruptible
-from jaxrl_llm.records.checkpointing import Checkpoints
-from jaxrl_llm.records.run_log import RunLog
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.places import root_of
+from jaxrl_llm.records.run_log import RunLog, read_rows
 from jaxrl_llm.run.assembly import Run, base_digest, check_base
+from jaxrl_llm.run.observed import Observed, speed
 from jaxrl_llm.run.opening import closing, opening
 from jaxrl_llm.training.experience import diagnose
 from jaxrl_llm.training.optimizer import make_schedule
 from jaxrl_llm.training.pending import Pending
+from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState
 
@@ -34,12 +38,14 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       OSError: a checkpoint or a log could not be written; the checkpoints before it stay.
       Stopped: Ctrl-C, SIGTERM or the end of the terminal, after the current step and its checkpoint.
     """
-    began, settings = time.monotonic(), run.settings
+    began, settings = time.time(), run.settings
     log.note(opening(run, log.workdir))
     log.warn(run.warnings)
-    checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep)
+    local_every, local = settings.checkpoint.local_every, log.workdir / "local"
+    near = Checkpoints(local) if local_every or steps_of(local) else None
+    checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep, near)
     state = run.start(log.note)
-    run = run.started(state, log.workdir / "reference")
+    run = run.started(state, root_of(log.workdir) / "reference")
     stream, first, base = run.source.stream(), 0, base_digest(state)
     if checkpoints.latest is not None:
         like, ahead = state.saved(), run.source.in_flight_like(state)
@@ -52,33 +58,44 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         run.source.resume(stream, extra["stream"], extra.get("in_flight", ()))
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
+    rows = read_rows(log.workdir / "metrics.jsonl") if first else []
+    observed = Observed(log.workdir, settings.log.profile, rows[-1] if rows else None, began)
     late: Pending | None = None
     evaluated: dict[str, Any] = {}
+    due = False  # a checkpoint, which waits while the one before is slow to be written
     if first >= settings.steps > 0:  # complete before it began
         evaluated = evaluate(run, state)[0]
     if first == 0:
-        evaluated, rows = evaluate(run, state)
+        with observed.spends("evaluations"):
+            evaluated, rows = evaluate(run, state)
         log.samples(0, rows)
         log.metrics(0, evaluated)
-    with interruptible() as interrupted:
+    with contextlib.closing(observed), interruptible() as interrupted:
         for step in range(first + 1, settings.steps + 1):
-            state, current = take_step(run, state, stream, step)
+            with observed.step(step):
+                state, current = take_step(run, state, stream, step)
+                if late is not None:
+                    late.write(log)
             if step == first + 1:
-                current.host["time/to_first_update_s"] = time.monotonic() - began
-            if late is not None:
-                late.write(log)
+                current.host["time/to_first_update_s"] = time.time() - began
+            current.host |= observed.row(current.host)
             late = current
             last = step == settings.steps
             if last or step % settings.evaluation.every == 0:
-                evaluated, rows = evaluate(run, state)
+                with observed.spends("evaluations"):
+                    evaluated, rows = evaluate(run, state)
                 log.samples(step, rows)
                 late.host |= evaluated
             stop = processes.largest(interrupted())
-            if last or stop or step % settings.checkpoint.every == 0:
-                late.write(log)
-                late = None
-                extra = {"config_hash": config_hash, "base": base, "stream": stream.get_state()}
-                checkpoints.save(step, state.saved(), extra, run.source.in_flight(stream))
+            due = due or step % settings.checkpoint.every == 0
+            with observed.spends("saving"):
+                whole = bool(last or stop or (due and checkpoints.ready()))
+                if whole or (near is not None and local_every and step % local_every == 0 and near.ready()):
+                    late.write(log)
+                    late, due = None, due and not whole
+                    extra = {"config_hash": config_hash, "base": base, "stream": stream.get_state()}
+                    where = checkpoints if whole or near is None else near
+                    where.save(step, state.saved(), extra, run.source.in_flight(stream))
             if stop and not last:
                 checkpoints.close()
                 raise Stopped(f"stopped after step {step}", stop, saved=True)
@@ -113,11 +130,13 @@ def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) ->
     taken, done = {}, n * step
     if s.updates.stop_at_kl:
         taken, done = {"update/taken": len(updates)}, int(np.asarray(state.updates))
+    seconds = time.monotonic() - start
     host = drawn.host | {
         **taken,
+        **speed(drawn.epochs, run.settings.model.active_parameters, _forwards(run), seconds),
         # of the last update
         "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(done - 1))),
-        "time/update_s": time.monotonic() - start - drawn.host.get("time/rollout_s", 0.0),
+        "time/update_s": seconds - drawn.host.get("time/rollout_s", 0.0),
     }
     bounds = {
         "dtype": s.model.dtype,
@@ -126,6 +145,13 @@ def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) ->
         "answers": s.rows,
     }
     return state, Pending(step, host, scored, updates, drawn.samples, bounds)
+
+
+def _forwards(run: Run) -> int:
+    """How often a step reads its tokens beside the updates: to sample, and to score by the old policy and by pi_ref."""
+    if not isinstance(run.source, Rollouts):
+        return 0
+    return 1 + (not run.source.scorer.first_forward) + ("ref_logprobs" in run.learner.objective.needs)
 
 
 def _drift(update: Mapping[str, M.Metric]) -> float:

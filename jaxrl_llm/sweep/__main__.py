@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.command_line import Parser, fields_and_rest, local_folder
 from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground import machine
 from jaxrl_llm.ground.ranges import at_least
@@ -62,7 +62,12 @@ def main(arguments: Sequence[str] | None = None, program: Program | None = None)
 def _command(program: Program | None, arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm sweep", description="Run or resume a sweep.")
     parser.add_argument("--sweep", required=True, help="FILE[:variant] that defines get_sweep(variant)")
-    parser.add_argument("--workdir", required=True, help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed")
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        type=local_folder,
+        help="DIR of the sweep, with the runs in DIR/[condition/]arm/seed",
+    )
     parser.add_argument("--launcher", choices=("local", "submitit", "none"), default="local")
     parser.add_argument("--cores", type=int, help="cores to use in all; default: every usable one")
     parser.add_argument("--cores_per_run", type=int, default=1, help="the same for every run")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import os
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,13 @@ def computed_once(path: Path, shape: tuple[int, ...], compute: Callable[[], np.n
         if jax.process_index() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{path.name}.part")
-            with open(part, "wb") as file:
-                np.save(file, array)
-            os.replace(part, path)
+            content = io.BytesIO()
+            np.save(content, array)
+            part.write_bytes(content.getvalue())
+            part.replace(path)
         return array
     try:
-        array = np.load(path)
+        array = np.load(io.BytesIO(path.read_bytes()))
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and it is computed again") from error
     if array.shape != shape:

@@ -4,17 +4,22 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jaxrl_llm.config import loading
+from jaxrl_llm.config.command_line import Parser, add_place, add_processes, fields_and_rest
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.settings import validate
 
 ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "docs" / "launch").iterdir())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEVICES = (8, 32, 64, 256)
 # The same rows and meshes, and of the sizes what is quick to compile.
@@ -33,9 +38,9 @@ SMALL = {
 def documented():
     """{line: (config, fields, the devices that the text around it states or 0)} of every page."""
     found = {}
-    for page in PAGES:
+    for page in [*PAGES, *FILES]:
         text = page.read_text()
-        for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL):
+        for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) if page in PAGES else [text]:
             for number, command in enumerate(block.split("jaxrl_llm.main")[1:]):
                 fields = settings_of(command)
                 if "mesh.shape" in fields:
@@ -54,15 +59,14 @@ def documented():
 
 def settings_of(command):
     pairs = re.findall(r"--config\.([\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\"]+)", command)
-    return {name: value.strip("'\"") for name, value in pairs}
+    return {name: value.strip("'\"") for name, value in pairs if name not in ("task.data_dir", "model.pretrained")}
 
 
 def stated(block):
     """How many devices the launcher in the block starts; 0: it does not say."""
     for pattern in (
-        r"--nodes=(\d+) --ntasks-per-node=(\d+)",
+        r"# devices: (\d+)",
         r"mpirun -n (\d+)",
-        r"(?s)parallelism: (\d+).*nvidia.com/gpu: (\d+)",
         r"--processes=(\d+)",
     ):
         if counts := re.findall(pattern, block):
@@ -88,9 +92,57 @@ def refusal(line, devices):
 
 
 def test_every_launcher_is_read():
-    """Five launchers, two lines that are added to one, and a mesh in a config."""
-    assert len(LINES) >= 8
-    assert sorted(counts for _, _, counts in LINES.values() if counts) == [2, 16, 16, 32, 32]
+    """Two launchers of the page and five files, two lines that are added to one, and a mesh in a config."""
+    assert len(LINES) >= 10
+    assert sorted(counts for _, _, counts in LINES.values() if counts) == [2, 16, 16, 32, 32, 32, 32, 32]
+
+
+def asked(path):
+    """The devices that a launch file asks its scheduler for."""
+    text = path.read_text()
+    if path.suffix != ".yaml":
+        slurm = re.findall(r"^#SBATCH --(?:nodes|ntasks-per-node)=(\d+)$", text, re.MULTILINE)
+        cores = re.findall(r"accelerator-type=v5p-(\d+)", text)  # two of a chip
+        return math.prod(map(int, slurm)) if slurm else int(cores[0]) // 2
+    *_, job = yaml.safe_load_all(text)
+    slices = 1
+    if job["kind"] == "JobSet":
+        (replicated,) = job["spec"]["replicatedJobs"]
+        slices, job = replicated["replicas"], replicated["template"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (chips,) = container["resources"]["limits"].values()
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
+    topology = job["spec"]["template"]["spec"].get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology")
+    assert topology is None or math.prod(map(int, topology.split("x"))) == chips * job["spec"]["parallelism"]
+    return slices * job["spec"]["parallelism"] * chips
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_launch_file_is_whole(path, monkeypatch):
+    """It asks for the devices that it says, `train` takes its command, and checkpoints and data have their place."""
+    text = path.read_text()
+    assert asked(path) == stated(text)
+    if path.suffix != ".yaml":
+        subprocess.run(["bash", "-n", path], check=True)
+    (command,) = re.findall(r"jaxrl_llm\.main((?:[^\n]|\\\n|\n +--)*)", text)
+    fields, rest = fields_and_rest(shlex.split(command.replace("\\", "").rstrip('"\n ')))
+    parser = Parser(prog="train")
+    for name in ("--config", "--workdir"):
+        parser.add_argument(name, required=True)
+    add_place(parser)
+    add_processes(parser)
+    parser.parse_args(["--process=0" if word.startswith("--process=") else word for word in rest])
+    assert any(word.startswith("--checkpoints") for word in rest)
+    assert {"task.data_dir", "model.pretrained", "mesh.shape"} <= {name for name, _ in fields}
+
+
+def test_slices_are_cut_as_their_file_says():
+    """The mesh of two slices, on stand-ins of their devices."""
+    (fields,) = (fields for _, fields, _ in LINES.values() if "mesh.dcn_shape" in fields)
+    mesh = settings("qwen3_0_6b_gsm8k_grpo", fields).mesh
+    assert mesh.dcn_shape == (2, 1, 1, 1)
+    assert sharding.resolved(mesh.shape, 32) == (2, 16, 1, 1, 1)
 
 
 @pytest.mark.parametrize("line", LINES)
