@@ -33,6 +33,6 @@ def cache_folder() -> Path:
 
 def folder_of_its_own(workdir: str | os.PathLike[str]) -> Path:
     """The path of a DIR; raises ValueError for none, as of an unset variable, and for the root of the file system."""
-    if not os.fspath(workdir) or Path(workdir).resolve() == Path("/"):
+    if not os.fspath(workdir) or os.path.realpath(workdir) == "/":
         raise ValueError(f"--workdir={workdir} is no folder of its own; name one, for example --workdir=runs/first")
     return Path(workdir)

@@ -68,7 +68,7 @@ def generate(task: Task) -> dict[str, Split]:
                 f"the shortest of its {split.dropped} prompts has {split.shortest} tokens, over prompt_length="
                 f"{task.prompt_length}; raise prompt_length"
                 if split.dropped
-                else "it has no row; give it some"
+                else f"it has no row; give it some (its options: {dict(task.options)})"
             )
             raise ValueError(f"task {task.name!r} has an empty {name} split: {reason}")
     return splits
