@@ -1,6 +1,7 @@
 """What a report leaves for a paper: figures as SVG and PDF, tables as CSV and LaTeX, a page to point at."""
 
 import csv
+import errno
 import json
 import re
 import sys
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.names import NAMES, in_words
-from jaxrl_llm.report.page import save_vectors
+from jaxrl_llm.report.page import Page, save_vectors
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.table_files import latex, write_table
 from jaxrl_llm.report.tables import arm_table
@@ -117,3 +118,16 @@ def test_without_plotly_the_report_says_how_to_get_it(hostile, monkeypatch):
 
 def test_plotly_has_its_script():
     assert "newPlot" in pytest.importorskip("plotly.offline").get_plotlyjs()
+
+
+def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
+    """A write that fails at the end of a file says no name by itself."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_rows(tmp_path / "A", [{"step": 1, "reward/mean": 0.5}])
+    monkeypatch.setattr(Page, "write", full)
+    monkeypatch.setattr(Page, "picture", lambda *_: None)
+    with pytest.raises(OSError, match=rf"{tmp_path} cannot be written \(.*No space left.*\); make room there"):
+        write_report(tmp_path)

@@ -31,6 +31,7 @@ class Kind:
     code: int = 2  # of `line`: 1 if the run had started
     typed: str = ""  # on standard input
     environment: Mapping[str, str] = field(default_factory=dict)
+    most_bytes: int = 0  # no file may grow beyond: a write fails as on a full disk
     alone: bool = False  # in a fresh process, which imports what the command imports and no more
 
 

@@ -259,7 +259,7 @@ TABLE = [
                             )
                         },
                     ),
-                    ("result.json garbage", "B/result.json", {OF_B + "result.json": "{"}),
+                    ("result.json garbage", "", {OF_B + "result.json": "{"}),
                     ("sweep.json cut", "sweep.json", {"study/sweep.json": cut}),
                     ("sweep.json a list", "sweep.json", {"study/sweep.json": "[]"}),
                     ("sweep.json without runs", "sweep.json", {"study/sweep.json": json_without("runs")}),
@@ -279,7 +279,7 @@ TABLE = [
                     ("failed.json without its line", "failed.json", {OF_B + "failed.json": '{"exit_code": 1}'}),
                 ]
             ),
-            ("all of a sweep lost", "", "study", {"study/A": None, "study/B": None}),
+            ("all of a sweep lost", "", "", {"study/A": None, "study/B": None}, RUNS),
             ("the page a folder", "", "report.md", {"study/report.md/x": ""}),
             ("figures a file", "", "figures", {"study/figures": ""}),
             ("a full disk", "", "report", {"study/report.md": link("/dev/full")}),
@@ -302,9 +302,9 @@ TABLE = [
         "report run",
         [
             ("a run of one row", "", "", {METRICS: changed(lambda text: text.splitlines(True)[0])}, RUNS),
-            ("config.json lost", "", "config.json", {CONFIG: None}, RUNS),
+            ("config.json lost", "", "", {CONFIG: None}, RUNS),
             ("rows out of order", "", "", {METRICS: changed(lambda text: b"".join(text.splitlines(True)[::-1]))}, RUNS),
-            ("the end of a row cut", "", "metrics.jsonl", {METRICS: changed(lambda text: text[:-20])}, RUNS),
+            ("the end of a row cut", "", "", {METRICS: changed(lambda text: text[:-20])}, RUNS),
         ],
     ),
 ]

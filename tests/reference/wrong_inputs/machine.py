@@ -23,14 +23,18 @@ def environment(**variables):
     return {"environment": variables}
 
 
+def full(size):
+    return {"most_bytes": size}
+
+
 TABLE = [
     *kinds(
         "disks and permissions",
         MORE,
         [
-            ("the disk full, at metrics", "", "metrics.jsonl", {"run/metrics.jsonl": link("/dev/full")}, FAILS),
-            ("the disk full, at samples", "", "samples.jsonl", {"run/samples.jsonl": link("/dev/full")}, FAILS),
-            ("the disk full, at result.json", "", "result.json", {"run/result.json": link("/dev/full")}, RUNS),
+            ("the disk full, at rows", "", "run", {}, FAILS | full(3000)),
+            ("the disk full, at config.json", "", "config.json", {"run/config.json": None}, FAILS | full(1000)),
+            ("the disk full, at a checkpoint", "", "run/checkpoints", {}, FAILS | full(20_000)),
             ("the DIR read-only", "", "run", {"run": mode(0o500)}),
             ("checkpoints read-only", "", "checkpoints", {"run/checkpoints": mode(0o500)}, FAILS),
             ("checkpoints not readable", "", "checkpoints", {"run/checkpoints": mode(0)}),
@@ -163,7 +167,8 @@ TABLE = [
                 "a plan on a full disk",
                 "sweep --sweep=sweep.py --workdir=new --launcher=none",
                 "sweep.json",
-                {"new/sweep.json": link("/dev/full")},
+                {},
+                full(100),
             ),
         ],
     ),

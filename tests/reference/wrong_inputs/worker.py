@@ -5,6 +5,7 @@
 Imports take seconds, a refusal a tenth of one. No array is made before the fork: JAX starts its backend in the child.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -12,14 +13,17 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import select
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 # Of permission bits root takes no notice while it has these two: to read and to write what it may not.
 _READ_AND_WRITE_ALL, _CAPABILITIES_VERSION = 0b110, 0x20080522
+_MEMORY = 12 * 2**30  # of addresses: what would take more must not take the machine's
 
 
 def import_all() -> None:
@@ -52,7 +56,20 @@ def _child(job: dict[str, Any]) -> int:
     sys.path[0] = job["folder"]  # as under `python -m`
     sys.argv = [job["module"], *job["arguments"]]
     _bind_by_permissions()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    if job["most_bytes"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["most_bytes"],) * 2)
     return importlib.import_module(job["module"]).main()
+
+
+def _leave(code: int) -> None:
+    """The end of a process as Python makes it, but for the modules, which it would take apart one by one."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def _end_of(child: int, seconds: float) -> int | None:
@@ -75,7 +92,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             replies.close()
-            sys.exit(_child(job))
+            _leave(_child(job))
         code = _end_of(child, job["seconds"])
         print(json.dumps({"code": code, "seconds": time.monotonic() - start}), file=replies, flush=True)
 
