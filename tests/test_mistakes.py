@@ -91,7 +91,10 @@ TABLE = {
     "train --config.task.chat_options={'a':1}": "set task.chat=True, or clear it by --config.task.chat_options={}",
     "train --config.mesh.shape=(1,-1,1,1) --config.updates.micro_batch_rows=2": "set updates.micro_batch_rows=4, or",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
+    "train --coordinator=host0 --processes=2 --process=1": "coordinator=host0 must be HOST:PORT of process 0, for",
+    "train --coordinator=host0:port --processes=2 --process=1": "coordinator=host0:port must be HOST:PORT",
     # DIRs
+    "train --workdir=new\udcff": "is not UTF-8; give the folder another name",
     "train --workdir=half": "half/config.json is not valid JSON (",
     "train --workdir=other": "other/config.json holds no JSON object",
     "train --workdir=broken.py/run": "cannot be written",

@@ -5,6 +5,7 @@ import errno
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.names import NAMES, in_words
 from jaxrl_llm.report.page import Page, save_vectors
-from jaxrl_llm.report.read import load
+from jaxrl_llm.report.read import Run, load
 from jaxrl_llm.report.table_files import latex, write_table
 from jaxrl_llm.report.tables import arm_table
 from jaxrl_llm.report.write import write_report
@@ -131,3 +132,10 @@ def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(Page, "picture", lambda *_: None)
     with pytest.raises(OSError, match=rf"{tmp_path} cannot be written \(.*No space left.*\); make room there"):
         write_report(tmp_path)
+
+
+def test_a_run_below_what_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
+    """`Path.exists` raises there."""
+    write_rows(tmp_path / "A", [{"step": 1}])
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    assert not Run(tmp_path / "A", "A").finished

@@ -191,6 +191,7 @@ def ending(kind: Kind, code: int | None, out: str, err: str) -> str:
         return kind.expects if kind.says in out + err else "silent"
     if kind.expects != "line":
         return "refused"
-    if [line.startswith("error: ") for line in err.splitlines() if not line.startswith("warning")] != [True]:
+    lines = [line for line in err.splitlines() if not line.startswith(("warning", "waiting for other processes"))]
+    if [line.startswith("error: ") for line in lines] != [True]:
         return "many lines"
     return "line" if kind.says in err and code == kind.code else "vague"
