@@ -266,6 +266,8 @@ def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, mo
     log.unlink()
     assert (code, again) == (1, result)
     assert re.fullmatch(r"error: .*evaluation\.jsonl cannot be .*\(the result above is whole, .* recorded\)\n", error)
+    code, _, error = run(evaluation, "--workdir", workdir, "--json=/dev/full")
+    assert (code, error.startswith("error: /dev/full: [Errno 28] No space left on device (the result")) == (1, True)
 
 
 def test_an_export_keeps_the_ids_of_the_first_checkpoint():

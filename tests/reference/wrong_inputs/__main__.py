@@ -42,13 +42,17 @@ def told(outcome: Outcome) -> str:
 def table(outcomes: list[Outcome]) -> str:
     """Kinds of every class by what they ended in, in Markdown."""
     endings = [name for name in (*GOOD, *BAD) if name in GOOD or any(one.ending == name for one in outcomes)]
-    groups = list(dict.fromkeys(one.kind.group for one in outcomes))
+    groups = list(dict.fromkeys(_class(one) for one in outcomes))
     lines = [f"| class | kinds | {' | '.join(endings)} |", "| -- " * (len(endings) + 2) + "|"]
     for group in [*groups, "all"]:
-        counts = collections.Counter(one.ending for one in outcomes if group in (one.kind.group, "all"))
+        counts = collections.Counter(one.ending for one in outcomes if group in (_class(one), "all"))
         shown = " | ".join(str(counts[ending] or "") for ending in endings)
         lines.append(f"| {group} | {counts.total()} | {shown} |")
     return "\n".join(lines)
+
+
+def _class(outcome: Outcome) -> str:
+    return outcome.kind.group.partition(":")[0]
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ TABLE = [
             (
                 "a result on a full disk",
                 "evaluate --workdir=run --prompts=2 --samples=1 --k=1 --json=/dev/full",
-                "error",
+                "/dev/full: ",
                 {},
                 FAILS,
             ),
