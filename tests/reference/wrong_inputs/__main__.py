@@ -19,7 +19,7 @@ def main() -> int:
     chosen = [
         kind
         for kind in TABLES
-        if not given.only or any(word in f"{kind.group} {kind.what} {kind.line}" for word in given.only)
+        if not given.only or any(word in f"{kind.group}: {kind.what} {kind.line}" for word in given.only)
     ]
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:

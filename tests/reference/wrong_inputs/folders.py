@@ -290,11 +290,11 @@ TABLE = [
         "compare run study",
         [
             ("a DIR that is a run and one of a sweep", "", "", {}, RUNS),
-            ("a garbage row", "", "run/metrics.jsonl", {METRICS: appended("{\n")}, RUNS),
+            ("a garbage row of one", "", "run/metrics.jsonl", {METRICS: appended("{\n")}, RUNS),
             ("config.json of one cut", "", "run/config.json", {CONFIG: cut}, RUNS),
             ("config.json of one lost", "", "", {CONFIG: None}, RUNS),
             ("samples of one lost", "", "", {SAMPLES: None}, RUNS),
-            ("sweep.json cut", "", "sweep.json", {"study/sweep.json": cut}, RUNS),
+            ("the sweep.json of one cut", "", "sweep.json", {"study/sweep.json": cut}, RUNS),
         ],
     ),
     *kinds(
@@ -302,7 +302,7 @@ TABLE = [
         "report run",
         [
             ("a run of one row", "", "", {METRICS: changed(lambda text: text.splitlines(True)[0])}, RUNS),
-            ("config.json lost", "", "", {CONFIG: None}, RUNS),
+            ("its config.json lost", "", "", {CONFIG: None}, RUNS),
             ("rows out of order", "", "", {METRICS: changed(lambda text: b"".join(text.splitlines(True)[::-1]))}, RUNS),
             ("the end of a row cut", "", "", {METRICS: changed(lambda text: text[:-20])}, RUNS),
         ],

@@ -80,9 +80,9 @@ def run(kinds: Sequence[Kind], folder: Path, tree: Path = ROOT, preload: bool = 
             _lay_out(kind, folder / "valid", place / "here")
             job = _job(kind, place / "here")
             ended = _in_a_process(job, place, environment) if kind.alone else one(job, place)
-            said = [(place / name).read_text(errors="replace") for name in ("out", "err")]
+            out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
             shutil.rmtree(place, onerror=_writable)
-            return Outcome(kind, ending(kind, ended["code"], *said), ended["code"], *said, ended["seconds"])
+            return Outcome(kind, ending(kind, ended["code"], out, err), ended["code"], out, err, ended["seconds"])
 
         with ThreadPoolExecutor(2) as two:
             yield from two.map(outcome, range(len(kinds)))
