@@ -1,4 +1,8 @@
-"""What is typed wrongly: commands, arguments, names of configs, fields and DIRs."""
+"""What is typed wrongly: commands, arguments, names of configs, fields and DIRs.
+
+Not the root of the file system as DIR, which tests/test_mistakes.py asks of the function: a command that let it pass
+would write there.
+"""
 
 from tests.reference.wrong_inputs import TRAIN, kinds
 
@@ -47,8 +51,6 @@ TABLE = [
             ("an option mistyped", "--config.task.options.digit=3", "has no option 'digit'"),
             ("the option of another task", "--config.task.options.modulus=7", "has no option 'modulus'"),
             ("no DIR in a variable", "--workdir=", "--workdir= is no folder of its own"),
-            ("the root as DIR", "--workdir=/", "--workdir=/ is no folder of its own"),
-            ("the root in other words", "--workdir=/usr/..", "--workdir=/usr/.. is no folder of its own"),
             ("a file as DIR", "--workdir=own.py", "own.py"),
             ("a DIR below a file", "--workdir=own.py/new", "own.py/new"),
             ("a DIR with too long a name", f"--workdir={LONG}", LONG),
@@ -177,7 +179,6 @@ TABLE = [
             ("a folder as sweep", "--sweep=study", "study"),
             ("a sweep that is no Python", "--sweep=rows.jsonl", "rows.jsonl"),
             ("no DIR in a variable", "--workdir=", "--workdir= is no folder"),
-            ("the root as DIR", "--workdir=/", "--workdir=/ is no folder"),
             ("a DIR below a file", "--workdir=own.py/new", "own.py"),
             ("a launcher that is not there", "--launcher=kubernetes", "--launcher"),
             ("no cores", "--cores=0", "--cores=0"),
@@ -186,7 +187,6 @@ TABLE = [
             ("no cores for a run", "--cores_per_run=0", "--cores_per_run=0"),
             ("more cores for a run than there are", "--launcher=local --cores=1 --cores_per_run=2", "cores_per_run=2"),
             ("a cluster that is not there", "--launcher=submitit --cluster=nope", "nope"),
-            ("a scheduler that is not there", "--launcher=submitit", "--launcher=submitit"),
             ("SLURM that is not there", "--launcher=submitit --cluster=slurm", "--launcher=submitit"),
             ("fields of a config", "--config.steps=1", "--config.steps=1"),
             ("a flag mistyped", "--launchr=none", "--launchr=none; did you mean --launcher?"),
