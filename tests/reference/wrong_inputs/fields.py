@@ -65,7 +65,7 @@ TABLE = [
         ("slots below 0", {"rollout.slots": -1}),
         ("no width of prompts", {"rollout.prompt_buckets": 0}),
         ("answers of fewer than no tokens", {"rollout.max_new_tokens": -1}),
-        ("answers of 0.1 billion tokens", {"rollout.max_new_tokens": 10**8}, "memory"),
+        ("answers of 0.1 billion tokens", {"rollout.max_new_tokens": 10**8}, "the run needs"),
         ("a type of the sampler that is not there", {"rollout.dtype": "int4"}),
         ("noise below 0", {"rollout.router_noise": -1}),
         ("no draws", {"dynamic_sampling.max_draws": 0}),

@@ -45,7 +45,6 @@ TABLE = [
             ("an error at import", "", "own.py, line 1", {"own.py": "1 / 0\n"}),
             ("an exit at import", "", "own.py", {"own.py": "raise SystemExit('bye')\n"}),
             ("get_config is no function", "", "own.py", {"own.py": "get_config = 1\n"}),
-            ("get_config takes no variant", ":x", "own.py", {"own.py": CONFIG.replace('variant=""', "")}),
             ("get_config raises", "", "own.py, line 7", config("config['nothing']")),
             ("get_config returns nothing", "", "own.py", {"own.py": "def get_config():\n    pass\n"}),
             ("get_config returns a dict", "", "own.py", {"own.py": "def get_config():\n    return {}\n"}),
@@ -53,10 +52,10 @@ TABLE = [
             (
                 "an empty config",
                 "",
-                "task",
+                "config has no field 'steps'",
                 {"own.py": "from ml_collections import ConfigDict\n\n\ndef get_config():\n    return ConfigDict()\n"},
             ),
-            ("a field that is not there", "", "'lr'", config("config.optimizer.lr = 1.0")),
+            ("a field that is not there", "", "'optimizer.lr'", config("config.optimizer.lr = 1.0")),
             ("a field more", "", "optimizer.lr", config("with config.unlocked(): config.optimizer.lr = 1.0")),
             ("a block more", "", "extra", config("with config.unlocked(): config.extra = {'a': 1}")),
             ("a field less", "", "eps", config("with config.unlocked(): del config.optimizer.eps")),
@@ -81,6 +80,12 @@ TABLE = [
         f"train {OWN}",
         [
             ("a sweep as config", "--config=sweep.py", "sweep.py defines no get_config"),
+            (
+                "get_config takes no variant",
+                "--config=own.py:x",
+                "own.py",
+                {"own.py": CONFIG.replace('variant=""', "")},
+            ),
             ("a config beside a module named json", "--config=own.py", "", {"json.py": "1 / 0\n"}, {"expects": "runs"}),
         ],
     ),
@@ -275,7 +280,7 @@ TABLE = [
     ),
     *kinds(
         "verifiers",
-        f"train --config=pretrained:smoke {OWN} --config.task.name=jsonl --config.log.samples=64 "
+        f"train --config=pretrained:smoke {OWN} --config.task.name=jsonl --config.task.verify_truncated=True "
         f"{options(path='rows.jsonl', verifier='reward.py:score', time_limit=1.0)}",
         [
             (what, "", "warning verifier_fails", {"reward.py": f"def score(*_):\n    {body}\n"}, {"expects": "warning"})

@@ -38,7 +38,9 @@ BAD = ("vague", "refused", "many lines", "traceback", "silent", "hang", "not the
 _SECONDS = 100.0
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile in less time
 # A tree that does not know the command, the field or the flag has nothing to say about its values.
-_ABSENT = re.compile(r"No module named '(jaxrl_llm)|config has no (?:field|block) '([\w.]+)'|unknown argument (--[\w-]+)")
+_ABSENT = re.compile(
+    r"No module named '(jaxrl_llm)|config has no (?:field|block) '([\w.]+)'|unknown argument (--[\w-]+)"
+)
 
 
 class Outcome(NamedTuple):
