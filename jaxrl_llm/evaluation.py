@@ -87,7 +87,8 @@ def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
         if log is not None:
             add_rows(log, [result])
     except OSError as error:
-        return complain(OSError(f"{error} (the result above is whole, and only not recorded)"), FAILED)
+        where = f"{given.json}: " if error.filename is None and error.errno is not None else ""  # of a full disk
+        return complain(OSError(f"{where}{error} (the result above is whole, and only not recorded)"), FAILED)
     return 0
 
 

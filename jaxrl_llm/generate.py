@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import Parser, add_policy
@@ -61,7 +61,7 @@ def _talk(given: argparse.Namespace) -> int:
     talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
     if given.chat:
         return _chat(talker, given.system or talker.prompting.system)
-    _print(talker.answer(sys.stdin.read() if given.prompt is None else given.prompt))
+    _print(talker.answer(_typed(sys.stdin.read) if given.prompt is None else given.prompt))
     return 0
 
 
@@ -77,10 +77,19 @@ def _chat(talker: "Talker", system: str) -> int:
     return 0
 
 
+def _typed(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"standard input is not {error.encoding} text ({error}); convert it, or use --prompt"
+        ) from None
+
+
 def _read() -> str:
     """The next line of the user; "" at the end."""
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        return _typed(lambda: input("> " if sys.stdin.isatty() else ""))
     except EOFError:
         return ""
 

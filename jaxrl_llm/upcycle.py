@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.ground.ranges import at_least
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the router and of what is drawn anew")
     given = parser.parse_args(arguments)
+    at_least("--seed", given.seed, 0)
 
     # JAX is imported from here on.
     from jaxrl_llm import tasks

@@ -266,6 +266,8 @@ def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, mo
     log.unlink()
     assert (code, again) == (1, result)
     assert re.fullmatch(r"error: .*evaluation\.jsonl cannot be .*\(the result above is whole, .* recorded\)\n", error)
+    code, _, error = run(evaluation, "--workdir", workdir, "--json=/dev/full")
+    assert (code, error.startswith("error: /dev/full: [Errno 28] No space left on device (the result")) == (1, True)
 
 
 def test_an_export_keeps_the_ids_of_the_first_checkpoint():
@@ -283,6 +285,7 @@ MISTAKES = {
     "generate --workdir=DIR --prompt=": "the prompt has no token",
     "generate --workdir=DIR --prompt=1= --temperature=-1": "temperature=-1.0 must be at least 0",
     "generate --workdir=DIR --prompt=1= --max-tokens=0": "max_new_tokens=0 must be at least 1",
+    f"generate --workdir=DIR --prompt=1= --max-tokens={10**12}": "max_new_tokens=1000000000000 is out of range",
     "generate --workdir=DIR --prompt=1= --dtype=bfloat16": "--dtype=bfloat16 belongs to a --checkpoint",
     "generate --checkpoint=DIR --prompt=1": "is the DIR of a run; give it as --workdir=",
     "generate --checkpoint=nowhere --prompt=1": "nowhere holds no tokenizer.json; name a folder",
@@ -306,3 +309,9 @@ def test_mistakes_are_one_line_and_exit_code_2(run, capsys, characters, line, tm
         code, error = stop.code, capsys.readouterr().err
     assert (code, error.count("\n")) == (2, 1)
     assert MISTAKES[line] in error
+
+
+def test_standard_input_that_is_no_text_is_named(capsys, characters, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert generate.main(["--workdir", str(characters[0])]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input is not utf-8 text ('utf-8' codec can't decode")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm import evaluation, main
+from jaxrl_llm import evaluation, main, upcycle
 from jaxrl_llm.config import start_up
 from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.run import trainer
@@ -14,7 +14,7 @@ from jaxrl_llm.sweep import __main__ as sweep
 from jaxrl_llm.sweep import branching
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep, "branch": branching}
+PROGRAMS = {"train": main, "evaluate": evaluation, "sweep": sweep, "branch": branching, "upcycle": upcycle}
 
 # The user's own files, by name.
 FILES = {
@@ -31,6 +31,11 @@ FILES = {
     "list_sweep.py": "def get_sweep():\n    return [{'arm': 'A', 'seed': 0}]\n",
     "slow_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
     "    return Sweep('?', [{'arm': 'A', 'seed': 0}], 'A', minutes=-1)\n",
+    "null.py": "x = 1\0",
+    "leaves.py": "raise SystemExit('bye')\n",
+    "raising_sweep.py": "def get_sweep():\n    return {}['arm']\n",
+    "outside_sweep.py": "from jaxrl_llm.sweep import Sweep\n\ndef get_sweep():\n"
+    "    return Sweep('?', [{'arm': '..', 'seed': 0}], '..')\n",
     "half/config.json": '{"config": {"seed"',
     "other/config.json": "[]",
     "bare/config.json": '{"config": {}, "config_hash": "x"}',
@@ -65,7 +70,10 @@ TABLE = {
     "train --config=empty.py": "empty.py defines no get_config(variant) -> ConfigDict",
     "train --config=raises.py": "raises.py, line 4: KeyError: ",
     "train --config=typo.py": "config has no field 'optimizer.lr'; did you mean 'optimizer.learning_rate'?",
+    "train --config=null.py": "null.py: source code string cannot contain null bytes; correct the file",
+    "train --config=leaves.py": "leaves.py, line 1: SystemExit: bye",
     # values
+    f"train --config.seed={'9' * 400}": "9 is out of range; give seed between 0 and ",
     "train --config.updates.minibatches=1e3": "--config.updates.minibatches=1e3 must be a whole number, for example 4",
     "train --config.optimizer.learning_rate=fast": "must be a number, for example 1e-3",
     "train --config.rewards.overlong_filter=maybe": "must be True or False",
@@ -83,10 +91,14 @@ TABLE = {
     "train --config.task.chat_options={'a':1}": "set task.chat=True, or clear it by --config.task.chat_options={}",
     "train --config.mesh.shape=(1,-1,1,1) --config.updates.micro_batch_rows=2": "set updates.micro_batch_rows=4, or",
     "train --config.rollout.max_prompt_length=2": "raise prompt_length (in a run: rollout.max_prompt_length;",
+    "train --coordinator=host0 --processes=2 --process=1": "coordinator=host0 must be HOST:PORT of process 0, for",
+    "train --coordinator=host0:port --processes=2 --process=1": "coordinator=host0:port must be HOST:PORT",
     # DIRs
+    "train --workdir=new\udcff": "is not UTF-8; give the folder another name",
     "train --workdir=half": "half/config.json is not valid JSON (",
     "train --workdir=other": "other/config.json holds no JSON object",
     "train --workdir=broken.py/run": "cannot be written",
+    "train --workdir=loop": "workdir=loop cannot be written",
     "train --workdir=": "--workdir= is no folder of its own; name one, for example --workdir=runs/first",
     "train --workdir= --restart": "--workdir= is no folder of its own",
     "evaluate --workdir=nothing": "nothing holds no run (no config.json); give --workdir of a run",
@@ -98,12 +110,20 @@ TABLE = {
     "sweep --sweep=nothing.py --workdir=s": "--sweep=nothing.py does not exist; name a file that defines get_sweep",
     "sweep --sweep=broken_sweep.py --workdir=s": "broken_sweep.py, line 1: ",
     "sweep --sweep=empty.py --workdir=s": "--sweep=empty.py defines no get_sweep(variant) -> Sweep",
+    "sweep --sweep=half/metrics.jsonl --workdir=s": "metrics.jsonl is no Python file; name one, with the ending .py",
+    "sweep --sweep=raising_sweep.py --workdir=s": "raising_sweep.py, line 2: KeyError: 'arm'",
+    "sweep --sweep=outside_sweep.py --workdir=s": "the label '..' of a run is no name of a folder",
+    "sweep --sweep=good_sweep.py --workdir=half --launcher=none": "workdir=half is the DIR of one run",
     "sweep --sweep=list_sweep.py --workdir=s": "get_sweep of list_sweep.py returned [{'arm': 'A', 'seed': 0}]; return",
-    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py: minutes=-1 is out of range; give minutes at least 0",
+    "sweep --sweep=slow_sweep.py --workdir=s": "slow_sweep.py, line 4: minutes=-1 is out of range; give",
     "sweep --sweep=good_sweep.py --workdir= --launcher=none": "--workdir= is no folder of its own",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores=0": "--cores=0 must be at least 1; leave it out",
     "sweep --sweep=good_sweep.py --workdir=s --launcher=none --cores_per_run=0": "--cores_per_run=0 must be at least",
     "sweep --sweep=bad_sweep.py --workdir=s": "the configuration of A, seed 0 is refused: config has no field",
+    "branch --config=grpo:smoke --workdir=b --branches=arms": "branches=arms must be JSON with first, every",
+    'branch --config=grpo:smoke --workdir=b --branches={"arms":["A"]}': "]} must be JSON with first, every",
+    'branch --config=grpo:smoke --workdir=b --branches={"arms":{"A":1}}': "} must be JSON with first, every",
+    "upcycle --from=half --to=u --seed=-1": "--seed=-1 must be at least 0",
     'branch --config=grpo:smoke --workdir= --branches={"arms":{}}': "--workdir= is no folder of its own",
     'branch --config=grpo:smoke --workdir=broken.py/run --branches={"arms":{}}': "workdir=broken.py/run cannot be",
 }
@@ -115,6 +135,7 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    (folder / "loop").symlink_to("loop")
     for name in ("half", "other"):
         (folder / name / "metrics.jsonl").write_text('{"step": 1}\n')
     return folder

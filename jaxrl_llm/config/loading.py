@@ -89,6 +89,8 @@ def load_module(path: Path) -> ModuleType:
     """Run a file of configs, sweeps or tasks as a module of its own; raises ValueError, with the line, if it fails."""
     _offer_configs()
     path = path.resolve()
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is no Python file; name one, with the ending .py")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     name = f"file:{path}"  # one name per file, so that the same file may register its tasks and objectives again
@@ -123,13 +125,14 @@ def _offer_configs() -> None:
 
 @contextlib.contextmanager
 def one_line(path: Path) -> Iterator[None]:
-    """Turn whatever a file raises into a ValueError that names the file and the line."""
+    """Turn whatever a file raises, an exit too, into a ValueError that names the file and the line."""
     try:
         yield
     except SyntaxError as error:
-        raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}; correct the file") from error
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+        where = f"{error.filename or path}{f', line {error.lineno}' if error.lineno else ''}"
+        raise ValueError(f"{where}: {error.msg}; correct the file") from error
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
         where = f"{path}, line {frames[-1].lineno}" if frames else str(path)
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(f"{where}: {kind}{error}") from error

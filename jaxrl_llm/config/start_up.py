@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import socket
 import sys
 import threading
@@ -128,6 +129,8 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
             f"coordinator={coordinator}, processes={count}, process={index} leave out which process this is of how "
             "many; give --coordinator HOST:PORT, --processes COUNT and --process INDEX, or none of them"
         )
+    if coordinator is not None and not re.fullmatch(r".+:\d{1,5}", coordinator):
+        raise ValueError(f"coordinator={coordinator} must be HOST:PORT of process 0, for example host0:8476")
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
     try:
         with _heard(start_timeout_s):

@@ -32,7 +32,15 @@ def cache_folder() -> Path:
 
 
 def folder_of_its_own(workdir: str | os.PathLike[str]) -> Path:
-    """The path of a DIR; raises ValueError for none, as of an unset variable, and for the root of the file system."""
-    if not os.fspath(workdir) or Path(workdir).resolve() == Path("/"):
+    """The path of a DIR.
+
+    Raises:
+        ValueError: it is none, as of an unset variable, or the root of the file system, or its name is not UTF-8, which
+          checkpoints cannot have.
+    """
+    name = os.fspath(workdir)
+    if name != name.encode(errors="replace").decode():
+        raise ValueError(f"--workdir={name} is not UTF-8; give the folder another name")
+    if not os.fspath(workdir) or os.path.realpath(workdir) == "/":
         raise ValueError(f"--workdir={workdir} is no folder of its own; name one, for example --workdir=runs/first")
     return Path(workdir)

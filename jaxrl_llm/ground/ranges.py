@@ -26,7 +26,7 @@ def in_range(name: str, value: object, meaning: str = "", /, **limits: int | flo
 
     `meaning` ends the message of a value below `least`: what a special value does ("0 turns it off").
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValueError(f"{name}={value!r} is not a number; give {name} {rule(**limits)}")
     if all(_LIMITS[key][0](value, limit) for key, limit in limits.items()):
         return

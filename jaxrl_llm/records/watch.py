@@ -16,6 +16,8 @@ _FALL = 0.1  # of the best reward
 TEXTS = {
     "rewards_zero": f"the verifier gave 0 to every answer of {ROLLOUTS} rollouts in a row, which teaches nothing; read "
     "samples.jsonl, then take an easier task, a warm start or a larger rollout.max_new_tokens",
+    "verifier_fails": "the verifier failed (it raised, or was killed at a limit) and gave no answer of the rollout a "
+    "reward; read what went wrong in samples.jsonl, then correct it or raise its time_limit",
     "rewards_equal": f"all rewards of a rollout were equal, {ROLLOUTS} rollouts in a row, which teaches nothing; read "
     "samples.jsonl, then take a harder task or a verifier that tells answers apart",
     "reward_collapse": f"the mean reward was below {_FALL:g} of its best, {ROLLOUTS} rollouts in a row; go back to "
@@ -65,7 +67,9 @@ class Watch:
         self._zero = self._zero + 1 if equal and mean == 0 else 0
         fell = self._collapse.after(mean) and self._collapse.best > 0  # costs have no bar to fall below
         zero = self._zero >= ROLLOUTS
+        failed = row.get("reward/verifier_errors", 0) + row.get("reward/verifier_timeouts", 0)
         held = {
+            "verifier_fails": failed > 0 and equal and mean == 0,
             "rewards_zero": zero,
             "rewards_equal": self._equal >= ROLLOUTS and not zero,
             "reward_collapse": fell,

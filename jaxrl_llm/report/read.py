@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def finished(self) -> bool:
-        return (self.workdir / "result.json").exists()
+        return os.path.exists(self.workdir / "result.json")  # also below a folder that may not be read
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:

@@ -43,6 +43,15 @@ def write_report(folder: str | Path, width: int | None = None) -> str:
 
 def write_page(study: Study, folder: Path, stem: str, title: str, width: int | None = None) -> str:
     """Write STEM.md, STEM.html and what they show into the folder; returns the same as `write_report`."""
+    try:
+        return _written(study, folder, stem, title, width)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a full disk names no file
+            raise OSError(f"{folder} cannot be written ({error}); make room there, or copy it elsewhere") from error
+        raise
+
+
+def _written(study: Study, folder: Path, stem: str, title: str, width: int | None) -> str:
     page, printed = Page(folder), []
     page.heading(title, level=1)
     _summary(page, study, printed)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground.array_typing import Key, Params
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import at_least, within
 from jaxrl_llm.models import Model, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Slots
 from jaxrl_llm.rollout.engine import Engine
@@ -35,6 +35,7 @@ class Streamer:
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
+        within("max_new_tokens", self.max_new_tokens, 1, 2**30)  # positions are int32
 
     @functools.partial(jax.jit, static_argnums=0)
     def prepare(self, params: Params) -> dict[str, Any]:

@@ -104,6 +104,8 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     from jaxrl_llm.sweep import launch
 
     workdir = machine.folder_of_its_own(given.workdir)
+    if (workdir / "metrics.jsonl").exists():
+        raise ValueError(f"workdir={workdir} is the DIR of one run; give another --workdir")
     for name in ("cores", "cores_per_run"):  # whatever the launcher makes of them
         if getattr(given, name) is not None:
             at_least(f"--{name}", getattr(given, name), 1, "leave it out for the default")

@@ -55,7 +55,8 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
         given = json.loads(branches)
         fields_of_arms = given.pop("arms")
         branching = Branching.of(given)
-    except (KeyError, TypeError, AttributeError) as error:
+        fields_of_arms = {arm: list(fields.items()) for arm, fields in fields_of_arms.items()}
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"branches={branches} must be JSON with first, every, rollouts and arms ({error})") from error
     source = loading.find(config_file)
 
@@ -64,7 +65,7 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
         return Setup(config.to_dict(), config_hash(config), validate(config))
 
     parent = setup(fields)
-    arms = {arm: setup(list(changed.items())) for arm, changed in fields_of_arms.items()}
+    arms = {arm: setup(fields) for arm, fields in fields_of_arms.items()}
     theirs = loading.flat(parent.config)
     for whose, own in {"the trajectory": parent, **{f"arm {arm!r}": own for arm, own in arms.items()}}.items():
         objective: Any = own.settings.objective

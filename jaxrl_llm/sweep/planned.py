@@ -187,6 +187,8 @@ class Sweep:
 
 
 def _folder(*labels: Any) -> str:
+    if outside := [label for label in map(str, labels) if label in (".", "..")]:
+        raise ValueError(f"the label {outside[0]!r} of a run is no name of a folder; give it another")
     return "/".join(re.sub(r"[^\w.+=-]+", "_", str(label)) for label in labels if str(label))
 
 

@@ -117,6 +117,8 @@ class Task:
             raise ValueError(f"name={self.name!r} must be lower case letters, digits and underscores; rename the task")
         if (self.sample is None) == (self.source is None):
             raise ValueError(f"task {self.name!r} must have either sample or source; give one of them")
+        if not callable(getattr(self.tokenizer, "encode", None)):
+            raise ValueError(f"{self.name}.tokenizer={self.tokenizer!r:.60} is none; give it, as tasks.ByteTokenizer()")
         for field in ("prompt_length", "answer_length", "train_size", "test_size"):
             size_of_source = field.endswith("_size") and self.source is not None
             within(f"{self.name}.{field}", getattr(self, field), 0 if size_of_source else 1, 2**31 - 1)

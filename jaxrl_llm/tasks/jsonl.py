@@ -72,6 +72,8 @@ def jsonl(
             prompt, earlier, own = messages.split(field, prompt)
         if not isinstance(prompt, str):
             raise TypeError(f"field {field!r} must be text or a list of messages, not {type(prompt).__name__}")
+        if not prompt:
+            raise ValueError(f"field {field!r} asks nothing")
         given: Any = own if own is not None and answer_field not in row else row.pop(answer_field)
         return prompt, messages.answer_of(given), row | ({messages.EARLIER: earlier} if earlier else {})
 

@@ -68,7 +68,7 @@ def generate(task: Task) -> dict[str, Split]:
                 f"the shortest of its {split.dropped} prompts has {split.shortest} tokens, over prompt_length="
                 f"{task.prompt_length}; raise prompt_length"
                 if split.dropped
-                else "it has no row; give it some"
+                else f"it has no row; give it some (its options: {dict(task.options)})"
             )
             raise ValueError(f"task {task.name!r} has an empty {name} split: {reason}")
     return splits
@@ -156,7 +156,11 @@ def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
     except TooLong as error:
         raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
     with users_code(task.name, "verify"):
-        reward = float(task.verify(prompt, answer, answer, row))
+        given = task.verify(prompt, answer, answer, row)
+    try:
+        reward = float(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"task {task.name!r}: verify returned {given!r:.60}; return a number") from error
     if not reward >= task.solved:
         raise ValueError(
             f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "

@@ -51,6 +51,13 @@ def test_a_warning_begins_after_ten_rollouts(case):
     assert held([*given, *rows(GOOD)])[-1] == []  # and ends
 
 
+@pytest.mark.parametrize("counted", ["reward/verifier_errors", "reward/verifier_timeouts"])
+def test_a_verifier_that_fails_and_rewards_nothing_is_named_at_once(counted):
+    fails = {counted: 16.0}
+    assert held(rows((0.0, 0.0), GOOD, **fails)) == [["verifier_fails"], []]
+    assert held(rows((0.0, 0.0), **{counted: 0.0})) == [[]]
+
+
 @pytest.mark.parametrize("case", SILENT)
 def test_nothing_is_said_of_a_healthy_run(case):
     assert held(SILENT[case]) == [[]] * len(SILENT[case])

@@ -1,9 +1,11 @@
 """What a report leaves for a paper: figures as SVG and PDF, tables as CSV and LaTeX, a page to point at."""
 
 import csv
+import errno
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +14,8 @@ from matplotlib.figure import Figure
 
 from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.names import NAMES, in_words
-from jaxrl_llm.report.page import save_vectors
-from jaxrl_llm.report.read import load
+from jaxrl_llm.report.page import Page, save_vectors
+from jaxrl_llm.report.read import Run, load
 from jaxrl_llm.report.table_files import latex, write_table
 from jaxrl_llm.report.tables import arm_table
 from jaxrl_llm.report.write import write_report
@@ -117,3 +119,23 @@ def test_without_plotly_the_report_says_how_to_get_it(hostile, monkeypatch):
 
 def test_plotly_has_its_script():
     assert "newPlot" in pytest.importorskip("plotly.offline").get_plotlyjs()
+
+
+def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
+    """A write that fails at the end of a file says no name by itself."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_rows(tmp_path / "A", [{"step": 1, "reward/mean": 0.5}])
+    monkeypatch.setattr(Page, "write", full)
+    monkeypatch.setattr(Page, "picture", lambda *_: None)
+    with pytest.raises(OSError, match=rf"{tmp_path} cannot be written \(.*No space left.*\); make room there"):
+        write_report(tmp_path)
+
+
+def test_a_run_below_what_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
+    """`Path.exists` raises there."""
+    write_rows(tmp_path / "A", [{"step": 1}])
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    assert not Run(tmp_path / "A", "A").finished

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from jaxrl_llm import tasks
@@ -55,3 +57,10 @@ def test_an_option_needs_a_default():
     with pytest.raises(ValueError, match="option 'digits' of task 'unfinished' needs a default"):
         tasks.register(unfinished)
     assert "unfinished" not in tasks.names()
+
+
+def test_a_task_needs_a_tokenizer():
+    """Asked without the tests' own check of types."""
+    mute = SimpleNamespace(name="mute", sample=print, source=None, tokenizer=None)
+    with pytest.raises(ValueError, match=r"mute\.tokenizer=None is none; give it, as tasks\.ByteTokenizer\(\)"):
+        tasks.Task.__post_init__(mute)

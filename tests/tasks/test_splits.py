@@ -82,6 +82,7 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
             {"verify": lambda prompt, answer, gold, row: 0.5},
             r"its own verify scores 0\.5, below solved=1\.0; correct sample or verify",
         ),
+        ({"verify": lambda *_: "good"}, "task 'sort': verify returned 'good'; return a number"),
         ({"tokenizer": tasks.CharTokenizer("0123456789")}, "character '=' at position 10"),
     ],
 )

@@ -85,6 +85,7 @@ def test_other_content_is_other_data(file, tmp_path):
             '{"question": 3, "gold": "a"}',
             r":2 cannot be read \(field 'question' must be text or a list of messages",
         ),
+        ('{"question": "", "gold": "a"}', r":2 cannot be read \(field 'question' asks nothing\)"),
         ("[1]", r":2 cannot be read \(it is no JSON object\)"),
         ("{", r":2 cannot be read \(.*\); correct or remove the line"),
         ('{"question": "\\ud83d", "gold": "a"}', r":2 cannot be read \(.*surrogates"),
@@ -99,6 +100,18 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     task = tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS)
     with pytest.raises(ValueError, match=message):
         splits.generate(task)
+
+
+def test_a_verifier_whose_file_exits_is_named(tmp_path):
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+    with pytest.raises(ValueError, match=r"leaves\.py:f' cannot be imported \(.*leaves\.py, line 1: SystemExit: 3\)"):
+        tasks.make("jsonl", path="x", verifier=f"{tmp_path / 'leaves.py'}:f")
+
+
+def test_a_file_without_rows_is_named(tmp_path):
+    (tmp_path / "x.jsonl").touch()
+    with pytest.raises(ValueError, match=r"empty train split: it has no row; .*x\.jsonl"):
+        splits.generate(tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS))
 
 
 @pytest.mark.parametrize(

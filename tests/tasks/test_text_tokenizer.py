@@ -234,6 +234,9 @@ def test_what_cannot_be_read_is_explained(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     with pytest.raises(ValueError, match=r"end_ids=\(\) must name at least one id.*add eos_token"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<none>"}')
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: eos_token='<none>' is no token of tokenizer\.json"):
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(tmp_path)

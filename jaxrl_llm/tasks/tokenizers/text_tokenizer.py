@@ -140,6 +140,11 @@ def _from_folder(folder: Path) -> TextTokenizer:
         and isinstance(text := token.get("content") if isinstance(token, dict) else token, str)
     }
     own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    if "eos_token" in special and own is None:
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: eos_token={special['eos_token']!r:.60} is no token of "
+            "tokenizer.json; correct it"
+        )
     ids = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         published = _json(folder / name).get("eos_token_id")

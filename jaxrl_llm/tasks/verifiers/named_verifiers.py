@@ -209,7 +209,7 @@ def _function(spec: str) -> Callable[..., float]:
                 module_spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except Exception as error:  # of the user's own code
+    except (Exception, SystemExit) as error:  # of the user's own code
         kind = "" if isinstance(error, ValueError | ImportError | OSError) else f"{type(error).__name__}: "
         raise ValueError(
             f"verifier={spec!r} cannot be imported ({kind}{error}); correct it, or name a module or an existing file"
