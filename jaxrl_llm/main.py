@@ -33,7 +33,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.records import checkpointing, provenance
     from jaxrl_llm.records.run_log import RunLog
     from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
-    from jaxrl_llm.run.settings import config_hash, validate
+    from jaxrl_llm.run.settings import config_hash, resolved_objective, validate
 
     def onward() -> str:
         if not checkpointing.steps_of(given.workdir):
@@ -57,7 +57,8 @@ def _run(arguments: list[str], guard: Guard) -> int:
         log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         guard.started, guard.workdir, guard.onward = True, Path(given.workdir), onward
         run_dir.begin(given.workdir, restart=given.restart)
-        log.write_config(provenance.describe(config.to_dict(), identity, source) | run.made_from)
+        record = provenance.describe(config.to_dict(), identity, source) | run.made_from
+        log.write_config(record | {"objective": resolved_objective(config.to_dict(), settings)})
         log.result(trainer.train(run, log, identity))
     return 0
 

@@ -208,4 +208,4 @@ def _origin(page: Page, study: Study) -> None:
     recorded = next((run for run in study.runs if run.record), None)
     if recorded is not None:
         page.text(f"Configuration of {recorded.label}, with the defaults of its objective filled in:")
-        page.code(json.dumps(resolved(recorded.record.get("config", {})), indent=1))
+        page.code(json.dumps(resolved(recorded.record), indent=1))

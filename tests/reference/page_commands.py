@@ -12,11 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*/*.md")))
+PAGES.remove(ROOT / "CHANGELOG.md")  # it names what was
 # A program of a page that is in none of these is "command not found".
 NOTED = ("python", "python3", "jaxrl-llm", "make", "pip", "tar", ".venv/bin/python", ".venv/bin/pip", ".venv/bin/jaxrl-llm")
 LAUNCHERS = ("srun", "mpirun", "gcloud")  # also start what they are given
 _REAL = ("bash", "sh", "sed", "mkdir", "head", "cat")
-_PROGRAMS = "|".join(("python3?", "jaxrl-llm", "make", "pip"))
+_IN_PROSE = re.compile(r"(\w+=\S+ )*(python -m [\w.]+ .|jaxrl-llm \w+ .|make .|pip install .)")  # not the mere name
 _NOTE = """#!/bin/bash
 printf '%s\\0' "$PAGE" "{name}" "$@" >>"$NOTES"; printf '\\n\\0' >>"$NOTES"
 """
@@ -43,7 +44,7 @@ def scripts(page):
     inside = re.findall(r"- exec (python -m .*?)\n +resources:", manifests, re.DOTALL)
     prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     spans = [" ".join(span.replace("\\|", "|").split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
-    whole = [s for s in spans if re.match(rf"(\w+=\S+ )*({_PROGRAMS}) (-m [\w.]+ |(?!-m)).", s) and "..." not in s]
+    whole = [span for span in spans if _IN_PROSE.match(span) and "..." not in span]
     return [*blocks(page, "", "bash", "sh"), *(" ".join(one.split()) for one in inside), *whole]
 
 
