@@ -84,7 +84,9 @@ def test_configs_are_compared_by_what_a_recipe_of_ones_own_had(command, train, t
     """The file is that of docs/objectives.md; whoever compares the DIRs has not run it."""
     page = (ROOT / "docs" / "objectives.md").read_text()
     own = tmp_path / "tempered.py"
-    own.write_text(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Tempered" in code))
+    own.write_text(
+        next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Tempered" in code)
+    )
     train(trained)
     with monkeypatch.context() as patch:
         patch.setattr(registry, "_RECIPES", dict(registry._RECIPES))

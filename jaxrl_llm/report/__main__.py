@@ -17,11 +17,10 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm report", description="Tables, figures and a page of finished or running runs.")
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
     given = parser.parse_args(arguments)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     from jaxrl_llm.report.write import write_report  # here, so that a wrong command line is refused at once
 
-    print(write_report(given.dir, width))
+    print(write_report(given.dir, shutil.get_terminal_size().columns))  # piped: COLUMNS, or 80
     return 0
 
 

@@ -5,6 +5,7 @@ Only logs are read, so the page of a sweep that is still running says what is mi
 
 import json
 import math
+import textwrap
 from pathlib import Path
 
 from jaxrl_llm.ground.terminal import visible
@@ -65,7 +66,14 @@ def write_page(study: Study, folder: Path, stem: str, title: str, width: int | N
     if not study.branching:  # a branch has no curves
         interactive = folder / "interactive.html"
         written += f"\n{f'wrote {interactive}' if write_interactive(study, interactive, title) else HOW_TO_GET_IT}"
-    return visible("\n".join([*printed, "", written]))
+    lines = [*printed, "", *written.splitlines()]
+    if width is not None:  # a table has lines of its own
+        lines = [line if "\n" in line else _folded(line, width) for line in lines]
+    return visible("\n".join(lines))
+
+
+def _folded(line: str, width: int) -> str:
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:

@@ -51,6 +51,9 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         stream.set_state(extra["stream"])
         log.note(f"resumed from step {first}")
     log.cut(first if checkpoints.latest is not None else -1)
+    if first < settings.steps:  # nothing is printed until these are there
+        programs = "rollout, scores and update" if settings.objective.reads == "rollouts" else "update"
+        log.note(f"compiling {programs} for step {first + 1}: once a start, a minute or more for a large model")
     late: Pending | None = None
     evaluated: dict[str, Any] = {}
     if first >= settings.steps > 0:  # complete before it began
