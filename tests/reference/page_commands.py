@@ -75,7 +75,7 @@ def noted(pages=PAGES):
             file.write_text(_LAUNCH if name in LAUNCHERS else _NOTE.format(name=name))
             file.chmod(0o755)
         for name in _REAL:
-            (programs / name).symlink_to(shutil.which(name))
+            (programs / name).symlink_to(str(shutil.which(name)))
         (place / "jaxrl_llm").symlink_to(place)  # "cd jaxrl_llm"
         for name in ("configs", "experiments"):
             (place / name).symlink_to(ROOT / name)
