@@ -1,4 +1,4 @@
-"""python -m jaxrl_llm.generate --checkpoint PATH | --workdir DIR [--prompt TEXT | --chat]: text as it is sampled."""
+"""python -m jaxrl_llm.generate --checkpoint PATH | --workdir DIR [--prompt TEXT] [--chat]: text as it is sampled."""
 
 import argparse
 import sys
@@ -26,9 +26,8 @@ def _run(arguments: list[str], guard: Guard) -> int:
         "it is rendered as in training, with the template and the chat of its config.",
     )
     add_policy(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--prompt", help="the text to continue or the question to answer")
-    what.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
+    parser.add_argument("--prompt", help="the text to continue or the question to answer; of a chat its only message")
+    parser.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
     parser.add_argument("--system", default="", help="system message of the chat")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: 1")
     parser.add_argument("--greedy", action="store_true", help="the most probable token every time: temperature 0")
@@ -60,18 +59,19 @@ def _talk(given: argparse.Namespace) -> int:
     start_up.start_jax()
     talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
     if given.chat:
-        return _chat(talker, given.system or talker.prompting.system)
+        return _chat(talker, given.system or talker.prompting.system, given.prompt)
     _print(talker.answer(_typed(sys.stdin.read) if given.prompt is None else given.prompt))
     return 0
 
 
-def _chat(talker: "Talker", system: str) -> int:
+def _chat(talker: "Talker", system: str, prompt: str | None) -> int:
+    """A chat on the terminal, or the reply to one message."""
     from jaxrl_llm.tasks import TextTokenizer
 
     if not isinstance(talker.tokenizer, TextTokenizer) or not talker.tokenizer.template:
         raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-    while said := _read():
+    for said in iter(_read, "") if prompt is None else [prompt]:
         messages.append({"role": "user", "content": said})
         messages.append({"role": "assistant", "content": _print(talker.reply(messages))})
     return 0

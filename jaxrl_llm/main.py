@@ -1,5 +1,6 @@
 """python -m jaxrl_llm.main --config gspo[:variant] --workdir DIR [--config.block.field=value ...]"""
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.config import listed, loading
 
-    epilog = listed.field_help() if {"-h", "--help", "--helpfull"} & set(arguments) else ""
+    epilog = _help(arguments) if {"-h", "--help", "--helpfull"} & set(arguments) else ""
     parser = Parser(prog="jaxrl-llm train", description="Start or resume a training run.", epilog=epilog)
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument(
@@ -37,7 +38,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.records import checkpointing, places, provenance, recorded
     from jaxrl_llm.records.run_log import RunLog
     from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
-    from jaxrl_llm.run.settings import config_hash, validate
+    from jaxrl_llm.run.settings import config_hash, resolved_objective, validate
 
     def onward() -> str:
         if isinstance(root, Path) and not checkpointing.steps_of(root):
@@ -67,9 +68,24 @@ def _run(arguments: list[str], guard: Guard) -> int:
         run_dir.begin(given.workdir, restart=given.restart, root=root, near=settings.checkpoint.local_every > 0)
         if flags_set:
             log.note(f"flags      {flags_set}")
-        log.write_config(provenance.describe(config.to_dict(), identity, source) | run.made_from)
+        record = provenance.describe(config.to_dict(), identity, source) | run.made_from
+        log.write_config(record | {"objective": resolved_objective(config.to_dict(), settings)})
         log.result(trainer.train(run, log, identity))
     return 0
+
+
+def _help(arguments: list[str]) -> str:
+    """The fields of every config, then those that the given one sets, for which JAX is imported."""
+    from jaxrl_llm.config import listed
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    name = parser.parse_known_args(arguments)[0].config
+    if not name:
+        return listed.field_help()
+    from jaxrl_llm.run.fields import config_help
+
+    return f"{listed.field_help()}\n{config_help(name)}"
 
 
 if __name__ == "__main__":

@@ -205,6 +205,8 @@ def test_a_chat_remembers_what_was_said(run, chats, tmp_path):
         messages.append({"role": "assistant", "content": "".join(talker.reply(messages))})
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
     assert (code, said) == (0, "".join(f"{visible(answer)}\n" for answer in answers))
+    once = run(generate, *options, "--chat", "--system=Add.", "--prompt=1 + 1?", typed="2 + 2?\n")
+    assert once == (0, f"{visible(answers[0])}\n", "")  # standard input is not read
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 
 from jaxrl_llm import main as module
 from jaxrl_llm.config import start_up
+from jaxrl_llm.objectives import registry
 from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.report.compare import together
+from jaxrl_llm.report.tables import config_table
 from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.memory import Memory
 from jaxrl_llm.run.settings import Settings
@@ -74,6 +78,23 @@ def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     assert recorded["source"] == {"file": str(ROOT / "configs" / "grpo.py"), "variant": "smoke", "recipe": ""}
     assert list(recorded["code"]) == [str(ROOT / "configs" / "grpo.py")]
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
+
+
+def test_configs_are_compared_by_what_a_recipe_of_ones_own_had(command, train, tmp_path, monkeypatch):
+    """The file is that of docs/objectives.md; whoever compares the DIRs has not run it."""
+    page = (ROOT / "docs" / "objectives.md").read_text()
+    own = tmp_path / "tempered.py"
+    own.write_text(
+        next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Tempered" in code)
+    )
+    train(trained)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_RECIPES", dict(registry._RECIPES))
+        for name, *field in (("a",), ("b", "--config.objective.power=0.5"), ("c", "--config.objective.power=0.3")):
+            assert command(*field, config=f"{own}:smoke", workdir=tmp_path / name)[0] == 0
+    assert config_table(together([tmp_path / "a", tmp_path / "b"])) == (["arm"], [])
+    varying = config_table(together([tmp_path / "a", tmp_path / "c"]))
+    assert varying == (["arm", "objective.power"], [["a", "0.5"], ["c", "0.3"]])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

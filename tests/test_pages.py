@@ -1,10 +1,12 @@
-"""Commands and code of the pages, read from them: a command is parsed by its own parser, code and bash blocks run."""
+"""Commands and code of the pages, read from them: a command is parsed by its own parser, code and bash blocks run.
+
+test_page_runs.py runs every command in its smallest form.
+"""
 
 import argparse
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 
 import jaxrl_llm.__main__
 from jaxrl_llm.config import command_line, loading
+from tests.reference import page_commands
+from tests.reference.page_commands import PAGES, ROOT, blocks, named, noted
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*/*.md")))
 # Their tests run each block of the page and look at what it made.
 RUN_ELSEWHERE = {
     "README.md": "test_readme.py",
@@ -26,44 +28,20 @@ RUN_ELSEWHERE = {
 }
 
 
-def named(page):
-    return page.relative_to(ROOT).as_posix()
+COMMANDS = {
+    f"{page} {number} {' '.join(command)}": command
+    for number, (page, *command) in enumerate(noted())
+    if command[0] not in ("make", "pip", "tar") and not command[0].endswith("/pip")
+}
 
 
-def blocks(page, *languages):
-    """The fenced blocks of these languages, "" for those without one."""
-    fenced = re.findall(r"^( *)```(\w*)\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, kind, text in fenced if kind in languages]
-
-
-def commands():
-    """{page and number: (module, arguments)} of every `python -m` and `jaxrl-llm` line of the pages.
-
-    Of a synopsis: without what is in brackets, and the first of alternatives.
-    """
-    found = {}
-    for page in PAGES:
-        text = "\n".join(blocks(page, "", "bash", "sh", "text", "yaml")).replace("\\\n", " ")
-        text = re.sub(r'^\w+=".*"$', "", text, flags=re.MULTILINE)  # a part of the commands below it
-        lines = re.findall(r"(?:python -m ((?:jaxrl_llm|experiments)[.\w]*)|^jaxrl-llm (\w+))(.*)", text, re.MULTILINE)
-        for number, (module, command, rest) in enumerate(lines):
-            module = module or jaxrl_llm.__main__.COMMANDS[command][0]
-            found[f"{named(page)} {number} {module}"] = module, words(rest)
-    return found
-
-
-def words(line):
-    """The arguments of a shell line, with 0 for its variables."""
-    line = re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\$\{?\w+\}?", "0", line))
-    line = re.sub(r"(\w)\|[\w|]+", r"\1", line).partition(" | ")[0]
-    try:
-        given = shlex.split(line, comments=True)
-    except ValueError:  # the end of the quotes of a launcher around it
-        given = shlex.split(line.rstrip()[:-1], comments=True)
-    return given[: next((i for i, word in enumerate(given) if word in {"&", "&&", ";", ">"}), len(given))]
-
-
-COMMANDS = commands()
+def module_and_arguments(program, *arguments):
+    """What `python -m` is given, ("", []) where it is no module of the project."""
+    if program.endswith("jaxrl-llm"):
+        return jaxrl_llm.__main__.COMMANDS[arguments[0]][0].removesuffix(".__main__"), [*arguments[1:]]
+    module = arguments[1] if arguments[0] == "-m" else arguments[0].removesuffix(".py").replace("/", ".")
+    ours = module.startswith(("jaxrl_llm", "experiments", "tests"))
+    return (module, [*arguments[1 + (arguments[0] == "-m") :]]) if ours else ("", [])
 
 
 def parsed(monkeypatch, module, arguments):
@@ -86,8 +64,20 @@ def parsed(monkeypatch, module, arguments):
 
 
 def test_commands_are_found():
-    assert len(COMMANDS) > 50
+    assert len(COMMANDS) > 80
     assert {"docs/quick_start.md", "docs/several_processes.md"} <= {line.split()[0] for line in COMMANDS}
+
+
+def test_a_program_that_nobody_knows_is_seen(monkeypatch, tmp_path):
+    monkeypatch.setattr(page_commands, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```\nfor i in 1 2; do python -m jaxrl_llm.report runs/$i & done; wait\n```\nas `make docs` does\n")
+    run = ("page.md", "python", "-m", "jaxrl_llm.report")
+    assert sorted(noted([page])) == [("page.md", "make", "docs"), (*run, "runs/1"), (*run, "runs/2")]
+    for wrong, said in (("jaxrl report runs", "jaxrl: command not found"), ("make 'docs", "unexpected EOF")):
+        page.write_text(f"```\n{wrong}\n```\n")
+        with pytest.raises(AssertionError, match=said):
+            noted([page])
 
 
 def test_a_wrong_command_is_seen(monkeypatch):
@@ -97,11 +87,13 @@ def test_a_wrong_command_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_is_taken(line, monkeypatch, capsys):
-    module, arguments = COMMANDS[line]
+    module, arguments = module_and_arguments(*COMMANDS[line])
+    if not module:
+        return
     assert parsed(monkeypatch, module, arguments) == 0, capsys.readouterr().err
     fields, rest = command_line.fields_and_rest(arguments)
     if module == "jaxrl_llm.main":
-        config = rest[rest.index("--config") + 1]
+        config = " ".join(rest).partition("--config")[2][1:].partition(" ")[0]
         if re.fullmatch(r"[a-z0-9_]+(:\w+)?|configs/\w+\.py(:\w+)?", config):  # else a placeholder, or a file of yours
             loading.load(loading.find(config), fields)
 

@@ -54,7 +54,7 @@ def on_page_markdown(markdown, page, config, files):
         if not path or re.match(r"\w+:", path):
             return match[0]
         target = posixpath.normpath(posixpath.join(folder, path))
-        uri = target.removeprefix("docs/")
+        uri = re.sub(r"^(colab/.*)\.ipynb$", r"\1.md", target.removeprefix("docs/"))  # shown as a tutorial
         if files.get_file_from_path(uri) is None:
             return f"{text}({config.repo_url}/blob/main/{target})" if config.repo_url else text[1:-1]
         relative = posixpath.relpath(uri, posixpath.dirname(here) or ".")

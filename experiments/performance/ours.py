@@ -121,10 +121,10 @@ class System:
             program = engine_module._generate.lower(self.engine, w.P, *args).compile()
             return lambda: program(*args), program.as_text() or ""
         batch, layout = self.experience(trajectory)
-        program = type(self.learner).update.lower(self.learner, self.state, batch, layout).compile()
+        program = self.learner.lower_update(self.state, batch, layout).compile()
 
         def run() -> TrainState:
-            self.state, _ = program(self.state, batch, layout)
+            self.state, _ = program(self.state.replace(base=None), self.state.base, batch, layout)
             return self.state
 
         return run, program.as_text() or ""

@@ -18,7 +18,6 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
     add_place(parser)
     given = parser.parse_args(arguments)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     from jaxrl_llm.report.write import write_report  # here, so that a wrong command line is refused at once
 
@@ -26,7 +25,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
         from jaxrl_llm.run.run_dir import fetched
 
         fetched(given.dir, given.checkpoints)
-    print(write_report(given.dir, width))
+    print(write_report(given.dir, shutil.get_terminal_size().columns))  # piped: COLUMNS, or 80
     return 0
 
 

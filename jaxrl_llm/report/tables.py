@@ -114,7 +114,7 @@ def config_table(study: Study) -> Table:
     """The configuration fields in which arms or conditions differ: one row an arm and condition, one column a field."""
     flat = {}
     for cell in [(arm, condition) for condition in study.conditions for arm in study.arms]:
-        recorded = [run.record["config"] for run in study.select(*cell) if run.record.get("config")]
+        recorded = [run.record for run in study.select(*cell) if run.record.get("config")]
         if recorded:
             flat[cell] = {field: str(value) for field, value in loading.flat(resolved(recorded[0])).items()}
     fields = sorted({field for one in flat.values() for field in one})
@@ -125,11 +125,15 @@ def config_table(study: Study) -> Table:
     return ["arm", *varying], rows if varying else []
 
 
-def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the hyper-parameters that its objective had: where a field is None, the recipe's default.
+def resolved(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a config.json with the hyper-parameters that its objective had.
 
-    Fields that the recipe does not have are left out; of an unknown recipe only the fields that were set are kept.
+    Older records do not name them: there a field that is None has the recipe's default. Fields that the recipe does not
+    have are left out; of an unknown recipe only the fields that were set are kept.
     """
+    config = record.get("config", {})
+    if isinstance(record.get("objective"), Mapping):
+        return {**config, "objective": record["objective"]}
     raw = config.get("objective")
     if not raw or not isinstance(raw, Mapping):
         return dict(config)

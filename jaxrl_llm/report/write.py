@@ -5,6 +5,7 @@ Only logs are read, so the page of a sweep that is still running says what is mi
 
 import json
 import math
+import textwrap
 from pathlib import Path
 
 from jaxrl_llm.ground.terminal import visible
@@ -74,7 +75,14 @@ def _written(study: Study, folder: Path, stem: str, title: str, width: int | Non
     if not study.branching:  # a branch has no curves
         interactive = folder / "interactive.html"
         written += f"\n{f'wrote {interactive}' if write_interactive(study, interactive, title) else HOW_TO_GET_IT}"
-    return visible("\n".join([*printed, "", written]))
+    lines = [*printed, "", *written.splitlines()]
+    if width is not None:  # a table has lines of its own
+        lines = [line if "\n" in line else _folded(line, width) for line in lines]
+    return visible("\n".join(lines))
+
+
+def _folded(line: str, width: int) -> str:
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _summary(page: Page, study: Study, printed: list[str]) -> None:
@@ -217,4 +225,4 @@ def _origin(page: Page, study: Study) -> None:
     recorded = next((run for run in study.runs if run.record), None)
     if recorded is not None:
         page.text(f"Configuration of {recorded.label}, with the defaults of its objective filled in:")
-        page.code(json.dumps(resolved(recorded.record.get("config", {})), indent=1))
+        page.code(json.dumps(resolved(recorded.record), indent=1))

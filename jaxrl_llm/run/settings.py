@@ -61,6 +61,16 @@ def validate(config: ConfigDict) -> Settings:
     return settings
 
 
+def resolved_objective(config: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The name and every hyper-parameter that the objective of a validated config has, the recipe's defaults included.
+
+    For config.json, whose reader need not know a recipe that the user's own file registers.
+    """
+    raw: Mapping[str, Any] = config["objective"]
+    known = objectives.hyperparameters(raw["name"], raw.get("aggregation")) | _chosen(raw, settings.answer_length)
+    return {"name": raw["name"]} | {key: value for key, value in known.items() if value is not None}
+
+
 def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSettings:
     """The task of a config for a policy with this tokenizer, whatever model the config trains; raises as `validate`."""
     raw = config.to_dict()
@@ -153,10 +163,14 @@ def _task(config: TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: Rollou
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> objectives.AnyObjective:
     """The recipe with the hyper-parameters that are set; one that the recipe does not have raises."""
-    chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
     try:
-        if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):
-            chosen.setdefault("max_length", answer_length)
-        return objectives.make(raw["name"], **chosen)
+        return objectives.make(raw["name"], **_chosen(raw, answer_length))
     except ValueError as error:
         raise ValueError(f"config.objective: {error}") from error
+
+
+def _chosen(raw: Mapping[str, Any], answer_length: int) -> dict[str, Any]:
+    chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
+    if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):
+        chosen.setdefault("max_length", answer_length)
+    return chosen

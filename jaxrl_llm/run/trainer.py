@@ -60,6 +60,9 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     log.cut(first if checkpoints.latest is not None else -1)
     rows = read_rows(log.workdir / "metrics.jsonl") if first else []
     observed = Observed(log.workdir, settings.log.profile, rows[-1] if rows else None, began)
+    if first < settings.steps:  # nothing is printed until these are there
+        programs = "rollout, scores and update" if settings.objective.reads == "rollouts" else "update"
+        log.note(f"compiling {programs} for step {first + 1}: once a start, a minute or more for a large model")
     late: Pending | None = None
     evaluated: dict[str, Any] = {}
     due = False  # a checkpoint, which waits while the one before is slow to be written

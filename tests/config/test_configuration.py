@@ -204,6 +204,34 @@ def test_help_fits_a_terminal_and_exits_with_0(module, monkeypatch, capsys):
     assert ("--config.optimizer.b1=0.9" in printed.out) == (module is main)
 
 
+def test_the_help_of_a_config_lists_what_it_sets_and_its_own_fields(tmp_path, monkeypatch, capsys):
+    """Registered tasks and recipes aside: a recipe is one of the package's, with a field that base leaves to it."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from configs import base\n\n\ndef get_config(variant=''):\n    config = base.get_config(variant)\n"
+        "    config.objective.name, config.steps = 'sapo', 7\n    config.task.options = {'digits': 4, 'test_size': 9}\n"
+        "    return config\n"
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def said(config):
+        with pytest.raises(SystemExit) as stop:
+            main.main(["--help", f"--config={config}"])
+        assert stop.value.code == 0
+        return capsys.readouterr().out.partition("recipes: ")[2].partition("\n\n")[2].partition("exit codes")[0]
+
+    assert said(own).splitlines()[:6] == [
+        f"what {own} sets otherwise, and fields of its own:",
+        "",
+        "  --config.objective.name=sapo  a recipe: see docs/objectives.md",
+        "  --config.steps=7  rollouts",
+        "  --config.task.options.digits=4",
+        "  --config.task.options.test_size=9",
+    ]
+    assert "variants: this config has grpo, gspo, grpo_smoke and gspo_smoke" in said("demo")
+    assert said("base") == "base sets no field otherwise\n\nvariants: this config has 'smoke' or none\n\n"
+
+
 def test_commands(tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "COLUMNS": "80"}
     program = [sys.executable, "-m", "jaxrl_llm"]

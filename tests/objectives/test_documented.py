@@ -1,5 +1,6 @@
 """docs/objectives.md: its code runs, its table is the code's, its own objective is one like the others."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground.metrics import finalize
+from jaxrl_llm.objectives import advantages
 from jaxrl_llm.objectives import registry as known
 from jaxrl_llm.run.settings import validate
 from tests.reference.answers import random_batch
@@ -57,6 +59,21 @@ def test_own_objective():
     assert finalize(metrics)["gradient_weight/negative"] == pytest.approx(1.1 * (1 + 1), rel=1e-5)
     batch = {key: x for key, x in random_batch().items() if "router" not in key}
     assert np.isfinite(jax.jit(lambda x: mine(**x)[0])({**batch, "entropy": jnp.zeros((4, 6))}))
+
+
+def test_own_advantage(registry):
+    """By hand, and the signatures of the page are those of the two advantages that stand for all."""
+    names = block("class AboveMedian")
+    rewards = jnp.asarray([0.0, 0.2, 0.8, 1.0])
+    np.testing.assert_array_equal(names["AboveMedian"]()(rewards, group_size=4), [-1, -1, 1, 1])
+    assert objectives.make("above_median").advantage == names["AboveMedian"]()
+    text = TEXT.split("### An advantage")[1]
+    for kind in (advantages.GroupAdvantage, advantages.Gae):
+        (shown,) = re.findall(rf"^\| `{kind.needs_values}` \| `\((.*?)\)`", text, re.MULTILINE)
+        given = list(inspect.signature(kind.__call__).parameters.values())[1:]
+        assert shown.replace("*, ", "").split(", ") == [
+            str(p).partition(":")[0] + "=None" * (p.default is None) for p in given
+        ]
 
 
 def test_own_config_file(registry):

@@ -142,12 +142,13 @@ def test_an_unfinished_run_has_no_outcome(tmp_path):
 
 
 def test_the_configuration_is_shown_as_the_objective_had_it():
-    shown = resolved({"objective": {"name": "grpo", "clip_low": None, "clip_high": 0.3, "tau_pos": None}, "seed": 1})
+    config = {"objective": {"name": "grpo", "clip_low": None, "clip_high": 0.3, "tau_pos": None}, "seed": 1}
+    shown = resolved({"config": config})
     assert (shown["objective"]["clip_low"], shown["objective"]["clip_high"]) == (0.2, 0.3)
     assert "tau_pos" not in shown["objective"]
-    assert resolved({"objective": {"name": "of my own", "a": 1, "b": None}}) == {
-        "objective": {"name": "of my own", "a": 1}
-    }
+    own = {"config": {"objective": {"name": "of my own", "a": 1, "b": None}}}
+    assert resolved(own) == {"objective": {"name": "of my own", "a": 1}}
+    assert resolved(own | {"objective": {"name": "of my own", "a": 1, "b": 2}})["objective"]["b"] == 2
     assert resolved({}) == {}
 
 

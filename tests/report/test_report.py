@@ -64,7 +64,8 @@ def test_clipped_is_one_side_where_only_one_is_logged(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
+def test_a_single_run_and_a_folder_of_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
     write_run(tmp_path / "demo" / "grpo")
     write_run(tmp_path / "demo" / "gspo", arm="GSPO")
     assert main([str(tmp_path / "demo" / "grpo")]) == 0
@@ -79,6 +80,18 @@ def test_a_single_run_and_a_folder_of_runs(tmp_path, capsys):
     assert (tmp_path / "demo" / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
     # The page of the folder is not taken for a run of it, and neither are the pages of its runs.
     assert [run.arm for run in load(tmp_path / "demo").runs] == ["grpo", "gspo"]
+
+
+def test_piped_lines_are_no_longer_than_columns_or_80(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "of_the_first" / "grpo", keys="reward")
+    write_rows(tmp_path / "of_the_first" / "stopped", [{"step": 0, "eval/greedy": 0.2, "eval/pass_at_1": 0.1}])
+    for columns, longest in (("50", 50), ("", 80)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["of_the_first"]) == 0
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= longest, printed
+        assert "wrote of_the_first/report.md" in printed
 
 
 def test_a_folder_without_runs_is_named(tmp_path, capsys):

@@ -70,6 +70,7 @@ def straight(folder, tmp_path_factory):
     logger.removeHandler(compiled)
     logger.propagate = True
     assert f"step {STEPS}/{STEPS}" in said
+    assert said.index("compiling rollout, scores and update for step 1: once") < said.index(f"step 0/{STEPS}")
     return config, workdir, found, compiled
 
 
@@ -155,7 +156,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
             tiny_run.train(tmp_path, straight[0])
     assert [row["step"] for row in tiny_run.metrics(tmp_path)] == [0, 1, 2, 3]
     found, said = tiny_run.train(tmp_path, straight[0])
-    assert "resumed from step 2" in said
+    assert "resumed from step 2\ncompiling rollout, scores and update for step 3: once" in said
     assert found == straight[2]
     assert_same_run(tmp_path, straight)
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
