@@ -2,7 +2,7 @@
 
 import flax.struct
 
-from jaxrl_llm.ground.array_typing import Array, Bool, Mask, PerAnswer, PerToken, SegmentIds, Tokens
+from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Mask, PerAnswer, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import Routing
 
 
@@ -18,3 +18,5 @@ class Trajectory(flax.struct.PyTreeNode):
     # it was not recorded.
     routing: Routing | None = None
     rewards: PerAnswer | None = None  # None until a verifier has seen the answers
+    # The number of the policy (steps trained) that sampled tokens[:, t]; None: the policy of this step.
+    versions: Integer[Array, "b t"] | None = None

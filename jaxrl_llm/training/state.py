@@ -98,6 +98,7 @@ class TrainBatch(flax.struct.PyTreeNode):
     old_values: PerToken | None = None
     returns: PerToken | None = None
     margins: PerToken | None = None
+    age: PerToken | None = None  # steps trained since the policy that sampled the token; None: 0 everywhere
     routing: RoutingRecords = RoutingRecords()
 
 
