@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.rollout import verification
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
 from jaxrl_llm.training.reward_sources import RewardConfig, total_rewards
@@ -98,7 +96,7 @@ class Rollout:
 
 
 def begin(
-    engine: Engine,
+    engine: RolloutEngine,
     params: Params,
     stream: tasks.PromptStream,
     task: tasks.Task,
@@ -106,6 +104,7 @@ def begin(
     sampling: DynamicSampling,
     weighting: RewardConfig,
     samples: int = 0,
+    version: int = 0,
 ) -> Rollout:
     """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be running.
 
@@ -115,9 +114,9 @@ def begin(
     rewards, so this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
 
     Parameters that the rollout has on another mesh are moved once, whatever the number of draws, and the copy is gone
-    when this returns.
+    when this returns. version: of the parameters, the steps that trained them.
     """
-    prepared, moved = _prepared(engine, params)
+    prepared, moved = engine.take_weights(params, version)
     g = engine.group_size
     batch = next(stream)
     wanted = len(batch["prompt"])
@@ -149,17 +148,6 @@ def begin(
     if weighting.overlong_filter:
         best = best.replace(loss_mask=objectives.overlong_filter(best.loss_mask, best.truncated))
     return Rollout(best, draws, kept, weighting, engine.max_new_tokens, samples, sources, moved)
-
-
-def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]:
-    """The parameters that the engine samples with, and the seconds and bytes of moving them, if they moved."""
-    start = time.monotonic()
-    prepared = engine.prepare(params)
-    if prepared is params:
-        return params, {}
-    jax.block_until_ready(prepared)
-    seconds, size = time.monotonic() - start, float(sharding.local_bytes(prepared))
-    return prepared, {"time/parameters_moved_s": seconds, "rollout/parameters_moved_bytes": size}
 
 
 def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.array_typing import PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.objectives.rewards import KlController
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
@@ -33,7 +33,7 @@ class AnswerScorer(Protocol):
 class Rollouts(Source):
     """A `Source` of verified rollouts."""
 
-    engine: Engine
+    engine: RolloutEngine
     scorer: Scorer
     task: tasks.Task
     data_dir: str | None
@@ -99,7 +99,8 @@ class Rollouts(Source):
         key = jax.random.fold_in(jax.random.key(self.seed), step)
         # The plain parameters are not kept: those of adapters are a copy.
         params = state.policy.plain(self.scorer.learner.model)
-        return collect.begin(self.engine, params, stream, self.task, key, self.sampling, self.rewards, self.samples)
+        how = self.sampling, self.rewards, self.samples
+        return collect.begin(self.engine, params, stream, self.task, key, *how, version=step - 1)
 
     def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""
