@@ -1,7 +1,7 @@
 """What every rollout engine offers, whether it samples on the trainer's devices or on servers."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.rollout.trajectory import Trajectory
 
 
+@runtime_checkable
 class RolloutEngine(Protocol):
     """Samples groups of answers to prompts, with the weights that it was given last: `rollout.engine.Engine` and
     `rollout.remote.RemoteEngine`."""

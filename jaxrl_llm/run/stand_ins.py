@@ -34,6 +34,8 @@ _TEMPLATES = (
 _NAMES = ("Ada", "Ben", "Cleo", "Dan")
 # Fields of a run's model block that no checkpoint holds; the vocabulary is the tokenizer's.
 _NOT_STORED = ("pretrained", "vocab_size", "remat", "experts_implementation", "attention_implementation")
+# Fields of a run's rollout block that came later and are nothing to a reward model, whose folder stays the same.
+_NOT_REWARDED = ("engine", "servers", "launch", "weights_dir", "deadline_s")
 
 
 def gsm8k() -> str:
@@ -53,6 +55,7 @@ def checkpoint(model: Mapping[str, Any]) -> str:
 def reward_model(config: Mapping[str, Any]) -> str:
     """The DIR of a reward model with random parameters, for the task and the model of a config."""
     read = {name: config[name] for name in ("task", "rollout", "model", "lora")}
+    read["rollout"] = {name: value for name, value in read["rollout"].items() if name not in _NOT_REWARDED}
     return str(_made("reward_model", read, lambda folder: _write_reward_model(folder, read)))
 
 
