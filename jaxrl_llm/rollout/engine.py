@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ class Engine:
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
     prompt_buckets: int = 1  # prompts are cut to the smallest of so many widths that holds them; each compiles once
     rows_on: jax.sharding.Mesh | None = None  # the mesh over which a trajectory's rows are spread; None: the model's
+    remote: ClassVar[bool] = False  # a remote engine answers while the devices train
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0), ("prompt_buckets", 1)):

@@ -15,6 +15,11 @@ class RolloutEngine(Protocol):
     `rollout.remote.RemoteEngine`."""
 
     @property
+    def remote(self) -> bool:
+        """Whether it answers while the devices train, and takes weights in the middle of its answers."""
+        ...
+
+    @property
     def group_size(self) -> int: ...
 
     @property

@@ -11,10 +11,11 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from absl import logging
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
-from jaxrl_llm.models import Model, Routing, routing_dtype, save_pretrained
+from jaxrl_llm.models import Model, Routing, load_params, routing_dtype, save_pretrained
 from jaxrl_llm.rollout import handshake
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.server import Answer, Fault, Server
@@ -37,10 +38,10 @@ _BACK_S = 300.0  # until a server that this run did not start is back
 
 
 class Held(NamedTuple):
-    """The weights of one policy, as the servers have them."""
+    """The weights of one policy, as the servers have them, in a folder."""
 
     version: int
-    params: Params
+    folder: Path
 
 
 class _Question(NamedTuple):
@@ -66,6 +67,11 @@ class RemoteEngine:
     at_once: int = 64  # answers that the servers together are asked for
     needs_routes: bool = False
     rows_on: jax.sharding.Mesh | None = None
+    remote: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if jax.process_count() > 1:
+            raise ValueError("rollout.engine=vllm: a run of several processes samples by itself; set it to jax")
 
     @functools.cached_property
     def _servers(self) -> list[Server]:
@@ -76,17 +82,17 @@ class RemoteEngine:
         if not self.launch:
             return None
         most = self.prompt_length + self.max_new_tokens
-        return Serving(self.launch, dtype=self.dtype, max_length=most, at_once=-(-self.at_once // len(self._servers)))
+        each = -(-self.at_once // len(self._servers))
+        return Serving(self.launch, self.folder, dtype=self.dtype, max_length=most, at_once=each)
 
     @functools.cached_property
-    def _own_folder(self) -> tempfile.TemporaryDirectory[str]:
-        """Of the weights; it is gone when the engine is."""
+    def folder(self) -> Path:
+        """Of the weights; it goes with the engine."""
         where = self.weights_dir or (_MEMORY if _MEMORY.is_dir() else None)
-        return tempfile.TemporaryDirectory(prefix="jaxrl-llm-", dir=where)
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self._own_folder.name)
+        folder = Path(tempfile.mkdtemp(prefix="jaxrl-llm-", dir=where))
+        folder.chmod(0o755)  # servers may be another user's
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     @functools.cached_property
     def _name(self) -> str:
@@ -109,13 +115,13 @@ class RemoteEngine:
           ValueError: no server can be reached, or one computes something else than the trainer.
         """
         start = time.monotonic()
-        folder = self._written(params, version)
-        size = float(sum(path.stat().st_size for path in folder.glob("*.safetensors")))
-        held, lost, gaps = Held(version, params), list[str](), list[float]()
+        held = self._latest = Held(version, self._written(params, version))
+        size = float(sum(path.stat().st_size for path in held.folder.glob("*.safetensors")))
+        lost, gaps = list[str](), list[float]()
 
         def bring(server: Server) -> None:
             try:
-                gaps.append(self._bring(server, held, patience=0))
+                gaps.append(self._bring(server, params, patience=0.0))
             except Fault as fault:
                 lost.append(str(fault))
 
@@ -125,8 +131,8 @@ class RemoteEngine:
             raise ValueError(f"rollout.servers: {'; '.join(sorted(lost))}")
         for fault in lost:
             logging.warning("%s; the other servers go on without it", fault)
-        for old in self._folder.glob("policy-*"):
-            if old != folder:
+        for old in self.folder.glob("policy-*"):
+            if old != held.folder:
                 shutil.rmtree(old, ignore_errors=True)
         seconds = time.monotonic() - start
         return held, {
@@ -167,17 +173,14 @@ class RemoteEngine:
             return answer
 
         def recover(server: Server) -> None:
-            self._bring(server, prepared, patience=_BACK_S)
+            self._bring(server, None, patience=_BACK_S)
 
         answers = ask_all(questions, self._servers, self.at_once, ask, recover)
         return self._assembled(tokens[rows], lengths[rows], answers)
 
     def _sampled(self, seed: int, most: int) -> dict[str, Any]:
-        s = self.sampling
         return {
-            "temperature": s.temperature,
-            "top_k": s.top_k,
-            "top_p": s.top_p,
+            "temperature": self.sampling.temperature,
             "max_tokens": most,
             "seed": seed,
             "stop_token_ids": list(self.end_ids),
@@ -198,28 +201,31 @@ class RemoteEngine:
 
     def _written(self, params: Params, version: int) -> Path:
         """The folder with the weights of a policy; it appears only when it is complete."""
-        folder, partial = self._folder / f"policy-{version}", self._folder / "partial"
+        folder, partial = self.folder / f"policy-{version}", self.folder / "partial"
         for old in (folder, partial):
             shutil.rmtree(old, ignore_errors=True)
         save_pretrained(params, self.model.config, partial)
         partial.rename(folder)
         return folder
 
-    def _bring(self, server: Server, held: Held, patience: float) -> float:
-        """Have a server take the weights of a policy, and compare; returns the gap that `handshake.check` found.
+    def _bring(self, server: Server, params: Params | None, patience: float) -> float:
+        """Have a server take the newest weights, and compare; returns the gap that `handshake.check` found.
 
-        patience: seconds until a server that this run did not start must be up.
+        Args:
+          params: what was written; None: an update may have overwritten it since, and they are read again.
+          patience: seconds until a server that this run did not start must be up.
         """
         config = self.model.config
         with self._locks[server.address]:
-            folder = self._folder / f"policy-{held.version}"
+            held = self._latest
+            params = load_params(held.folder, self.model) if params is None else params
             if self._serving is not None:
-                self._serving.start(server, folder)
+                self._serving.start(server, held.folder)
             end = time.monotonic() + patience
             while not server.healthy() and time.monotonic() < end:
                 time.sleep(1)
             self._check_model(server)
-            server.take_weights(str(folder), self._label(held.version), _TRANSFER_S)
+            server.take_weights(str(held.folder), self._label(held.version), _TRANSFER_S)
             prompts = handshake.fixed_prompts(config.vocab_size, self.prompt_length)
             wanted = self._sampled(0, handshake.answer_length(self.max_new_tokens))
             wanted |= {"stop_token_ids": [], "prompt_logprobs": 0, "min_tokens": wanted["max_tokens"]}
@@ -235,7 +241,7 @@ class RemoteEngine:
         return handshake.check(
             server.address,
             self.model,
-            held.params,
+            params,
             prompts,
             answers,
             temperature=self.sampling.temperature,

@@ -30,8 +30,11 @@ _START_S = 600.0
 class Serving:
     """Starts servers of one environment; those it started end with this object, and with the process."""
 
-    def __init__(self, python: str, *, dtype: str, max_length: int, at_once: int):
-        """python: the interpreter of an environment with vLLM, or the folder of the environment."""
+    def __init__(self, python: str, weights: Path, *, dtype: str, max_length: int, at_once: int):
+        """python: the interpreter of an environment with vLLM, or the folder of the environment.
+
+        weights: the folder of all weights, which the servers remove where this process is killed and cannot.
+        """
         path = Path(python).expanduser()
         self._python = path / "bin" / "python" if path.is_dir() else path
         if not self._python.is_file():
@@ -39,6 +42,7 @@ class Serving:
                 f"rollout.launch={python!r} is no environment with vLLM; `make vllm` installs one in .venv-vllm "
                 "(docs/engines.md)"
             )
+        self._weights = str(weights)
         self._options = ["--dtype", dtype, "--max-model-len", str(max_length), "--max-num-seqs", str(at_once)]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._logs = Path(tempfile.mkdtemp(prefix="jaxrl-llm-servers-"))
@@ -67,7 +71,7 @@ class Serving:
     def _started(self, address: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
         command = [str(self._python), str(_SERVED / "vllm_launch.py"), "serve", str(folder), *self._options]
         command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-        environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(_SERVED)}
+        environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(_SERVED), "JAXRL_LLM_WEIGHTS": self._weights}
         with log.open("ab") as said:
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True

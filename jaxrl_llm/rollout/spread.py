@@ -100,7 +100,7 @@ class _Asking:
             if str(fault) not in self.said:
                 self.said.append(str(fault))
                 logging.warning("%s; its answers are asked again", fault)
-            self.waiting.append(i)
+            self.waiting.appendleft(i)
             self.changed.notify_all()
 
 

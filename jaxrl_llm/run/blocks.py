@@ -109,9 +109,11 @@ class RolloutConfig(Block, prefix="rollout."):
             ("dtype", self.dtype, ("float32", "bfloat16")),
             ("mesh_shape", self.mesh_shape, ((),)),
             ("prompt_buckets", self.prompt_buckets, (1,)),
+            ("top_k", self.top_k, (0,)),  # a server does not say what a cut left
+            ("top_p", self.top_p, (1.0,)),
         ):
             if value not in served:
-                raise ValueError(f"rollout.{name}={value!r} is of rollout.engine=jax; set {served[0]!r} for vllm")
+                raise ValueError(f"rollout.{name}={value!r} is of rollout.engine=jax; set it to {served[0]!r} for vllm")
 
     @property
     def sampling(self) -> Sampling:

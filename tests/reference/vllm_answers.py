@@ -4,6 +4,7 @@ It starts the server that `make vllm` installs, asks what tests/rollout/test_rem
 tests/golden/vllm_answers.json, which `tests.reference.fake_vllm` replays.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ LENGTHS = np.array([5, 6, 2], np.int32)
 UIDS = np.array([7, 8, 9], np.uint32)
 
 
+@functools.cache
 def params(seed: int = 0) -> Any:
     return MODEL.init(jax.random.key(seed))
 
@@ -81,7 +83,7 @@ def main(environment: str) -> None:
 
     Server._call = listen
     remote = engine(launch=environment, deadline_s=300.0)
-    vars(remote)["_serving"] = Serving(environment, dtype="float32", max_length=32, at_once=4)
+    vars(remote)["_serving"] = Serving(environment, remote.folder, dtype="float32", max_length=32, at_once=4)
     try:
         print(generate(remote)[1])
         Server._call = call

@@ -7,6 +7,7 @@ by SIGTERM, so that its shared memory goes too, and what is left of its process 
 # pyright: reportMissingImports=false, reportOptionalMemberAccess=false
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -28,6 +29,8 @@ _PATIENCE_S = 15
 def _end_with_the_starter() -> None:
     while os.read(0, 4096):
         pass
+    if weights := os.environ.get("JAXRL_LLM_WEIGHTS"):
+        shutil.rmtree(weights, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_S)
     os.killpg(0, signal.SIGKILL)
