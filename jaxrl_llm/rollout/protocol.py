@@ -1,7 +1,7 @@
 """What every rollout engine offers, whether it samples on the trainer's devices or on servers."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,10 +14,7 @@ class RolloutEngine(Protocol):
     """Samples groups of answers to prompts, with the weights that it was given last: `rollout.engine.Engine` and
     `rollout.remote.RemoteEngine`."""
 
-    @property
-    def remote(self) -> bool:
-        """Whether it answers while the devices train, and takes weights in the middle of its answers."""
-        ...
+    remote: ClassVar[bool]  # whether it answers while the devices train, and takes weights in the middle of its answers
 
     @property
     def group_size(self) -> int: ...

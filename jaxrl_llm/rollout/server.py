@@ -33,7 +33,7 @@ class Server:
 
     def __init__(self, address: str):
         self.address = address.rstrip("/")
-        self._pool = urllib3.PoolManager(maxsize=64, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=1024, retries=False)  # as many as are asked at once
 
     def healthy(self) -> bool:
         try:

@@ -55,7 +55,10 @@ class Serving:
           Fault: it ended, or does not answer in time.
         """
         running, log = self._running.get(server.address), self._logs / f"{server.address.rpartition(':')[2]}.log"
-        if running is None or running.poll() is not None:
+        if running is not None and running.poll() is not None:
+            _let_go(running)
+            running = None
+        if running is None:
             running = self._running[server.address] = self._started(server.address, folder, log)
         end = time.monotonic() + _START_S
         while not server.healthy():
@@ -92,10 +95,15 @@ def _end(running: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
     if all(process.poll() is None for process in running.values()):
         shutil.rmtree(logs, ignore_errors=True)
     for process in running.values():
-        assert process.stdin is not None
-        process.stdin.close()
+        _let_go(process)
     for process in running.values():
-        process.wait(30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _last_error(log: Path) -> str:

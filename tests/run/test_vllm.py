@@ -61,7 +61,7 @@ def test_tokens_say_who_sampled_them(trained):
 
 def test_experts_are_ours_where_the_choice_is_clear(trained):
     t, model = trained.t, trained.run.model
-    own = score(model, trained.asked[0].params, t.tokens, t.segment_ids, temperature=0.7, router_logits=True)
+    own = score(model, trained.state.policy.plain(model), t.tokens, t.segment_ids, temperature=0.7, router_logits=True)
     np.testing.assert_allclose(np.where(t.loss_mask, own.logprobs, 0), t.sampler_logprobs, atol=1e-4)
     fed = np.arange(t.tokens.shape[1])[None] < np.asarray(t.segment_ids).sum(1, keepdims=True) - 1
     ordered = np.sort(np.asarray(own.routing.logits), -1)
