@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.say({})
         said, training = (
             json.loads(json.dumps(fake.answers[question(body)])),
-            "min_tokens" not in body["sampling_params"],
+            "prompt_logprobs" not in body["sampling_params"],
         )
         choice = said["choices"][0]
         with fake.lock:
