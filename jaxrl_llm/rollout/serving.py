@@ -1,7 +1,9 @@
 """vLLM servers that a run starts on its own machine, in their own environment, and that end with it."""
 
+import collections
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +12,8 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+
+from absl import logging
 
 from jaxrl_llm.rollout.server import Fault, Server
 
@@ -45,6 +49,7 @@ class Serving:
         self._weights = str(weights)
         self._options = ["--dtype", dtype, "--max-model-len", str(max_length), "--max-num-seqs", str(at_once)]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts = collections.Counter[str]()
         self._logs = Path(tempfile.mkdtemp(prefix="jaxrl-llm-servers-"))
         self._end = weakref.finalize(self, _end, self._running, self._logs)
 
@@ -54,31 +59,45 @@ class Serving:
         Raises:
           Fault: it ended, or does not answer in time.
         """
-        running, log = self._running.get(server.address), self._logs / f"{server.address.rpartition(':')[2]}.log"
-        if running is not None and running.poll() is not None:
-            _let_go(running)
-            running = None
-        if running is None:
-            running = self._running[server.address] = self._started(server.address, folder, log)
+        running = self._running.get(server.address)
+        if fresh := running is None or running.poll() is not None:
+            if running is not None:
+                logging.warning("%s and is started again", self._ended(server.address))
+                _let_go(running)
+            running = self._running[server.address] = self._started(server.address, folder)
+        assert running is not None
         end = time.monotonic() + _START_S
         while not server.healthy():
             if running.poll() is not None:
-                raise Fault(f"{server.address} ended while it started ({_last_error(log)}); see {log}")
+                if not fresh:  # it was about to end
+                    return self.start(server, folder)
+                raise Fault(f"{self._ended(server.address)} while it started")
             if time.monotonic() > end:
-                raise Fault(f"{server.address} was started and does not answer after {_START_S:g} s; see {log}")
+                raise Fault(
+                    f"{server.address} does not answer {_START_S:g} s after its start; see {self._log(server.address)}"
+                )
             time.sleep(0.5)
 
     def close(self) -> None:
         self._end()
 
-    def _started(self, address: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    def _started(self, address: str, folder: Path) -> subprocess.Popen[bytes]:
         command = [str(self._python), str(_SERVED / "vllm_launch.py"), "serve", str(folder), *self._options]
         command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
         environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(_SERVED), "JAXRL_LLM_WEIGHTS": self._weights}
-        with log.open("ab") as said:
+        self._starts[address] += 1
+        with self._log(address).open("wb") as said:
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
             )
+
+    def _ended(self, address: str) -> str:
+        log = self._log(address)
+        return f"{address} ended ({_first_error(log)}; see {log})"
+
+    def _log(self, address: str) -> Path:
+        """What the server said since its last start."""
+        return self._logs / f"{address.rpartition(':')[2]}-{self._starts[address]}.log"
 
 
 def addresses(given: Sequence[str]) -> list[str]:
@@ -106,7 +125,8 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     process.stdin.close()
 
 
-def _last_error(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["it said nothing"])[-1].strip()[-300:]
+def _first_error(log: Path) -> str:
+    """The cause: what follows from it comes later."""
+    text = log.read_text(errors="replace")
+    found = re.search(r"\b[A-Z]\w*Error: .*", text)
+    return (found[0] if found else (text.splitlines() or ["it said nothing"])[-1]).strip()[:300]
