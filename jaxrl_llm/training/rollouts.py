@@ -99,8 +99,8 @@ class Rollouts(Source):
         key = jax.random.fold_in(jax.random.key(self.seed), step)
         # The plain parameters are not kept: those of adapters are a copy.
         params = state.policy.plain(self.scorer.learner.model)
-        how = self.sampling, self.rewards, self.samples
-        return collect.begin(self.engine, params, stream, self.task, key, *how, version=step - 1)
+        how = self.sampling, self.rewards, self.samples, step - 1
+        return collect.begin(self.engine, params, stream, self.task, key, *how)
 
     def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""
