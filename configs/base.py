@@ -90,6 +90,11 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.router_bias = 0.0  # standard deviation over experts of a bias on them, fixed and equal by layer
     config.rollout.router_gates = "same"  # same (of what chooses) | exact (noise and bias move only the choice)
     config.rollout.mesh_shape = ()  # mesh to sample and evaluate on, of the same devices; (): mesh.shape
+    config.rollout.engine = "jax"  # jax (the run's devices) | vllm (servers: docs/engines.md): of training's answers
+    config.rollout.servers = ()  # of vLLM, http://host:port each; (): one that `launch` starts
+    config.rollout.launch = ""  # environment with vLLM that servers are started in on this machine; empty: they run
+    config.rollout.weights_dir = ""  # folder that trainer and servers see; empty: this machine's memory
+    config.rollout.deadline_s = 300.0  # seconds for an answer of a server, which is then asked for again
 
     config.dynamic_sampling = ConfigDict()  # DAPO: replace groups whose task rewards are all alike
     config.dynamic_sampling.max_draws = 1  # most rollouts per step; 1: off

@@ -6,11 +6,16 @@ from typing import Any
 # Fields that came later, with the value that does what runs without the field did. The hash leaves them out there.
 _CAME: dict[tuple[str, str], Any] = {
     ("mesh", "dcn_shape"): (),
+    ("rollout", "deadline_s"): 300.0,
+    ("rollout", "engine"): "jax",
     ("rollout", "lag"): 0,
+    ("rollout", "launch"): "",
     ("rollout", "mesh_shape"): (),
     ("rollout", "min_p"): 0.0,
     ("rollout", "router_bias"): 0.0,
     ("rollout", "router_gates"): "same",
+    ("rollout", "servers"): (),
+    ("rollout", "weights_dir"): "",
     ("updates", "stop_at_kl"): 0.0,
 }
 

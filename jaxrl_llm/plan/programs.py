@@ -17,6 +17,7 @@ from jaxrl_llm.models import SLACK
 from jaxrl_llm.plan import PROGRAMS
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import Groups, lay_out
@@ -99,18 +100,21 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         if "update" in only:
             yield update(_abstract_given(run, rows, length, mesh))
         return
+    engine = source.engine
+    if not isinstance(engine, Engine):
+        raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     slots = min(s.rollout.slots, rows) or rows
     prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
-    move = source.engine.lower_prepare(state.trained.policy) if "move" in only else None
+    move = engine.lower_prepare(state.trained.policy) if "move" in only else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
     if "rollout" in only:
         yield program(
             "rollout",
-            lambda: source.engine.lower(state.trained.policy, s.rollout.prompts, width),
+            lambda: engine.lower(state.trained.policy, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
         )
-    trajectory = source.engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
+    trajectory = engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
     trajectory = trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32))
     if s.rollout.lag:
         trajectory = trajectory.replace(versions=trajectory.tokens)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from typing import Any, ClassVar
 
 import jax
@@ -53,6 +54,16 @@ class Engine:
         If both meshes lay them out alike, the given ones are returned, and `generate` cuts and casts them each time.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
+
+    def take_weights(self, params: Params, version: int = 0) -> tuple[Params, dict[str, float]]:
+        """What `prepare` makes of the parameters, and the seconds and bytes of moving them, if they moved."""
+        start = time.monotonic()
+        prepared = self.prepare(params)
+        if prepared is params:
+            return params, {}
+        jax.block_until_ready(prepared)
+        seconds, size = time.monotonic() - start, float(sharding.local_bytes(prepared))
+        return prepared, {"time/parameters_moved_s": seconds, "rollout/parameters_moved_bytes": size}
 
     def release(self, prepared: Params, params: Params) -> None:
         """Free what `prepare` made of these parameters; traced functions may refer to it until a garbage collection."""

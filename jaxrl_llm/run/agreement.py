@@ -11,7 +11,8 @@ from jaxrl_llm.run.blocks import Settings
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    for faults in (_of_data, _of_batch, _of_shared_prompts, _of_rewards, _of_mesh, _of_critic, _of_routing):
+    of_data = (_of_data, _of_batch, _of_shared_prompts, _of_rewards)
+    for faults in (*of_data, _of_mesh, _of_critic, _of_routing, _of_servers):
         for fault in faults(s):
             raise ValueError(fault)
     if s.lora.rank:
@@ -179,6 +180,18 @@ def _of_critic(s: Settings) -> Iterator[str]:
         yield f"objective.name={s.objective_name!r} needs values; set critic.kind to head or separate"
     if not needed and kind != "none":
         yield f"critic.kind={kind!r} serves no {s.objective_name}; set it to none"
+
+
+def _of_servers(s: Settings) -> Iterator[str]:
+    """What only the jax engine does."""
+    if s.rollout.engine == "jax":
+        return
+    if s.objective.reads != "rollouts":
+        yield f"rollout.engine=vllm: {s.objective_name} reads {s.objective.reads} and samples nothing; set it to jax"
+    if s.rollout.router != EXACT:
+        yield "rollout.router_dtype, _noise, _bias and _gates are of rollout.engine=jax; leave them out"
+    if s.replay.mode == "R3" and s.replay.what == "logits":
+        yield "replay.what=logits: servers return experts and no logits; set replay.what=experts, or rollout.engine=jax"
 
 
 def _of_routing(s: Settings) -> Iterator[str]:

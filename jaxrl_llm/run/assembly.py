@@ -15,6 +15,8 @@ from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.checkpointing import digest
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
+from jaxrl_llm.rollout.protocol import RolloutEngine
+from jaxrl_llm.rollout.remote import RemoteEngine
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.memory import Memory, needed
 from jaxrl_llm.run.reward_model import RewardModel
@@ -216,7 +218,41 @@ def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
         return Answers(learner=learner, answers=s.rows, data=data if s.preference.file else None, **shared)
     if s.objective.reads == "pairs":
         return Pairs(learner, data, s.seed, s.rollout.prompts, s.updates, samples=s.log.samples)
-    engine = Engine(
+    # One update a rollout, nothing to replay and no values: its own forward is pi_old.
+    once = s.updates.updates_per_rollout == 1 and s.replay.mode == "off"
+    first_forward = once and not {"values", "router_logprobs"} & s.objective.needs
+    return Rollouts(
+        engine=_engine_of(s, learner, sampler),
+        scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),
+        prompts=s.rollout.prompts,
+        sampling=s.dynamic_sampling,
+        rewards=s.rewards,
+        samples=s.log.samples,
+        read_all=s.rollout.max_prompt_length > 0,
+        lag=s.rollout.lag,
+        **shared,
+    )
+
+
+def _engine_of(s: Settings, learner: Learner, sampler: Model) -> RolloutEngine:
+    if s.rollout.engine == "vllm":
+        return RemoteEngine(
+            learner.model,
+            s.rollout.sampling,
+            s.rollout.group_size,
+            s.task.prompt_length,
+            s.answer_length,
+            s.task.tokenizer.end_ids,
+            s.rollout.servers,
+            launch=s.rollout.launch,
+            weights_dir=s.rollout.weights_dir,
+            deadline_s=s.rollout.deadline_s,
+            dtype=s.rollout.dtype,
+            at_once=s.rollout.slots or s.rows,
+            needs_routes=s.replay.mode == "R3",
+            rows_on=learner.model.mesh,
+        )
+    return Engine(
         sampler,
         s.rollout.sampling,
         s.rollout.group_size,
@@ -230,20 +266,6 @@ def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
         record_router_logits=s.replay.mode == "R3" and s.replay.what == "logits",
         record_kept=s.rollout.records_kept,
         rows_on=learner.model.mesh,
-    )
-    # One update a rollout, nothing to replay and no values: its own forward is pi_old.
-    once = s.updates.updates_per_rollout == 1 and s.replay.mode == "off"
-    first_forward = once and not {"values", "router_logprobs"} & s.objective.needs
-    return Rollouts(
-        engine=engine,
-        scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),
-        prompts=s.rollout.prompts,
-        sampling=s.dynamic_sampling,
-        rewards=s.rewards,
-        samples=s.log.samples,
-        read_all=s.rollout.max_prompt_length > 0,
-        lag=s.rollout.lag,
-        **shared,
     )
 
 

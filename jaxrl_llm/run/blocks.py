@@ -61,8 +61,16 @@ class RolloutConfig(Block, prefix="rollout."):
     router_bias: float = declared_by(Router, "bias")
     router_gates: str = declared_by(Router, "gates")
     mesh_shape: tuple[int, ...] = declared((), "mesh to sample and evaluate on, of the same devices; (): mesh.shape")
+    engine: str = declared(
+        "jax", "of training's answers", among={"jax": "the run's devices", "vllm": "servers: docs/engines.md"}
+    )
+    servers: tuple[str, ...] = declared((), "of vLLM, http://host:port each; (): one that `launch` starts")
+    launch: str = declared("", "environment with vLLM that servers are started in on this machine; empty: they run")
+    weights_dir: str = declared("", "folder that trainer and servers see; empty: this machine's memory")
+    deadline_s: float = declared(300.0, "seconds for an answer of a server, which is then asked for again", above=0)
 
     def check(self) -> None:
+        self._check_servers()
         _ = self.router  # raises where its fields contradict each other
         if self.temperature == 0:
             raise ValueError(
@@ -75,6 +83,40 @@ class RolloutConfig(Block, prefix="rollout."):
                 f"{cut} needs a bound on the tokens that it keeps, which training records; set rollout.top_k=64 (which "
                 "cuts, too, and costs 4 * 64 bytes a token)"
             )
+
+    def _check_servers(self) -> None:
+        if self.engine == "jax":
+            if given := [name for name in ("servers", "launch", "weights_dir") if getattr(self, name)]:
+                raise ValueError(
+                    f"rollout.{given[0]}={getattr(self, given[0])!r} is of servers, and rollout.engine=jax asks none; "
+                    "set rollout.engine=vllm"
+                )
+            return
+        if not self.servers and not self.launch:
+            raise ValueError(
+                'rollout.engine=vllm needs rollout.servers=("http://host:port",), or rollout.launch=FOLDER of an '
+                "environment with vLLM to start one (docs/engines.md)"
+            )
+        for address in self.servers:
+            host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
+            if not address.startswith("http://") or not host or not port.isdigit():
+                raise ValueError(f"rollout.servers: {address!r} is no address; give http://host:port")
+            if self.launch and host not in ("127.0.0.1", "localhost"):
+                raise ValueError(
+                    f"rollout.servers: {address!r} is another machine, and rollout.launch starts servers on this one; "
+                    "give http://127.0.0.1:port, or start the servers there and leave rollout.launch empty"
+                )
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"rollout.servers={self.servers} has an address twice; give each once")
+        for name, value, served in (
+            ("dtype", self.dtype, ("float32", "bfloat16")),
+            ("mesh_shape", self.mesh_shape, ((),)),
+            ("prompt_buckets", self.prompt_buckets, (1,)),
+            ("top_k", self.top_k, (0,)),  # a server does not say what a cut left
+            ("top_p", self.top_p, (1.0,)),
+        ):
+            if value not in served:
+                raise ValueError(f"rollout.{name}={value!r} is of rollout.engine=jax; set it to {served[0]!r} for vllm")
 
     @property
     def sampling(self) -> Sampling:

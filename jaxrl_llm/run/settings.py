@@ -23,6 +23,9 @@ from jaxrl_llm.run.blocks import RolloutConfig, Settings, TaskConfig
 from jaxrl_llm.run.fields import BLOCKS, declared_fields
 from jaxrl_llm.tasks.preference import file_identity
 
+# Fields of rollouts that say where the servers are, not what they do.
+_PLACES = {"servers", "launch", "weights_dir", "deadline_s"}
+
 
 class TaskSettings(NamedTuple):
     """A task without a training run: its data folder, most tokens of an answer, answers decoded at once (0: all)."""
@@ -97,6 +100,7 @@ def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
     kept = {key: value for key, value in versions.as_hashed(config).items() if key not in free}
     kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
+    kept["rollout"] = {key: value for key, value in kept["rollout"].items() if key not in _PLACES}
     if path := config["model"]["pretrained"]:  # the content of the checkpoint counts, not its path
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
     if path := config["rewards"]["reward_model"]:  # likewise

@@ -35,7 +35,7 @@ _NAMES = ("Ada", "Ben", "Cleo", "Dan")
 # Fields of a run's model block that no checkpoint holds; the vocabulary is the tokenizer's.
 _NOT_STORED = ("pretrained", "vocab_size", "remat", "experts_implementation", "attention_implementation")
 # Fields of a run's rollout block that came later and are nothing to a reward model, whose folder stays the same.
-_NOT_REWARDED = ("lag", "min_p")
+_NOT_REWARDED = ("deadline_s", "engine", "lag", "launch", "min_p", "servers", "weights_dir")
 
 
 def gsm8k() -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +12,10 @@ import numpy as np
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.rollout import verification
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
 from jaxrl_llm.training.reward_sources import RewardConfig, total_rewards
@@ -107,7 +105,7 @@ class Rollout:
 
 
 def begin(
-    engine: Engine,
+    engine: RolloutEngine,
     params: Params,
     stream: tasks.PromptStream,
     task: tasks.Task,
@@ -115,6 +113,7 @@ def begin(
     sampling: DynamicSampling,
     weighting: RewardConfig,
     samples: int = 0,
+    version: int = 0,
 ) -> Rollout:
     """One rollout of as many groups as a batch of `stream` has prompts; its verifier may still be running.
 
@@ -124,9 +123,9 @@ def begin(
     rewards, so this waits for the verifier. Source: DAPO, arXiv 2503.14476, section 3.2.
 
     Parameters that the rollout has on another mesh are moved once, whatever the number of draws, and the copy is gone
-    when this returns.
+    when this returns. version: of the parameters, the steps that trained them.
     """
-    prepared, moved = _prepared(engine, params)
+    prepared, moved = engine.take_weights(params, version)
     g = engine.group_size
     batch = next(stream)
     wanted = len(batch["prompt"])
@@ -160,7 +159,7 @@ def begin(
 
 
 def answered(
-    engine: Engine,
+    engine: RolloutEngine,
     prepared: Any,
     batch: tasks.PromptBatch,
     task: tasks.Task,
@@ -176,7 +175,7 @@ def answered(
 
 
 def verifying(
-    engine: Engine,
+    engine: RolloutEngine,
     sampled: Trajectory,
     batch: tasks.PromptBatch,
     task: tasks.Task,
@@ -188,17 +187,6 @@ def verifying(
     draw = _Draw(batch["prompt"], verification.begin(sampled, task, batch, engine.group_size))
     kept = len(batch["prompt"])
     return Rollout(sampled, [draw], kept, weighting, engine.max_new_tokens, samples, None, moved)
-
-
-def _prepared(engine: Engine, params: Params) -> tuple[Params, dict[str, float]]:
-    """The parameters that the engine samples with, and the seconds and bytes of moving them, if they moved."""
-    start = time.monotonic()
-    prepared = engine.prepare(params)
-    if prepared is params:
-        return params, {}
-    jax.block_until_ready(prepared)
-    seconds, size = time.monotonic() - start, float(sharding.local_bytes(prepared))
-    return prepared, {"time/parameters_moved_s": seconds, "rollout/parameters_moved_bytes": size}
 
 
 def _rows(groups: np.ndarray, group_size: int) -> np.ndarray:

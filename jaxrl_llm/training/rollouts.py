@@ -21,7 +21,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Key, PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.objectives.rewards import KlController
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
@@ -44,7 +44,7 @@ class AnswerScorer(Protocol):
 class Rollouts(Source):
     """A `Source` of verified rollouts."""
 
-    engine: Engine
+    engine: RolloutEngine
     scorer: Scorer
     task: tasks.Task
     data_dir: str | None
@@ -170,8 +170,9 @@ class Rollouts(Source):
     def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
         """The answers of the rollout of a step, on their way through the verifier."""
         # The plain parameters are not kept: those of adapters are a copy.
-        params, key = state.policy.plain(self.scorer.learner.model), self._key(step)
-        return collect.begin(self.engine, params, stream, self.task, key, self.sampling, self.rewards, self.samples)
+        params = state.policy.plain(self.scorer.learner.model)
+        how = self.sampling, self.rewards, self.samples, step - 1
+        return collect.begin(self.engine, params, stream, self.task, self._key(step), *how)
 
     def _key(self, step: int) -> Key:
         return jax.random.fold_in(jax.random.key(self.seed), step)

@@ -161,11 +161,12 @@ def test_mixed_groups_are_kept_in_draw_order():
 
 
 def test_every_step_samples_with_its_own_key(monkeypatch):
-    """fold_in(run key, step), whatever the stream."""
-    keys = []
+    """fold_in(run key, step), whatever the stream; and says how many steps trained the policy."""
+    keys, versions = [], []
 
     def ask(engine, params, stream, task, key, *others):
         keys.append(tuple(jax.random.key_data(key).tolist()))
+        versions.append(others[-1])
         return begin(engine, params, stream, task, key, *others)
 
     monkeypatch.setattr(collect, "begin", ask)
@@ -177,6 +178,7 @@ def test_every_step_samples_with_its_own_key(monkeypatch):
         source.sample(RolloutStream(Prompts()), step, state).finish()
     assert len(set(keys)) == 3
     assert keys[3] == keys[0]
+    assert versions == [0, 1, 0, 0]
 
 
 def test_a_stream_goes_on_with_what_its_rewards_carry():

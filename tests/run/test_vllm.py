@@ -1,0 +1,83 @@
+"""A real vLLM server on CPU, which `make vllm` installs: handshake, training with R3, new weights, experts, a kill.
+
+JAXRL_VLLM names the environment, by default .venv-vllm; without it the tests are skipped.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.config import loading
+from jaxrl_llm.models.scoring import score
+from jaxrl_llm.run import trainer
+from jaxrl_llm.run.assembly import build
+from jaxrl_llm.run.settings import validate
+
+ENVIRONMENT = Path(os.environ.get("JAXRL_VLLM", Path(__file__).parents[2] / ".venv-vllm"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ENVIRONMENT.is_dir(), reason="no vLLM; `make vllm` installs it, JAXRL_VLLM says where"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Two steps of training on a server that the run starts, and the engine with its weights after them."""
+    fields = [("rollout.launch", str(ENVIRONMENT)), ("rollout.temperature", "0.7"), ("replay.mode", "R3")]
+    run = build(validate(loading.load(loading.find("sort_vllm:smoke"), fields)))
+    state, stream, rows = run.start(lambda text: None), run.source.stream(), []
+    for step in (1, 2):
+        state, current = trainer.take_step(run, state, stream, step)
+        current.check()
+        rows.append(current.row())
+    engine = run.source.engine
+    held, _ = engine.take_weights(state.policy.plain(run.model), 2)
+    batch = next(stream)
+    asked = held, batch["tokens"], batch["lengths"], batch["draw"].astype(np.uint32), jax.random.key(5)
+    yield SimpleNamespace(run=run, state=state, rows=rows, engine=engine, asked=asked, t=engine.generate(*asked))
+    engine.close()
+
+
+def test_training_agrees_with_the_server(trained):
+    for row in trained.rows:
+        assert row["rollout/handshake"] < 1e-5
+        assert row["check/old_sampler_mean"] < 1e-5
+        assert row["check/unrecorded"] == 0
+        assert row["routing/flips_sampler_old"] < 0.01
+        assert row["rollout/parameters_moved_bytes"] > 1e5
+    assert trained.rows[1]["time/parameters_moved_s"] < trained.rows[0]["time/parameters_moved_s"]
+
+
+def test_tokens_say_who_sampled_them(trained):
+    t = trained.t
+    np.testing.assert_array_equal(np.asarray(t.versions)[np.asarray(t.loss_mask)], 2)
+
+
+def test_experts_are_ours_where_the_choice_is_clear(trained):
+    t, model = trained.t, trained.run.model
+    own = score(model, trained.state.policy.plain(model), t.tokens, t.segment_ids, temperature=0.7, router_logits=True)
+    np.testing.assert_allclose(np.where(t.loss_mask, own.logprobs, 0), t.sampler_logprobs, atol=1e-4)
+    fed = np.arange(t.tokens.shape[1])[None] < np.asarray(t.segment_ids).sum(1, keepdims=True) - 1
+    ordered = np.sort(np.asarray(own.routing.logits), -1)
+    clear = (ordered[..., -2] - ordered[..., -3] > 1e-4) & fed[None]
+    assert clear.sum() > 0.9 * fed.sum() * len(clear)
+    theirs, ours = np.sort(np.asarray(t.routing.experts), -1), np.sort(np.asarray(own.routing.experts), -1)
+    np.testing.assert_array_equal(theirs[clear], ours[clear])
+
+
+def test_a_killed_server_is_started_again_and_nothing_is_lost(trained):
+    (process,) = trained.engine._serving._running.values()
+    threading.Timer(0.2, os.killpg, (process.pid, signal.SIGKILL)).start()
+    again = trained.engine.generate(*trained.asked)
+    if process.poll() is None:  # all was answered before
+        process.wait(10)
+        again = trained.engine.generate(*trained.asked)
+    np.testing.assert_array_equal(again.tokens, trained.t.tokens)
+    np.testing.assert_allclose(again.sampler_logprobs, trained.t.sampler_logprobs, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(again.versions), np.asarray(trained.t.versions))
