@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
         root = places.root_of(given.workdir, given.checkpoints)
         flags_set = start_up.start_jax()
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
-        sameness.check(config.to_dict(), settings, root, restart=given.restart)
+        sameness.check(config.to_dict(), settings, os.fspath(root), restart=given.restart)
         run_dir.check(given.workdir, config, restart=given.restart, root=root)
         reached = "" if given.restart else opening.finished(given.workdir, settings.steps)
         if processes.largest(bool(reached)):  # with a PLACE the other processes have no logs to read it from

@@ -385,3 +385,14 @@ def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
     tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, folder, name, **changes))
     assert [row["step"] for row in tiny_run.metrics(tmp_path / "parts")] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_nearer_checkpoint(straight, tmp_path):
+    """Step 3's in DIR/local, where the one of step 4 is lost; it ends as the run without a break."""
+    config = straight[0].copy_and_resolve_references()
+    config.checkpoint.local_every = 3
+    tiny_run.train(tmp_path, config)
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    assert "resumed from step 3" in tiny_run.train(tmp_path, config)[1]
+    assert_same_run(tmp_path, straight)
