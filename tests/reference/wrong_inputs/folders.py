@@ -142,7 +142,7 @@ TABLE = [
             (
                 "a checkpoint emptied",
                 "",
-                "checkpoint",
+                "checkpoints/2",
                 {"run/checkpoints": lambda path: (shutil.rmtree(path / "2"), (path / "2").mkdir())},
                 WARNS,
             ),
