@@ -230,7 +230,7 @@ def _answer(descriptor: int, memory: int) -> None:
     while True:
         try:
             kind, content = pickle.loads(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: it ended with an answer unread
             return
         try:
             if kind == "load":

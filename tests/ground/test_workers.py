@@ -1,11 +1,13 @@
 """Worker processes: nothing that one started outlives it, however it or the program ends, and its memory is bounded."""
 
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from jaxrl_llm.ground.workers import DIED, TIMEOUT, Pool, Reply
 from jaxrl_llm.tasks.verifiers import verifier_pool
 from tests.reference import hostile
 
+ROOT = Path(__file__).parents[2]
 FORKS = 8
 GIB = 2**30
 
@@ -107,3 +110,17 @@ def test_the_memory_of_a_container_counts(monkeypatch):
     assert machine.memory_bytes() == 4_000_000
     del texts["/sys/fs/cgroup/memory/job/memory.limit_in_bytes"]
     assert machine.memory_bytes() == 5_000_000
+
+
+def test_a_worker_whose_answer_nobody_reads_ends_without_a_word():
+    """The pipe of a program that ends is reset then, not at its end."""
+    ours, theirs = multiprocessing.Pipe()
+    code = f"from jaxrl_llm.ground.workers import work; work({theirs.fileno()}, 2**33)"
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(),), cwd=ROOT, start_new_session=True, **pipes) as guard:
+        theirs.close()
+        ours.send_bytes(pickle.dumps(("load", pickle.dumps(len))))
+        assert ours.poll(60)
+        ours.close()
+        assert (guard.wait(60), guard.stderr.read()) == (0, b"")

@@ -125,6 +125,7 @@ BAD = {
         "share no message; give 'prompt'",
     ),
     "empty": ({**GOOD, "rejected": " \n"}, "rejected has no text after the prompt; give it an answer"),
+    "empty, prompt": ({**GOOD, "prompt": ""}, "it asks nothing; give it a prompt"),
     "empty, chat": ({"chosen": [user("a")], "rejected": [user("a"), assistant("b")]}, "chosen has no message after"),
     "equal": ({**GOOD, "rejected": "7"}, "chosen and rejected are both '7'; give two different answers"),
     "not UTF-8": (b'{"chosen": "\xff"}', "byte 0xff at column 13 is not UTF-8; save it as UTF-8"),

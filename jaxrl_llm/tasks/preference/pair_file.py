@@ -102,6 +102,8 @@ def _split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
 def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None) -> Pair:
     row = _row(line)
     prompt, chosen, rejected = _texts(row, encoder, render)
+    if not prompt:
+        raise _BadLine("empty", "it asks nothing", "give it a prompt")
     for field, text in (("chosen", chosen), ("rejected", rejected)):
         if not text.strip():
             raise _BadLine("empty", f"{field} has no text after the prompt", "give it an answer")

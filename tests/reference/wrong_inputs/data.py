@@ -235,7 +235,7 @@ TABLE = [
             ("an answer that is too long", "", "line 3", pair(chosen="1" * 9999)),
             ("a character that the tokenizer lacks", "", "line 3", pair(prompt="é")),
             ("a margin in words", "", "line 3", pair(margin="wide")),
-            ("a margin in one pair only", "", "margin", pair(margin=0.5)),
+            ("a margin in one pair only", "", "", pair(margin=0.5), RUNS),
             ("latin-1", "", "pairs.jsonl", {"pairs.jsonl": b'{"prompt": "\xe9"}\n'}),
             ("gzip", "", "gzip", {"pairs.jsonl": changed(gzip.compress)}),
             ("one prompt", "", "pairs.jsonl", {"pairs.jsonl": rows_of(PAIRS[0])}),

@@ -12,7 +12,7 @@ from tests.reference.data_forms import FILES
 from tests.reference.wrong_inputs import TINY, rows_of
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "more": 0} for i in range(40)]
-PAIRS = [{"prompt": f"{i}=", "chosen": f"{i + 1}", "rejected": "x"} for i in range(40)]
+PAIRS = [{"prompt": f"{i}=", "chosen": f"{i + 1}", "rejected": f"{i}"} for i in range(40)]
 SWEEP = """
 from jaxrl_llm.sweep import Sweep, chain, each, product
 
