@@ -129,11 +129,10 @@ class Rollouts(Source):
     def _send(self, stream: Any, steps: range, state: TrainState, version: int) -> None:
         """Give a remote engine this policy, in the middle of its answers too, and ask for the rollouts of `steps`.
 
-        The thread that waits for the answers sees no stream, and of the parameters a copy: updates overwrite them, and
-        a server that comes back is given its weights again.
+        The thread that waits for the answers sees neither the stream nor the parameters, which updates overwrite.
         """
         engine: Any = self.engine
-        prepared, moved = engine.take_weights(state.policy.copy().plain(self.scorer.learner.model), version)
+        prepared, moved = engine.take_weights(state.policy.plain(self.scorer.learner.model), version)
         for one in steps:
             place, batch = stream.prompts.get_state(), next(stream)
             given = (engine, prepared, batch, self.task, self._key(one), self.rewards, self.samples, moved)
