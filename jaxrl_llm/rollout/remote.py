@@ -173,7 +173,8 @@ class RemoteEngine:
             return answer
 
         def recover(server: Server) -> None:
-            self._bring(server, None, patience=_BACK_S)
+            if server.label() != self._label(self._latest.version):  # else it lost an answer and nothing more
+                self._bring(server, None, patience=_BACK_S)
 
         answers = ask_all(questions, self._servers, self.at_once, ask, recover)
         return self._assembled(tokens[rows], lengths[rows], answers)

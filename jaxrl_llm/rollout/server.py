@@ -50,6 +50,13 @@ class Server:
         except (KeyError, IndexError, TypeError) as error:
             raise Fault(f"{self.address} does not say what it serves: {str(said)[:200]}") from error
 
+    def label(self) -> str:
+        """Of its weights; empty where it does not answer."""
+        try:
+            return self._call("GET", "/weight_info").get("weight_version", "")
+        except (Fault, ValueError):
+            return ""
+
     def take_weights(self, folder: str, label: str, timeout: float) -> None:
         """Replace its weights by those of a folder that it sees, and call them `label`; running answers go on."""
         self._call("POST", "/pause?mode=keep", {}, timeout)
@@ -101,7 +108,7 @@ def _answer(said: Any, prompt: list[int], most: int) -> Answer:
     experts = choice["routed_experts"]
     if experts is not None:
         fed = len(prompt) + len(tokens) - 1
-        experts = np.load(io.BytesIO(base64.b64decode(experts)), allow_pickle=False)[:fed]
+        experts = np.load(io.BytesIO(base64.b64decode(experts)), allow_pickle=False)
         if len(experts) != fed:
             raise ValueError(f"experts of {len(experts)} tokens, and {fed} were fed")
     forced = said["prompt_logprobs"] or [None]

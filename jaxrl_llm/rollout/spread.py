@@ -9,7 +9,7 @@ from absl import logging
 
 from jaxrl_llm.rollout.server import Answer, Fault, Server
 
-_TRIES = 4  # of one answer
+_TRIES = 4  # of a server until it answers; an answer gets one more
 Q = TypeVar("Q")
 
 
@@ -75,8 +75,9 @@ class _Asking:
                     answer = self.ask(server, self.questions[i])
                 except Fault as fault:
                     self.give_back(i, fault)
-                    recovering.since(began)
+                    recovering.since(began, fault)
                 else:
+                    recovering.failed = 0
                     with self.changed:
                         self.answers.setdefault(i, answer)
                         self.changed.notify_all()
@@ -95,8 +96,8 @@ class _Asking:
     def give_back(self, i: int, fault: Fault) -> None:
         with self.changed:
             self.tries[i] += 1
-            if self.tries[i] == _TRIES:
-                self.stopped = ValueError(f"an answer failed {_TRIES} times, at last because {fault}")
+            if self.tries[i] > _TRIES:
+                self.stopped = ValueError(f"an answer failed {_TRIES + 1} times, at last because {fault}")
             if str(fault) not in self.said:
                 self.said.append(str(fault))
                 logging.warning("%s; its answers are asked again", fault)
@@ -110,15 +111,21 @@ class _Once:
     def __init__(self, recover: Callable[[Server], None], server: Server):
         self._recover, self._server, self._lock, self.times = recover, server, threading.Lock(), 0
         self._lost: Fault | None = None
+        self.failed = 0  # times that it was brought back since it last answered
 
-    def since(self, times: int) -> None:
-        """Unless it was brought back since that many times; raises the fault of a server that is lost."""
+    def since(self, times: int, fault: Fault) -> None:
+        """Unless it was brought back since that many times; raises the fault of a server that is lost: it cannot be
+        brought back, or that has not helped."""
         with self._lock:
             if self._lost is None and times == self.times:
-                try:
-                    self._recover(self._server)
-                except Fault as fault:
+                self.failed += 1
+                if self.failed == _TRIES:
                     self._lost = fault
+                else:
+                    try:
+                        self._recover(self._server)
+                    except Fault as worse:
+                        self._lost = worse
                 self.times += 1
             if self._lost is not None:
                 raise self._lost

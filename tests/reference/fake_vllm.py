@@ -20,7 +20,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.say({})
+        self.say({"weight_version": self.server.fake.label} if self.path == "/weight_info" else {})
 
     def do_POST(self) -> None:
         fake, path = self.server.fake, self.path.partition("?")[0]
@@ -41,6 +41,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault = training and fake.faults.pop(0) if fake.faults and training else None
         if fault == "slow":
             time.sleep(1)
+        if fault == "short":
+            choice["logprobs"]["content"].pop()
         if fault == "restart":
             fake.label = "default"
         if fault == 500:
@@ -73,8 +75,8 @@ def fake_vllm(**changes: Any) -> Iterator[Any]:
     """A fake server with its `address` and `served`, the answers of training that were asked of it.
 
     Args:
-      faults: of the next answers of training, in turn: None, "slow" (by a second), "cut", 500, "restart" (it forgets
-        its weights).
+      faults: of the next answers of training, in turn: None, "slow" (by a second), "cut", "short" (of a log-prob), 500,
+        "restart" (it forgets its weights).
       off: what its log-probs of prompts lack. raw: its log-probs are of temperature 1. routes: whether it returns
         experts. stuck: its weights keep their label. model: what it says of its model.
     """

@@ -74,6 +74,8 @@ class _Routes:
         return np.concatenate(taken) if taken else None
 
     def request_finished(self, request: Any) -> None:
+        if not request.is_finished():  # preempted: what was recorded stays, and is not recorded again
+            return
         self._rows.pop(request.request_id, None)
         self._known.pop(request.request_id, None)
 
