@@ -19,7 +19,8 @@ from typing import Any
 from experiments.robustness.small import STEPS, Child, arguments, outcome, write
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import fields_and_rest
-from jaxrl_llm.records.checkpointing import Checkpoints, digests, steps_of
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.digests import digests
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import validate
 

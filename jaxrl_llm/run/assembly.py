@@ -12,7 +12,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes, init_adapters
-from jaxrl_llm.records.checkpointing import digest
+from jaxrl_llm.records.digests import digest
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.protocol import RolloutEngine

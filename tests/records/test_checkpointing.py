@@ -14,7 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.records.checkpointing import Checkpoints, _sums_of_all, digests, load_tree, save_tree, steps_of
+from jaxrl_llm.records.checkpointing import Checkpoints, load_tree, save_tree, steps_of
+from jaxrl_llm.records.digests import _sums_of_all, digests
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "b": {"c": jnp.array([1, 2, 3]), "step": jnp.array(7)}}
 
@@ -242,7 +243,8 @@ import jax
 import numpy as np
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.records import checkpointing
-from jaxrl_llm.records.checkpointing import Checkpoints, digests
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.digests import digests
 
 folder, port, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")

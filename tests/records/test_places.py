@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import processes
-from jaxrl_llm.records import checkpointing, places, recorded
+from jaxrl_llm.records import checkpointing, digests, places, recorded
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.run_log import RunLog, read_rows
 from tests.reference.fake_bucket import fake_bucket
@@ -116,14 +116,14 @@ def test_a_slow_checkpoint_is_not_waited_for(tmp_path, monkeypatch):
 
 def test_saving_waits_for_no_digest(tmp_path, monkeypatch):
     """They are computed where the checkpoint is written, of what the arrays held when it was asked for."""
-    summed, slow = checkpointing._sums, []
+    summed, slow = digests._sums, []
 
     def sums(xp, x):
         time.sleep(0.3)
         slow.append(x)
         return summed(xp, x)
 
-    monkeypatch.setattr(checkpointing, "_sums", sums)
+    monkeypatch.setattr(digests, "_sums", sums)
     checkpoints = Checkpoints(tmp_path)
     state, bump = {"x": jnp.arange(9.0)}, jax.jit(lambda x: x * 2, donate_argnums=0)
     checkpoints.save(1, state, {})
