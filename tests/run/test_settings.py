@@ -153,10 +153,7 @@ BAD = {
     ),
     # ranges
     "rollout.prompts": (0, "rollout.prompts=0 must be at least 1"),
-    "rollout.temperature": (
-        0.0,
-        "rollout.temperature=0 makes all answers of a group equal.*; set rollout.temperature=1.0$",
-    ),
+    "rollout.temperature": (0.0, "rollout.temperature=0 makes all answers .*; set rollout.temperature=1.0$"),
     "rollout.temperature ": (-1.0, "rollout.temperature=-1.0 must be at least 0"),
     "rollout.top_p ": (1.5, "rollout.top_p=1.5 is out of range"),
     "rollout.top_k": (-5, "rollout.top_k=-5 must be at least 0"),
@@ -166,7 +163,6 @@ BAD = {
     "rollout.router_gates": ("exact", "router_gates=exact keeps noise and bias from the gates, and there is neither"),
     "rollout.slots": (17, "rollout.slots=17 is more than the 16 answers of a step"),
     "rollout.max_prompt_length": (99, "rollout.max_prompt_length=99 exceeds the task's 4; set it to 0"),
-    "rollout.lag": (-1, "rollout.lag=-1 must be at least 0"),
     "dynamic_sampling.max_draws": (0, "dynamic_sampling.max_draws=0 must be at least 1"),
     "updates.stop_at_kl": (-0.1, "updates.stop_at_kl=-0.1 must be at least 0"),
     "critic.warmup_steps": (2, "critic.warmup_steps=2 but there is no critic; set it to 0, or critic.kind to head or"),
