@@ -149,7 +149,7 @@ TABLE = [
             ("a folder beside the checkpoints", "", "", {"run/checkpoints/notes": lambda path: path.mkdir()}, RUNS),
             ("a file beside the checkpoints", "", "", {"run/checkpoints/notes.txt": "x"}, RUNS),
             ("a checkpoint from half a write", "", "", {"run/checkpoints/3.orbax-checkpoint-tmp/x": ""}, RUNS),
-            ("result.json garbage", "", "", {"run/result.json": "{"}, RUNS),
+            ("result.json garbage", "", "run/result.json", {"run/result.json": "{"}),
         ],
     ),
     *kinds(
@@ -282,7 +282,7 @@ TABLE = [
             ("all of a sweep lost", "", "", {"study/A": None, "study/B": None}, RUNS),
             ("the page a folder", "", "report.md", {"study/report.md/x": ""}),
             ("figures a file", "", "figures", {"study/figures": ""}),
-            ("a full disk", "", "report", {"study/report.md": link("/dev/full")}),
+            ("a full disk", "", "study cannot be written", {"study/report.md": link("/dev/full")}),
         ],
     ),
     *kinds(
