@@ -71,6 +71,26 @@ def test_experts_are_ours_where_the_choice_is_clear(trained):
     np.testing.assert_array_equal(theirs[clear], ours[clear])
 
 
+def test_pauses_in_the_middle_of_answers_change_nothing(trained):
+    """A pause preempts what runs, and the tokens are fed again: their experts must not be recorded twice."""
+    (server,), done = trained.engine._servers, threading.Event()
+
+    def pause():
+        while not done.wait(0.02):
+            server._call("POST", "/pause?mode=keep", {}, 60.0)
+            server._call("POST", "/resume", {}, 60.0)
+
+    pausing = threading.Thread(target=pause)
+    pausing.start()
+    try:
+        again = trained.engine.generate(*trained.asked)
+    finally:
+        done.set()
+        pausing.join()
+    np.testing.assert_array_equal(again.tokens, trained.t.tokens)
+    np.testing.assert_array_equal(again.routing.experts, trained.t.routing.experts)
+
+
 def test_a_killed_server_is_started_again_and_nothing_is_lost(trained):
     (process,) = trained.engine._serving._running.values()
     threading.Timer(0.2, os.killpg, (process.pid, signal.SIGKILL)).start()
