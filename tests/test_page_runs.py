@@ -124,11 +124,12 @@ def place(tmp_path_factory):
             (folder / name).symlink_to(stand_ins.checkpoint({"num_hidden_layers": 2, "hidden_size": 32}))
         for name, page, *parts in (
             ("reverse.py", "tasks.md", "tasks.register", "def get_config"),
-            ("my_task.py", "tasks.md", "tasks.register", "def get_config"),
             ("sweep.py", "sweeps.md", "def get_sweep"),
         ):
             code = page_commands.blocks(docs / page, "python")
             (folder / name).write_text("\n".join(block for block in code if any(part in block for part in parts)))
+        own = (folder / "reverse.py").read_text()  # of digits, so that DIR can be asked
+        (folder / "my_task.py").write_text(own.replace("reverse", "my_task").replace("abcdefgh", "01234567"))
         lines = {
             "pairs.jsonl": [{"prompt": f"{n}21=", "chosen": f"12{n}", "rejected": f"{n}12"} for n in range(3, 10)] * 9,
             "questions.jsonl": [{"question": f"{n} and 1?", "answer": str(n + 1)} for n in range(300)],
