@@ -114,6 +114,7 @@ class RolloutConfig(Block, prefix="rollout."):
             ("prompt_buckets", self.prompt_buckets, (1,)),
             ("top_k", self.top_k, (0,)),  # a server does not say what a cut left
             ("top_p", self.top_p, (1.0,)),
+            ("min_p", self.min_p, (0.0,)),
         ):
             if value not in served:
                 raise ValueError(f"rollout.{name}={value!r} is of rollout.engine=jax; set it to {served[0]!r} for vllm")
