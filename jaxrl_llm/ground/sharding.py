@@ -38,6 +38,17 @@ _RULES: dict[str | None, tuple[str, ...]] = {
 MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t ...] of one and of the other
 
 
+def _visible() -> list[Any]:
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = jax.config.jax_platforms
+        if not asked or isinstance(error, jax.errors.JaxRuntimeError):
+            raise
+        why = str(error).split(" (set")[0] or "it is not installed"
+        raise ValueError(f"JAX_PLATFORMS={asked} gives no device ({why}); correct it, or unset it") from error
+
+
 def make_mesh(
     shape: Sequence[int] = (-1, 1, 1, 1), devices: Sequence[Any] | None = None, dcn_shape: Sequence[int] = ()
 ) -> Mesh:
@@ -51,7 +62,7 @@ def make_mesh(
       ValueError: more devices are needed than are visible, -1 gives no whole number, with several processes the mesh
         would leave devices of some of them without work, or dcn_shape does not fit the slices or the shape.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    devices = list(_visible() if devices is None else devices)
     sizes = resolved(shape, len(devices))
     if math.prod(sizes) < len(devices) and jax.process_count() > 1:
         raise ValueError(

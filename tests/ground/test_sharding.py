@@ -152,3 +152,13 @@ def test_slices_are_cut_along_dcn_shape():
         sharding.make_mesh((1, 32, 1, 1), devices)
     with pytest.raises(ValueError, match="into the 1 slice of these devices"):
         sharding.make_mesh((2, 2, 1, 1), dcn_shape=(2, 1, 1, 1))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend 'x'"), AssertionError()])
+def test_a_platform_that_is_not_there_is_named(monkeypatch, error):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(sharding.jax, "devices", devices)
+    with pytest.raises(ValueError, match=r"JAX_PLATFORMS=cpu gives no device \(.+\); correct it, or unset it"):
+        sharding.make_mesh((1, 1, 1, 1))

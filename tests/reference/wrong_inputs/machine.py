@@ -195,8 +195,8 @@ TABLE = [
                 {"own.py": ""},
                 WARNS | environment(JAX_COMPILATION_CACHE_DIR="own.py/x"),
             ),
-            ("a platform that is not there", "", "nonsense", {}, environment(JAX_PLATFORMS="nonsense")),
-            ("a GPU that is not there", "", "cuda", {}, environment(JAX_PLATFORMS="cuda")),
+            ("a platform that is not there", "", "JAX_PLATFORMS=nonsense", {}, environment(JAX_PLATFORMS="nonsense")),
+            ("a GPU that is not there", "", "JAX_PLATFORMS=cuda", {}, environment(JAX_PLATFORMS="cuda")),
             (
                 "Weights & Biases without a login",
                 "--config.log.wandb=x",
