@@ -20,6 +20,7 @@ import numpy as np
 
 from configs.routing_replay import get_config
 from jaxrl_llm.models import Router
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.run import settings
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.training.gaps import differ
@@ -45,6 +46,7 @@ def sampled_and_scored(run: Run, state: TrainState, router: Router) -> TrainBatc
     """The first rollout of a run, sampled with this router and scored with the exact one."""
     source = run.source
     assert isinstance(source, Rollouts)
+    assert isinstance(source.engine, Engine)
     noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=router))
     rollout = noisy.sample(noisy.stream(), 1, state).finish()
     layouts = noisy.layouts(rollout.trajectory, 1)[0]

@@ -42,7 +42,8 @@ def _visible() -> list[Any]:
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked = jax.config.jax_platforms
+        options: Any = jax.config
+        asked = options.jax_platforms
         if not asked or isinstance(error, jax.errors.JaxRuntimeError):
             raise
         why = str(error).split(" (set")[0] or "it is not installed"
