@@ -33,7 +33,10 @@ TINY = {
 }
 RUNS = 4
 # Arguments that have these values here, or are left out.
-SMALLER = dict.fromkeys(("--coordinator", "--processes", "--process"), ()) | {"--workload": ("tiny.json",)}
+SMALLER = dict.fromkeys(("--coordinator", "--processes", "--process"), ()) | {
+    "--workload": ("tiny.json",),
+    "--checkpoints": ("place",),
+}
 # The commands that cannot be run in a test, by their beginning, and why.
 NOT_RUN = {
     "pip ": "index",
@@ -45,6 +48,10 @@ NOT_RUN = {
     "python -m experiments.scale.run ": "compilers",
     "python -m experiments.routing_replay.scale DIR": "data",
     "python -m jaxrl_llm.report runs/full ": "minutes",
+    ".venv-vllm/bin/python ": "vLLM",
+    "sleep ": "vLLM",
+    ".venv/bin/python -m jaxrl_llm.main --config sort_vllm ": "vLLM",
+    "python -m jaxrl_llm.main --config sort_vllm --workdir runs/served ": "vLLM",
     "make ": "installs",  # all but the commands of `make demo`
     "python -m tests.": "writes",
     "python experiments/routing_replay/tuned.py ": "writes",

@@ -23,6 +23,8 @@ NOTED = (
     ".venv/bin/python",
     ".venv/bin/pip",
     ".venv/bin/jaxrl-llm",
+    ".venv-vllm/bin/python",
+    "sleep",
 )
 LAUNCHERS = ("srun", "mpirun", "gcloud")  # also start what they are given
 _REAL = ("bash", "sh", "sed", "mkdir", "head", "cat")

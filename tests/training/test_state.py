@@ -144,6 +144,6 @@ def test_scoring_is_traced_once_a_shape():
     policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
     score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, None, layout, into)
+        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, scoring.EVERY, layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, policy, tokens, None, None, tiny.layout_of(), into)
+        score.trace(LEARNER, policy, tokens, None, scoring.EVERY, tiny.layout_of(), into)
