@@ -26,6 +26,7 @@ TINY = {
     "steps": 2,
     "warm_start.steps": 50,
     "warm_start.learning_rate": 1e-2,
+    "updates.minibatches": 2,
     "evaluation.prompts": 8,
     "evaluation.samples": 2,
     "task.options.digits": 3,
@@ -198,6 +199,7 @@ DONE = set()
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # `runs` has the unlike runs of all pages here
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_run(page, place, monkeypatch, capfd):
     """What was run before, on any page, counts: but for its numbers, and of a sweep for its DIR."""
