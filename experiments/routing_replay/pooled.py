@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.routing_replay.branches import by_trajectory
+from experiments.routing_replay.kept import CONTRASTS
 from experiments.routing_replay.table_parts import Table, gain, interval, mean
 from jaxrl_llm.report.comparisons import compare, probability
 from jaxrl_llm.report.read import Study
@@ -155,6 +156,22 @@ def several_rollouts(study: Study, second: int) -> list[Pooled]:
         for condition in study.conditions
         for arm in study.arms[1:]
     ]
+
+
+def by_sign(study: Study, second: int) -> list[Pooled]:
+    """Every arm of `negatives` to GRPO, and its contrasts; the second batch begins with that seed.
+
+    Labels: condition, what GRPO's branches gain, arms.
+    """
+    found = []
+    for condition in study.conditions:
+        scale = _scale([study], condition)
+        for arm, baseline in [*((arm, "GRPO") for arm in study.arms[1:]), *CONTRASTS]:
+            if not study.select(arm, condition):
+                continue
+            batches = _split(dataclasses.replace(study, baseline=baseline), arm, condition, second)
+            found.append(pooled([condition, scale, f"{arm} less {baseline}"], batches))
+    return found
 
 
 def whole_runs(study: Study) -> list[Pooled]:

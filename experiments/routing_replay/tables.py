@@ -131,6 +131,13 @@ TABLES: Sequence[Entry] = (
         ONE_ROLLOUT,
     ),
     _pooled(
+        "One rollout at 4e-4 by what an arm cuts, on the mixture and on a dense model (`negatives`); the batches are "
+        "two parts of one sweep, planned as one and run apart.",
+        ["model, rate", "a rollout of GRPO gains", "arms"],
+        ["negatives"],
+        partial(pooled.by_sign, second=318),
+    ),
+    _pooled(
         "Three rollouts (`predict`).",
         ["rate", "three rollouts of GRPO gain", "arm"],
         ["predict"],
@@ -308,7 +315,7 @@ TABLES: Sequence[Entry] = (
         "negatives",
         "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
         "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout. Intervals over "
-        "trajectories, one batch, not corrected.",
+        "trajectories, not corrected.",
         ["model, rate", "arm", "trajectories", "kept, A > 0 / A < 0", "KL to old", "difference", "detectable"],
         kept.table,
         ["negatives"],
