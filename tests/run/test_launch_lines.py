@@ -194,5 +194,6 @@ def compiled():
     from jaxrl_llm.plan.programs import compile_run
 
     for config, fields, devices in json.load(sys.stdin):
+        fields.pop("mesh.dcn_shape", None)  # these devices are of one slice
         programs = compile_run(settings(config, fields), jax.devices()[:devices], ("rollout", "update"))
         print(config, devices, [program.name for program in programs], flush=True)
