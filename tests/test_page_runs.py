@@ -199,6 +199,7 @@ DONE = set()
 
 
 @pytest.mark.slow
+@pytest.mark.long  # nine minutes, in one process
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # `runs` has the unlike runs of all pages here
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_run(page, place, monkeypatch, capfd):
