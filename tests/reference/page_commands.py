@@ -32,8 +32,9 @@ _IN_PROSE = re.compile(
     r"(\w+=\S+ )*(python (-m [\w.]+|[\w/]+\.py) .|jaxrl-llm \w+ .|make .|pip install .)"
 )  # not the mere name
 _NOTE = """#!/bin/bash
-printf '%s\\0' "$PAGE" "{name}" "$@" >>"$NOTES"; printf '\\n\\0' >>"$NOTES"
-"""
+printf -v fields '\\x1f%s' "{name}" "$@"
+cat >>"$NOTES" <<<"$PAGE$fields"$'\\x1e'
+"""  # in one write: commands with `&` are noted at once
 _LAUNCH = """#!/bin/bash
 for word; do case $word in --command=*) exec bash -c "${word#--command=}";; esac; done
 until [[ $1 =~ ^(python|sh)$ ]]; do shift; done
@@ -91,5 +92,5 @@ def noted(pages=PAGES):
                 ["bash", "-c", script], cwd=place, env=setting | {"PAGE": named(page)}, capture_output=True, text=True
             )
             assert done.returncode == 0, f"{named(page)}: {done.stderr}"
-        lines = notes.read_text().split("\0\n\0")[:-1] if notes.exists() else []
-        return [tuple(line.split("\0")) for line in lines]
+        lines = notes.read_text().split("\x1e\n")[:-1] if notes.exists() else []
+        return [tuple(line.split("\x1f")) for line in lines]
