@@ -18,6 +18,7 @@ from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.run import stand_ins
 from jaxrl_llm.sweep import Sweep, launch
 from tests.reference import page_commands
+from tests.reference.programs import make_room
 
 ROOT = page_commands.ROOT
 # What every config that has these fields gets beside `:smoke`; a sweep gets its first runs of its first seed.
@@ -199,7 +200,6 @@ DONE = set()
 
 
 @pytest.mark.slow
-@pytest.mark.long  # nine minutes, in one process
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # `runs` has the unlike runs of all pages here
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_run(page, place, monkeypatch, capfd):
@@ -216,4 +216,5 @@ def test_the_commands_run(page, place, monkeypatch, capfd):
         known = small[small.index("--sweep") + 1] if "--sweep" in small else re.sub(r"\d+", "0", " ".join(small))
         if known not in DONE:
             DONE.add(known)
+            make_room()
             assert called(small) == 0, f"{line}\n{capfd.readouterr().err[-2000:]}"

@@ -30,7 +30,7 @@ RUN_ELSEWHERE = {
 
 COMMANDS = {
     f"{page} {number} {' '.join(command)}": command
-    for number, (page, *command) in enumerate(noted())
+    for number, (page, *command) in enumerate(sorted(noted()))  # commands with `&` are noted in any order
     if command[0] not in ("make", "pip", "tar") and not command[0].endswith("/pip")
 }
 
