@@ -9,7 +9,7 @@ from absl import logging
 
 from jaxrl_llm.rollout.server import Answer, Fault, Server
 
-_TRIES = 4  # of a server until it answers; an answer gets one more
+_TRIES = 4  # of a server until it answers; more than as many of every server for one answer are too many
 Q = TypeVar("Q")
 
 
@@ -39,11 +39,14 @@ class _Asking:
     def __init__(self, questions: Sequence[Any], ask: Callable[..., Answer], recover: Callable[[Server], None]):
         self.questions, self.ask, self.recover = questions, ask, recover
         self.waiting, self.answers = deque(range(len(questions))), dict[int, Answer]()
-        self.tries, self.working, self.said = [0] * len(questions), 0, list[str]()
+        # Which server failed a question, brought back how often: threads of a dead one count as one.
+        self.tries = [set[tuple[_Once, int]]() for _ in questions]
+        self.most, self.working, self.said = 0, 0, list[str]()
         self.stopped: Exception | None = None
         self.changed = threading.Condition()
 
     def run(self, servers: Sequence[Server], each: int) -> list[Answer]:
+        self.most = _TRIES * len(servers)
         for server in servers:
             recovering = _Once(self.recover, server)
             for _ in range(min(each, len(self.questions))):
@@ -69,12 +72,14 @@ class _Asking:
 
     def work(self, server: Server, recovering: "_Once") -> None:
         try:
-            while (i := self.next()) is not None:
-                began = recovering.times
+            while True:
+                began = recovering.times_if_there()
+                if (i := self.next()) is None:
+                    return
                 try:
                     answer = self.ask(server, self.questions[i])
                 except Fault as fault:
-                    self.give_back(i, fault)
+                    self.give_back(i, fault, (recovering, began))
                     recovering.since(began, fault)
                 else:
                     recovering.failed = 0
@@ -93,11 +98,11 @@ class _Asking:
                 self.working -= 1
                 self.changed.notify_all()
 
-    def give_back(self, i: int, fault: Fault) -> None:
+    def give_back(self, i: int, fault: Fault, tried: tuple["_Once", int]) -> None:
         with self.changed:
-            self.tries[i] += 1
-            if self.tries[i] > _TRIES:
-                self.stopped = ValueError(f"an answer failed {_TRIES + 1} times, at last because {fault}")
+            self.tries[i].add(tried)
+            if len(self.tries[i]) > self.most:
+                self.stopped = ValueError(f"an answer failed {self.most + 1} times, at last because {fault}")
             if str(fault) not in self.said:
                 self.said.append(str(fault))
                 logging.warning("%s; its answers are asked again", fault)
@@ -112,6 +117,13 @@ class _Once:
         self._recover, self._server, self._lock, self.times = recover, server, threading.Lock(), 0
         self._lost: Fault | None = None
         self.failed = 0  # times that it was brought back since it last answered
+
+    def times_if_there(self) -> int:
+        """How often the server was brought back; raises the fault of one that is lost."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            return self.times
 
     def since(self, times: int, fault: Fault) -> None:
         """Unless it was brought back since that many times; raises the fault of a server that is lost: it cannot be

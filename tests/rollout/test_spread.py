@@ -1,0 +1,48 @@
+"""Who is to blame for an answer that failed: a server that is lost takes no question with it."""
+
+import random
+import time
+
+import pytest
+from absl import logging
+
+from jaxrl_llm.rollout.server import Answer, Fault, Server
+from jaxrl_llm.rollout.spread import ask_all
+
+QUESTIONS = range(12)
+
+
+@pytest.fixture(autouse=True)
+def _silent(monkeypatch):
+    monkeypatch.setattr(logging, "warning", lambda *_: None)
+
+
+def asked(servers, dead, poison=None):
+    """The answers of servers of which some never answer and one question fails everywhere."""
+    draw = random.Random(0)
+
+    def ask(server, question):
+        time.sleep(draw.random() / 2000)
+        if server.address in dead or question == poison:
+            raise Fault(f"{server.address} failed")
+        return Answer([question], [0.0], ["1"], None, [])
+
+    out = ask_all(QUESTIONS, [Server(one) for one in servers], 4 * len(servers), ask, lambda _: None)
+    return [one.tokens[0] for one in out]
+
+
+def test_all_is_answered_while_one_server_is_left():
+    for _ in range(20):  # threads fall out in another order each time
+        assert asked("abc", dead="ab") == [*QUESTIONS]
+
+
+def test_no_server_is_left():
+    for _ in range(20):
+        with pytest.raises(ValueError, match="12 answers are left and no server for them: . failed; . failed"):
+            asked("ab", dead="ab")
+
+
+def test_an_answer_that_fails_everywhere_ends_the_run():
+    for _ in range(20):
+        with pytest.raises(ValueError, match=r"failed"):
+            asked("ab", dead="", poison=3)
