@@ -38,7 +38,7 @@ def test_all_is_answered_while_one_server_is_left():
 
 def test_no_server_is_left():
     for _ in range(20):
-        with pytest.raises(ValueError, match="12 answers are left and no server for them: . failed; . failed"):
+        with pytest.raises(ValueError, match=r"12 answers are left and no server for them: . failed; . failed"):
             asked("ab", dead="ab")
 
 
