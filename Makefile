@@ -93,7 +93,7 @@ test: $(STAMP)
 	wait $$lint || failed=$$?; cat $$said; rm $$said; exit $$failed
 
 test-slow: $(STAMP)
-	$(PY) -m pytest -m "$(SLOW)" $(SPREAD) $(TESTS)
+	$(PY) -m pytest -m "$(SLOW) or hypothesis and not slow" --hypothesis-profile=thorough $(SPREAD) $(TESTS)
 
 demo: $(STAMP)
 	$(PY) -m jaxrl_llm.main --config configs/demo.py:grpo --workdir $(RUNS)/grpo

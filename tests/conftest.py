@@ -44,8 +44,10 @@ jax.config.update("jax_debug_key_reuse", True)
 gc.set_threshold(200_000, 20, 100)
 
 # The first example of a shape compiles: no deadline. The same examples on every machine: a failure can be repeated.
-hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, max_examples=25)
-hypothesis.settings.load_profile("jaxrl_llm")
+# The slow tests draw more: `make test-slow` takes the second profile and all properties.
+for _profile, _examples in {"quick": 10, "thorough": 50}.items():
+    hypothesis.settings.register_profile(_profile, deadline=None, derandomize=True, max_examples=_examples)
+hypothesis.settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -43,8 +43,13 @@ def variants(name):
     return re.split(r", | and ", str(refusal.value).partition("it has ")[2])
 
 
-LARGE = [  # hundreds of configs
-    *(("routing_replay/sweep", variant) for variant in ("tune", "full", "dose", "curves", "control")),
+LARGE = [  # of many configs
+    *(
+        ("routing_replay/sweep", variant)
+        for variant in ["tune", "full", "dose", "curves", "control", "branch", "precise", "strong"]
+    ),
+    *(("routing_replay/choices", variant) for variant in ("choices", "routers")),
+    *(("routing_replay/negatives", variant) for variant in ("negatives_rollouts", "negatives_dose")),
     ("routing_replay/negatives", "negatives"),
     ("routing_replay/sizes", "sizes"),
     ("routing_replay/negatives", "negatives_runs"),

@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import jax
+import pytest
 
 from jaxrl_llm.models import Model, ModelConfig
 
 TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_code_runs():
     namespace: dict = {}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm.models import scoring
 from tests.reference import tiny_training as tiny
+from tests.reference.slowly import first_quick
 
 MODEL = tiny.make_model()
 # Two answers share the first row, the second row is short.
@@ -30,7 +31,9 @@ def test_logprobs_and_entropies_equal_a_full_softmax():
                 np.testing.assert_allclose(found["entropy"][row, t], -(np.exp(before) * before).sum(), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("shared", "cut"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("shared", "cut"), first_quick(1, [(True, False), (False, False), (False, True)], several=True)
+)
 def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, cut, monkeypatch):
     """A row with nothing wanted, first tokens, padding; as many as a row may have, and fewer."""
     params, segments = tiny.draw_params(MODEL), jnp.asarray(SEGMENTS)

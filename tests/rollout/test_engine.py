@@ -12,6 +12,7 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
+from tests.reference.slowly import first_quick
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS, VOCABULARY, tiny
 from tests.reference.truncated_sampling import truncated
 
@@ -178,13 +179,13 @@ def test_an_answer_ends_with_the_first_of_several_ends(engine, free, eos, sample
 
 
 @pytest.mark.parametrize(
-    "slots", [pytest.param(1, marks=pytest.mark.slow), 5, 7, ROWS + 4]
+    "slots", first_quick(2, [7, ROWS + 4, 5, 1])
 )  # 7: chunks of three prompts, the second reaches back
 def test_refilled_slots_change_no_answer(engine, eos, ended, sample, slots):
     assert_same(sample(dataclasses.replace(engine, end_ids=(eos,), slots=slots)), ended)
 
 
-@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("slots", first_quick(1, [2, 0]))
 def test_answers_of_one_token(engine, free, sample, slots):
     """There is nothing to feed: no column but the prompt's."""
     one = sample(dataclasses.replace(engine, max_new_tokens=1, slots=slots))

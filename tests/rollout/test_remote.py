@@ -17,6 +17,7 @@ from jaxrl_llm.models.scoring import score
 from jaxrl_llm.rollout import remote, serving
 from jaxrl_llm.rollout.served import vllm_launch
 from tests.reference.fake_vllm import fake_vllm
+from tests.reference.slowly import first_quick
 from tests.reference.vllm_answers import LENGTHS, MODEL, PROMPTS, UIDS, engine, generate, params
 
 ANSWERS = 6
@@ -85,7 +86,7 @@ def test_log_probs_and_experts_are_those_of_the_trainer(answered):
     np.testing.assert_array_equal(theirs[clear], ours[clear])
 
 
-@pytest.mark.parametrize("fault", ["slow", "cut", "short", 500, "restart"])
+@pytest.mark.parametrize("fault", first_quick(2, ["restart", "cut", "slow", "short", 500]))
 @pytest.mark.parametrize("servers", [1, 2])
 def test_what_a_server_fails_is_asked_again(answered, warned, fault, servers):
     with ExitStack() as stack:

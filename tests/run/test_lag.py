@@ -95,6 +95,7 @@ def assert_close(params, others):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_lag_is_a_loop_that_keeps_old_policies(straight):
     """Prompts and keys of the step, answers of the policy two steps before, scored and corrected by the current one."""
     config, workdir, _ = straight

@@ -74,7 +74,7 @@ def trained(updates, mesh=None, once=False):
 SHAPES = [
     UpdateConfig(1),
     pytest.param(UpdateConfig(1, layout="packed"), marks=pytest.mark.slow),
-    UpdateConfig(1, layout="shared", shuffle="groups"),
+    pytest.param(UpdateConfig(1, layout="shared", shuffle="groups"), marks=pytest.mark.slow),
     pytest.param(UpdateConfig(1, micro_batch_rows=2, length_buckets=2), marks=pytest.mark.slow),
     pytest.param(UpdateConfig(1, layout="packed", micro_batch_rows=4), marks=pytest.mark.slow),
 ]
