@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 OTHERS = ("*.md", "experiments/**/*.md", "experiments/**/*.png", "experiments/**/*.svg")
 LESSONS = ["objectives", "mixture", "compare", "published_model", "your_own"]  # in this order, others before them
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"), key=lambda path: [path.stem == name for name in LESSONS][::-1])
+# Within a cell of a table; where it wraps, a row of intervals grows tall and narrow.
+INTERVAL = re.compile(r"(?:[-+]?\d[\d.e-]* )?\[[-+]?\d[\d.e-]*, [-+]?\d[\d.e-]*\](?= *(?:[,;<]|$))", re.MULTILINE)
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 
 
@@ -61,6 +63,11 @@ def on_page_markdown(markdown, page, config, files):
         return f"{text}({relative}{'#' + anchor if anchor else ''})"
 
     return LINK.sub(moved, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """A number and its interval stay on one line."""
+    return re.sub(r"<td.*?</td>", lambda cell: INTERVAL.sub(r'<span class="whole">\g<0></span>', cell[0]), html)
 
 
 def on_post_page(output, page, config):
