@@ -77,6 +77,11 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
                 f"{whose}: rollout.lag={lag} trains on rollouts of states before the one that branches share; set it "
                 "to 0, or use a sweep of whole runs"
             )
+        if (engine := own.settings.rollout.engine) != "jax":
+            raise ValueError(
+                f"{whose}: rollout.engine={engine} holds the weights of one policy, and branches sample from several; "
+                "set it to jax, or use a sweep of whole runs"
+            )
         ours = loading.flat(own.config)
         for field in sorted(theirs | ours):
             shared = field.split(".")[0] in _SHARED or field in _SHARED_FIELDS

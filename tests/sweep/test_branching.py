@@ -160,6 +160,9 @@ def test_what_arms_share_is_checked(folder, tmp_path):
         ValueError, match=r"arm 'late': rollout.lag=2 trains on rollouts of states before .* set it to 0"
     ):
         planned(folder, {"GRPO": {}, "late": {"rollout.lag": "2"}})
+    served = {"rollout.engine": "vllm", "rollout.servers": "('http://host:1',)"}
+    with pytest.raises(ValueError, match=r"arm 'served': rollout.engine=vllm holds the weights of one .* to jax"):
+        planned(folder, {"GRPO": {}, "served": served})
     with pytest.raises(ValueError, match="must be JSON with first, every, rollouts and arms"):
         plan(CONFIG, [], '{"first": 1}')
     with pytest.raises(ValueError, match=r"branching\.every=0"):
