@@ -262,7 +262,9 @@ def _is_number(value: Any) -> bool:
 def _is_metric(name: str, value: Any) -> bool:
     if name == "log/warnings":
         return isinstance(value, list) and all(isinstance(one, str) for one in value)
-    return _is_numbers(value)
+    if name == "reward/mean":  # a collapse is judged by it
+        return _is_number(value)
+    return value != [] and _is_numbers(value)
 
 
 def _is_numbers(value: Any) -> bool:

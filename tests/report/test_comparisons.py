@@ -36,6 +36,17 @@ def test_a_failure_without_its_line_is_named_as_damage(tmp_path):
     assert study.runs[0].status.startswith("crashed after step 1 with exit code 1")
 
 
+@pytest.mark.parametrize("value", [[], [0.5, 0.5], "half"], ids=str)
+def test_a_reward_that_is_no_number_is_damage_and_left_out(tmp_path, value):
+    rows = [{"step": step, "reward/mean": value if step == 1 else 0.5, "load": [0.5, None]} for step in range(4)]
+    write_rows(tmp_path / "A", rows)
+    run = load(tmp_path / "A").runs[0]
+    assert run.collapse() == (3.0, False)
+    assert run.damage == [
+        f"{tmp_path / 'A' / 'metrics.jsonl'}, step 1: reward/mean={value!r} is of another kind than the report reads"
+    ]
+
+
 def test_an_arm_that_samples_nothing_has_no_time_to_collapse(tmp_path):
     """DPO beside GRPO: no training reward, so no collapse and no survival, in no table and no figure."""
     fallen = [{"step": step, "reward/mean": reward} for step, reward in enumerate([0.8, *[0.1] * 5], start=1)]
