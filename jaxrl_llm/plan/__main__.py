@@ -24,7 +24,9 @@ def _run(arguments: list[str], guard: Guard) -> int:
         prog="jaxrl-llm plan", description="Memory and time of a config on TPUs or GPUs, without having them."
     )
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
-    parser.add_argument("--topology", required=True, help="the chips: v5p:4x4x4, two slices v5e:4x4:2, four nodes h100:32")
+    parser.add_argument(
+        "--topology", required=True, help="the chips: v5p:4x4x4, two slices v5e:4x4:2, four nodes h100:32"
+    )
     parser.add_argument(
         "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only move, rollout, score or update"
     )

@@ -6,8 +6,8 @@ bandwidth-optimal algorithm over n devices, with `in` the operand's bytes:
 
 all-gather (n - 1) in    reduce-scatter in (n - 1) / n    all-reduce 2 in (n - 1) / n    all-to-all in (n - 1) / n
 
-A permutation sends its operand. A ragged all-to-all counts its whole operand, as if every row of it were in use. Between
-slices of TPUs XLA spells a collective as a transfer by the hosts of what the chips of one slice have made of it.
+A permutation sends its operand. A ragged all-to-all counts its whole operand, as if every row of it were in use.
+Between slices of TPUs XLA spells a collective as a transfer by the hosts of what the chips of a slice have made of it.
 """
 
 import dataclasses

@@ -2,20 +2,19 @@
 
 Devices stand in units: slices of TPUs, or nodes of GPUs. Within a unit bytes go over the links of a torus, or over
 NVLink; between units over each device's share of the network. V bytes are the whole array of an all-gather or a
-reduce-scatter, twice that of an all-reduce, and a device's operand of an all-to-all. n = m k devices exchange, k in each
-of m units. A device sends, and its slowest stage bounds the collective:
+reduce-scatter, twice that of an all-reduce, and a device's operand of an all-to-all. n = m k devices exchange, k in
+each of m units. A device sends, and its slowest stage bounds the collective:
 
                         between units      within one
 all-gather and the like V (m - 1) / (m k)  V (k - 1) / k   parts of k go between units, each over its device's network
 all-to-all              V (n - k) / n      V (k - 1) / n   to every other device its n-th part
 
 On a torus an all-gather uses all dimensions that its devices span at once, with two links where they close a ring and
-one on a line. An all-to-all is bound by its longest dimension: of c places each sends V / c to each other one, over
-c^2 / 4 hops on average in sum, so each link carries V c / 8 on a ring and V c / 4 on a line. Devices s hops apart share
-their links with the s - 1 groups between them, and a permutation over d hops with d - 1 others. Source:
-jax-ml.github.io/scaling-book, "Sharded Matrices" and "How to Think About GPUs". Rings: v5e and v6e on an axis of 16, the
-others where all axes are multiples of 4 (cloud.google.com/tpu/docs). All of it without latency, and without what other
-jobs send; collectives follow one another.
+one on a line. An all-to-all is bound by its longest dimension: over c places a link carries V c / 8 on a ring, and
+V c / 4 in the middle of a line. Devices s hops apart share their links with the s - 1 groups between them, and a
+permutation over d hops with d - 1 others. Source: jax-ml.github.io/scaling-book, "Sharded Matrices" and "How to Think
+About GPUs". Rings: v5e and v6e on an axis of 16, the others where all axes are multiples of 4
+(cloud.google.com/tpu/docs). All of it without latency; collectives follow one another.
 """
 
 import dataclasses
@@ -117,7 +116,7 @@ class Wires:
         label = f"{sum(links)} ICI link{'s' * (sum(links) > 1)}"
         if not kind.endswith("all-to-all"):
             return within / sum(link * n / gap for n, (_, gap, *_) in zip(links, spans, strict=True)), label
-        one = within * len(at) / (len(at) - 1)  # what the devices of the slice get, each its part
+        one = cores[2] * within * len(at) / (len(at) - 1)  # what the devices of a chip give to those of the slice
         loads = (one * (c**2 // 4) / c * gap / n for n, (c, gap, *_) in zip(links, spans, strict=True))
         return max(loads) / link, label
 
