@@ -27,7 +27,7 @@ class Roofline:
 
 def roofline(part: Part, wires: Wires, active_parameters: int) -> Roofline:
     cost, chip, traffic = part.cost, wires.chip, tuple(wires.traffic(part.cost))
-    times = (cost.flops / chip.flops, cost.bytes / chip.bandwidth, sum(row.seconds for row in traffic))
+    times = (cost.flops / chip.flops, cost.bytes / chip.bandwidth, sum((row.seconds for row in traffic), 0.0))
     model = 2.0 * part.passes * active_parameters * part.tokens / wires.mesh.size
     mfu = model / (max(times) * chip.flops) if max(times) else 0.0
     return Roofline(*times, traffic=traffic, excess=cost.flops / model if model else 0.0, mfu=mfu)

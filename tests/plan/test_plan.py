@@ -36,6 +36,7 @@ MIXTURE = {
     "updates.minibatches": 1,
     "replay.mode": "R3",
 }
+DENSE = {"model.num_experts": 0, "replay.mode": "off", "rollout.prompts": 8}
 
 
 def planned(topology, folder, *arguments, **fields):
@@ -114,6 +115,17 @@ def test_no_dense_form_on_tpus(tmp_path):
     assert update["collectives"]["ragged-all-to-all"][0] >= 2 * 4  # layers; x there, y back, and both for the gradient
     weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
     assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
+
+
+@needs_libtpu
+def test_two_slices(tmp_path):
+    """The update of a dense model on two slices of 4x4: gradients cross them by hosts, and parameters do not."""
+    parts, printed = planned("v5e:4x4:2", tmp_path, "--only", "update", **{"mesh.shape": "(2,16,1,1)"} | DENSE)
+    rows = {(tuple(row["axes"]), row["link"]): row["collectives"] for row in parts["update"]["wires"]}
+    assert "all-reduce" in rows[("data",), "DCN"]
+    assert "all-gather" in rows[("fsdp",), "2 ICI links"]
+    assert not any("all-gather" in kinds for (_, link), kinds in rows.items() if link == "DCN")
+    assert "the compiler's messages: " in printed.splitlines()[-1]
 
 
 @needs_cuda
