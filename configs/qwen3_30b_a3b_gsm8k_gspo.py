@@ -4,9 +4,9 @@ Command:  python -m jaxrl_llm.main --config configs/qwen3_30b_a3b_gsm8k_gspo.py 
           --config.model.pretrained=PATH, the folder of the published checkpoint, on 32 devices
 Memory:   by arithmetic (jaxrl_llm/run/memory.py) 19.6 GB on each of 32 GPUs: parameters 3.8, optimizer 7.6;
           a rollout 4.4, of which the cache of 512 slots is 2.0; an update 8.2, of which the gradients are 7.6.
-          Compiled for 32 H100 (`plan --topology h100:32 --only score update`, jax 0.10.2, jax-cuda13-plugin): scoring
-          8.5 GB, an update 25.9, each with its arguments; an update at least 1.7 s, scoring 0.36 s. The rollout of 48
-          unrolled layers was not compiled
+          Compiled for 32 H100 (`plan --topology h100:32 --only update`, jax 0.10.2, jax-cuda13-plugin): an update 25.0
+          GB with its arguments, and at least 3.0 s, bound by the network between its four nodes (1.7 s by the memory).
+          Scoring 8.5 GB. The rollout of 48 unrolled layers was not compiled
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny mixture of experts on sums that read like GSM8K, and downloads nothing
 

@@ -2,7 +2,7 @@
 
 # Dense bfloat16 FLOP/s of one JAX device; a key is the beginning of `device_kind`, the longest one counts. Sources:
 # cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x) and NVIDIA's data sheets (SXM). A TPU7x chip is two devices.
-_FLOPS = {
+FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
@@ -20,5 +20,5 @@ _FLOPS = {
 
 def peak_flops(kind: str) -> float | None:
     """Dense bfloat16 FLOP/s of a device of this kind; None where it is not known, as of every CPU."""
-    known = [name for name in _FLOPS if kind.startswith(name)]
-    return _FLOPS[max(known, key=len)] if known else None
+    known = [name for name in FLOPS if kind.startswith(name)]
+    return FLOPS[max(known, key=len)] if known else None

@@ -1,7 +1,10 @@
 """python -m jaxrl_llm.plan --config NAME --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]"""
 
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
@@ -21,7 +24,9 @@ def _run(arguments: list[str], guard: Guard) -> int:
         prog="jaxrl-llm plan", description="Memory and time of a config on TPUs or GPUs, without having them."
     )
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
-    parser.add_argument("--topology", required=True, help="the chips: v5e:2x2, v5p:4x4x4, v6e:2x2, h100:8")
+    parser.add_argument(
+        "--topology", required=True, help="the chips: v5p:4x4x4, two slices v5e:4x4:2, four nodes h100:32"
+    )
     parser.add_argument(
         "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only move, rollout, score or update"
     )
@@ -38,11 +43,32 @@ def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.run.settings import validate
 
     logging.set_verbosity(logging.WARNING)
-    made = plan(validate(loading.load(source, fields)), given.topology, given.only)
+    settings = validate(loading.load(source, fields))
+    with _compilers_to_a_file() as log:
+        made = plan(settings, given.topology, given.only)
     print(table(made))
+    if log.stat().st_size:
+        print(f"the compiler's messages: {log}")
     if given.json:
         given.json.write_text(as_json(made))
     return 0
+
+
+@contextlib.contextmanager
+def _compilers_to_a_file() -> Iterator[Path]:
+    """What compilers write to standard error goes to this file; what Python writes still goes to the terminal."""
+    number, name = tempfile.mkstemp(prefix="jaxrl_llm-plan-", suffix=".log")
+    terminal, python = os.dup(2), sys.stderr
+    python.flush()
+    with os.fdopen(terminal, "w", buffering=1) as kept:
+        os.dup2(number, 2)
+        os.close(number)
+        sys.stderr = kept
+        try:
+            yield Path(name)
+        finally:
+            sys.stderr = python
+            os.dup2(terminal, 2)
 
 
 if __name__ == "__main__":

@@ -10,87 +10,127 @@ import jax
 from jax.experimental import topologies
 
 from jaxrl_llm.ground import ranges
+from jaxrl_llm.ground.peaks import FLOPS
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peaks of one device."""
+    """Peaks of one JAX device and of its wires; bytes/s are of one direction."""
 
     flops: float  # per second, dense bfloat16
     memory: float  # bytes
     bandwidth: float  # bytes/s of the memory
-    network: float  # bytes/s that leave by all links: a collective over fewer links takes longer than a plan says
+    link: float  # bytes/s of one link of a TPU's torus, or of all NVLinks of a GPU
+    beyond: float  # bytes/s of a device's share of the network between slices, or between nodes of 8 GPUs
+    torus: int  # its dimensions; 0: GPUs, all of a node side by side
     source: str
 
 
+# TPUs: cloud.google.com/tpu/docs, a page each; "Gbps" there is of all links of a chip in one direction, `link` is that
+# over 4 (v5e, v6e) or 6 links. Between slices: the network cards of a host over its chips, v5e 2 x 100 and v6e 4 x 200
+# Gb/s for 8; v4 and v5p 25 GB/s for 4, jax-ml.github.io/scaling-book/tpus. A TPU7x chip is two devices with half each.
+# GPUs: NVIDIA's data sheets of SXM modules and, for the network, of DGX: a card of 400 Gb/s a GPU, on A100 of 200.
 CHIPS = {
-    "v5e": Chip(197e12, 16e9, 819e9, 200e9, "cloud.google.com/tpu/docs/v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gbps"),
-    "v5p": Chip(459e12, 95e9, 2765e9, 600e9, "cloud.google.com/tpu/docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbps"),
-    "v6e": Chip(918e12, 32e9, 1640e9, 448e9, "cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 32 GB, 1640 GB/s, 3584 Gbps"),
-    "h100": Chip(989e12, 80e9, 3350e9, 450e9, "H100 SXM data sheet: 989 TFLOP/s, 80 GB, 3.35 TB/s, NVLink 900 GB/s"),
+    "v4": Chip(FLOPS["TPU v4"], 32e9, 1228e9, 50e9, 6.25e9, 3, "docs/v4: 275 TFLOP/s, 32 GB, 1228 GB/s, 2400 Gbps"),
+    "v5e": Chip(FLOPS["TPU v5e"], 16e9, 819e9, 50e9, 3.125e9, 2, "docs/v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gbps"),
+    "v5p": Chip(FLOPS["TPU v5p"], 95e9, 2765e9, 100e9, 6.25e9, 3, "docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbps"),
+    "v6e": Chip(FLOPS["TPU v6e"], 32e9, 1640e9, 100e9, 12.5e9, 2, "docs/v6e: 918 TFLOP/s, 32 GB, 1640 GB/s, 3200 Gbps"),
+    "v7x": Chip(
+        FLOPS["TPU7x"], 96e9, 3690e9, 100e9, 6.25e9, 3, "docs/tpu7x: of two, 2307 TFLOP/s, 192 GB, 7380 GB/s, 9600 Gbps"
+    ),
+    "a100": Chip(FLOPS["NVIDIA A100"], 80e9, 2039e9, 300e9, 25e9, 0, "A100 80GB SXM: 312 TFLOP/s, NVLink 600 GB/s"),
+    "h100": Chip(FLOPS["NVIDIA H100"], 80e9, 3350e9, 450e9, 50e9, 0, "H100 SXM: 989 TFLOP/s, NVLink 900 GB/s"),
+    "h200": Chip(FLOPS["NVIDIA H200"], 141e9, 4800e9, 450e9, 50e9, 0, "H200 SXM: 989 TFLOP/s, NVLink 900 GB/s"),
+    "b200": Chip(
+        FLOPS["NVIDIA B200"], 180e9, 8000e9, 900e9, 50e9, 0, "DGX B200: 1440 GB and 64 TB/s of 8, NVLink 1.8 TB/s"
+    ),
 }
+_TPU_NAMES = {"v7x": "tpu7x"}  # where libtpu has another
+NODE = 8  # GPUs that NVLink joins
 
-# What XLA's GPU compiler must know of an H100 SXM to compile without one, an `xla.gpu.GpuTargetConfigProto` as text.
-# Figures: openxla/xla, xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
-_H100_TARGET = """gpu_device_info {
+# What XLA's GPU compiler must know of a GPU to compile without one, an `xla.gpu.GpuTargetConfigProto` as text.
+# Figures: openxla/xla, xla/backends/gpu/target_config/specs/.
+_TARGET = """gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
+  shared_memory_per_core: {per_core}
   threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
+  core_count: {cores}
+  fpus_per_core: {fpus}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: 84942979072
-  shared_memory_per_block_optin: 232448
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: {optin}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
-  cuda_compute_capability { major: 9 }
-}
+  cuda_compute_capability {{ major: {major} }}
+}}
 platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 12 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
+device_description_str: "{name}"
 """
+_HOPPER = dict(per_core=233472, cores=132, fpus=128, l2=52428800, clock=1.98, optin=232448, major=9)
+_GPUS: dict[str, dict[str, Any]] = {
+    "a100": dict(per_core=167936, cores=108, fpus=64, bandwidth=2039040000000, l2=41943040, clock=1.41,
+                 memory=85100068864, optin=166912, major=8, name="NVIDIA A100-SXM4-80GB"),
+    "h100": dict(**_HOPPER, bandwidth=3352320000000, memory=84942979072, name="NVIDIA H100 80GB HBM3"),
+    "h200": dict(**_HOPPER, bandwidth=4800000000000, memory=151397597184, name="NVIDIA H200 141GB HBM3e"),
+    "b200": dict(per_core=233472, cores=148, fpus=128, bandwidth=7672320000000, l2=132644864, clock=1.965,
+                 memory=191514411008, optin=232448, major=10, name="NVIDIA B200"),
+}  # fmt: skip
 
 
 def topology_devices(topology: str) -> tuple[Chip, Sequence[Any]]:
-    """The chip and the devices of "v5p:4x4x4" or "h100:8".
+    """The chip and the devices of "v5p:4x4x4", of "v5e:4x4:2", which is two slices, or of "h100:32", four nodes.
 
     Raises:
       ValueError: an unknown chip or shape.
       ImportError: the compiler of this chip is not installed; the message names the extra.
     """
-    name, _, shape = topology.partition(":")
+    name, _, rest = topology.partition(":")
     if name not in CHIPS:
         raise ValueError(
-            f"topology={topology!r} has no known chip{ranges.suggestion(name, CHIPS)}; for example v5e:2x2"
+            f"topology={topology!r} has no known chip{ranges.suggestion(name, CHIPS)}; it is one of "
+            f"{', '.join(CHIPS)}, for example v5e:2x2"
         )
+    shape, *slices = rest.split(":")
     if not shape or not all(part.isdigit() and int(part) for part in shape.split("x")):
         raise ValueError(f"topology={topology!r} lacks its shape, for example v5p:4x4x4 or h100:8")
-    return CHIPS[name], (_gpus(shape) if name == "h100" else _tpus(topology))
+    if name in _GPUS:
+        return CHIPS[name], _gpus(name, rest)
+    if len(slices) > 1 or not all(count.isdigit() and int(count) for count in slices):
+        raise ValueError(f"topology={topology!r} must end in a number of slices or in none, for example v5e:4x4:2")
+    return CHIPS[name], _tpus(topology, name, shape, int(*slices or "1"))
 
 
-def _tpus(topology: str) -> Sequence[Any]:
+def _tpus(topology: str, name: str, shape: str, slices: int) -> Sequence[Any]:
     # One process may compile beside others, and there is neither a metadata server nor a worker to ask.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError("compiling for a TPU needs libtpu: pip install jaxrl_llm[tpu]")
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if name == "v4":
+        options["chip_config_name"] = "megacore"  # one device a chip, as JAX on a v4 has it
     try:
-        return topologies.get_topology_desc(topology, "tpu").devices
+        return topologies.get_topology_desc(f"{_TPU_NAMES.get(name, name)}:{shape}", "tpu", **options).devices
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         raise ValueError(f"topology={topology!r} is none that libtpu knows: {str(error).splitlines()[0]}") from error
 
 
-def _gpus(count: str) -> Sequence[Any]:
+def _gpus(name: str, count: str) -> Sequence[Any]:
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     if not count.isdigit():
-        raise ValueError(f"topology='h100:{count}' must name a number of GPUs, for example h100:8")
+        raise ValueError(f"topology='{name}:{count}' must name a number of GPUs, for example {name}:8")
+    nodes, alone = divmod(int(count), NODE)
+    if nodes and alone:
+        raise ValueError(f"topology='{name}:{count}' must be nodes of {NODE} GPUs, for example {name}:{NODE * nodes}")
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        raise ImportError("compiling for an H100 needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")
-    return topologies.get_topology_desc("", "cuda", target_config=_H100_TARGET, topology=f"1x1x{count}").devices
+        raise ImportError("compiling for a GPU needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")
+    shape = f"1x{nodes or 1}x{alone or NODE}"
+    return topologies.get_topology_desc("", "cuda", target_config=_TARGET.format(**_GPUS[name]), topology=shape).devices

@@ -7,15 +7,26 @@ bandwidth-optimal algorithm over n devices, with `in` the operand's bytes:
 all-gather (n - 1) in    reduce-scatter in (n - 1) / n    all-reduce 2 in (n - 1) / n    all-to-all in (n - 1) / n
 
 A permutation sends its operand. A ragged all-to-all counts its whole operand, as if every row of it were in use.
+Between slices of TPUs XLA spells a collective as a transfer by the hosts of what the chips of a slice have made of it.
 """
 
 import dataclasses
-import math
-import re
 from collections.abc import Iterable
+from typing import TypeVar
 
 from jaxrl_llm.plan.flops import flops_of, grouped
-from jaxrl_llm.plan.hlo import Computation, Instruction, Module, Shape, trip_count
+from jaxrl_llm.plan.hlo import (
+    Computation,
+    Groups,
+    Instruction,
+    Module,
+    Shape,
+    between_slices,
+    device_groups,
+    trip_count,
+)
+
+Key = TypeVar("Key")
 
 _COLLECTIVES = {
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
@@ -29,27 +40,38 @@ _FREE = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """On one device. collectives: {kind: (how many, bytes sent)}. unknown: kernels whose FLOPs nothing states."""
+    """On one device. exchanges: {(kind, groups of devices): (how many, bytes sent)}. unknown: kernels whose FLOPs
+    nothing states."""
 
     flops: float = 0.0
     bytes: float = 0.0
-    collectives: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    exchanges: dict[tuple[str, Groups], tuple[float, float]] = dataclasses.field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
     def __add__(self, other: "Cost") -> "Cost":
-        kinds = {**self.collectives}
-        for kind, (count, size) in other.collectives.items():
-            before = kinds.get(kind, (0.0, 0.0))
-            kinds[kind] = (before[0] + count, before[1] + size)
-        return Cost(self.flops + other.flops, self.bytes + other.bytes, kinds, self.unknown | other.unknown)
+        merged = _merged([*self.exchanges.items(), *other.exchanges.items()])
+        return Cost(self.flops + other.flops, self.bytes + other.bytes, merged, self.unknown | other.unknown)
 
     def __mul__(self, times: int | float) -> "Cost":
-        kinds = {kind: (count * times, size * times) for kind, (count, size) in self.collectives.items()}
-        return Cost(self.flops * times, self.bytes * times, kinds, self.unknown)
+        every = {key: (count * times, size * times) for key, (count, size) in self.exchanges.items()}
+        return Cost(self.flops * times, self.bytes * times, every, self.unknown)
+
+    @property
+    def collectives(self) -> dict[str, tuple[float, float]]:
+        """{kind: (how many, bytes sent)}."""
+        return _merged((kind, value) for (kind, _), value in self.exchanges.items())
 
     @property
     def sent(self) -> float:
-        return float(sum(size for _, size in self.collectives.values()))
+        return float(sum(size for _, size in self.exchanges.values()))
+
+
+def _merged(values: Iterable[tuple[Key, tuple[float, float]]]) -> dict[Key, tuple[float, float]]:
+    sums: dict[Key, tuple[float, float]] = {}
+    for key, (count, size) in values:
+        before = sums.get(key, (0.0, 0.0))
+        sums[key] = (before[0] + count, before[1] + size)
+    return sums
 
 
 def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Cost]:
@@ -91,7 +113,7 @@ class _Reader:
             return Cost()
         read = [shape for name in i.operands for shape in inside.by_name[name].shapes]
         moved = _in_memory(read) + _in_memory(i.shapes)
-        kind = i.opcode.removesuffix("-start")
+        kind = between_slices(i) or i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             return self._collective(inside, i, kind) + Cost(bytes=moved)
         if i.opcode == "fusion":
@@ -127,27 +149,15 @@ class _Reader:
 
     def _collective(self, inside: Computation, i: Instruction, kind: str) -> Cost:
         size = sum(shape.bytes for name in i.operands for shape in inside.by_name[name].shapes)
-        n = self._group(i)
+        groups = device_groups(i, self.devices)
+        n = len(groups[0]) if groups else 1
         if kind == "collective-permute":
-            pairs = re.findall(r"\{(\d+),(\d+)\}", i.attributes[i.attributes.find("source_target_pairs") :])
-            sent = size if any(a != b for a, b in pairs) else 0
+            sent = size if groups else 0
         elif kind in ("all-gather", "collective-broadcast"):
             sent = size * (n - 1)
         else:
             sent = (2 if kind == "all-reduce" else 1) * size * (n - 1) / n
-        return Cost(collectives={kind: (1.0, float(sent))})
-
-    def _group(self, i: Instruction) -> int:
-        """How many devices exchange with one another."""
-        # mesh['a'=4,'b'=2] {'a'}, and mesh['a'=4,'b'=2], device_ids=(...) {'a'} where devices are not in their order
-        if named := re.search(r"replica_groups=\w+\[([^\]]*)\](?:, device_ids=[^{]*)?\s*\{([^}]*)\}", i.attributes):
-            sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
-        if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", i.attributes):
-            return int(iota[2])
-        if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", i.attributes):
-            return len(listed[1].split(","))
-        return self.devices
+        return Cost(exchanges={(kind, groups): (1.0, float(sent))})
 
 
 def _summed(costs: Iterable[tuple[Cost, Cost]]) -> tuple[Cost, Cost]:

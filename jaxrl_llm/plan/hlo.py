@@ -11,12 +11,20 @@ import functools
 import math
 import re
 
+import numpy as np
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\) -> [^\n]*\{\n(.*?)\n\}(?:,|$)", re.M | re.S)
 _NEXT = re.compile(r"\n(?= +(?:ROOT )?%?[\w.\-]+ = )")  # other line breaks are inside an attribute
 _INSTRUCTION = re.compile(r" +(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(.*)", re.S)
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
+_LIST = re.compile(r"(?:replica_groups|source_target_pairs|_xla_megascale_target)=\{((?:\{[\d,>-]*\},?)+)\}")
+_MESH = re.compile(r"replica_groups=\w+\[([^\]]*)\](?:, device_ids=\(([^{]*)\))?\s*\{([^}]*)\}")
+_IOTA = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|(?:true|false|branch)_computations?)=(%[\w.\-]+|\{[^}]*\})")
+
+SLICE = 100_000  # libtpu numbers the devices of several slices SLICE x (slice + 1) + place
+Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +104,47 @@ def _instruction(name: str, result: str, opcode: str, inside: str, attributes: s
         for dtype, dims, layout in _SHAPE.findall(result)
     )
     return Instruction(name, opcode, shapes, tuple(_NAME.findall(inside)), attributes, inside)
+
+
+def device_groups(i: Instruction, devices: int) -> Groups:
+    """Which devices exchange with one another, by their place in the program; of a permutation, the pairs (from, to).
+
+    Where hosts transfer between slices, they are numbered as SLICE says.
+    """
+    text = i.attributes
+    if named := _MESH.search(text):  # mesh['a'=4,'b'=2] {'a'}, and mesh['a'=4,'b'=2], device_ids=(...) {'a'}
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        axes = [list(sizes).index(axis) for axis in re.findall(r"'(\w+)'", named[3])]
+        grid = _listed(named[2] or f"[{math.prod(sizes.values())}]").reshape(list(sizes.values()))
+        grid = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, math.prod(grid.shape[axis] for axis in axes))
+    elif iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\S+)", text):
+        grid = _listed(iota[3]).reshape(int(iota[1]), int(iota[2]))
+    elif slices := re.search(
+        r'_xla_megascale_target="(.*?)x\{0:(\d+)\}"', text
+    ):  # {1,2}x{0:15}: each place with itself
+        sets = [list(map(int, re.findall(r"\d+", one))) for one in re.findall(r"\{[\d,]+\}", slices[1])]
+        grid = [[SLICE * s + place for s in one] for one in sets for place in range(int(slices[2]) + 1)]
+    elif listed := _LIST.search(text):
+        grid = [list(map(int, re.findall(r"\d+", one))) for one in re.findall(r"\{[^{}]+\}", listed[1])]
+    else:
+        grid = [range(devices)]
+    groups = tuple(tuple(map(int, row)) for row in grid)
+    permuted = "source_target_pairs" in text or '"ONE_TO_ONE"' in text
+    return tuple(g for g in groups if g[0] != g[1]) if permuted else groups
+
+
+def _listed(ids: str) -> np.ndarray:
+    """The numbers of "0,2,1,3" or of "[2,2]T(1,0)"."""
+    if iota := _IOTA.match(ids):
+        dims, order = (tuple(map(int, part.split(","))) if part else None for part in iota.groups())
+        return np.arange(math.prod(dims or ())).reshape(dims or ()).transpose(order).ravel()
+    return np.array(list(map(int, ids.split(","))))
+
+
+def between_slices(i: Instruction) -> str:
+    """The collective that a transfer by hosts carries out between slices of TPUs; empty: it is no such transfer."""
+    kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', i.attributes) if i.opcode == "send" else None
+    return {"ONE_TO_ONE": "collective-permute"}.get(kind[1], kind[1].lower().replace("_", "-")) if kind else ""
 
 
 def trip_count(module: Module, inside: Computation, loop: Instruction) -> int | None:

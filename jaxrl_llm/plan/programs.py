@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import SLACK
@@ -46,6 +47,7 @@ class Program:
     code: int
     seconds: float
     parts: tuple[Part, ...]
+    mesh: Mesh  # its devices, in the program's order
 
     @property
     def memory(self) -> int:
@@ -73,7 +75,9 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     micro, trained = layout.index.shape[0], layout.index.size
     only = only or PROGRAMS
 
-    def program(name: str, lower: Callable[[], jax.stages.Lowered], parts: Callable[[Cost, Cost], Any]) -> Program:
+    def program(
+        name: str, lower: Callable[[], jax.stages.Lowered], parts: Callable[[Cost, Cost], Any], on: Any = mesh
+    ) -> Program:
         start = time.monotonic()
         compiled: Any = lower().compile()
         seconds = time.monotonic() - start
@@ -87,6 +91,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             code=memory.generated_code_size_in_bytes,
             seconds=seconds,
             parts=tuple(parts(*measure(parse(compiled.as_text()), mesh.size, filled))),
+            mesh=on,
         )
 
     def update(batch: TrainBatch) -> Program:
@@ -113,6 +118,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             "rollout",
             lambda: engine.lower(state.trained.policy, s.rollout.prompts, width),
             lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
+            engine.model.mesh,
         )
     trajectory = engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
     trajectory = trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32))

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxrl_llm.plan.chips import Chip
 from jaxrl_llm.plan.programs import Part
+from jaxrl_llm.plan.wires import Traffic, Wires
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Roofline:
 
     compute: float
     memory: float
-    network: float
+    network: float  # of all collectives, one after the other
+    traffic: tuple[Traffic, ...]
     excess: float  # FLOPs of all devices over the model's; 0 for a part that computes nothing
     mfu: float  # the model's FLOPs over what the chips could do in that time (PaLM, arXiv 2204.02311, appendix B)
 
@@ -24,9 +25,9 @@ class Roofline:
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 
 
-def roofline(part: Part, chip: Chip, devices: int, active_parameters: int) -> Roofline:
-    cost = part.cost
-    times = (cost.flops / chip.flops, cost.bytes / chip.bandwidth, cost.sent / chip.network)
-    model = 2.0 * part.passes * active_parameters * part.tokens / devices
+def roofline(part: Part, wires: Wires, active_parameters: int) -> Roofline:
+    cost, chip, traffic = part.cost, wires.chip, tuple(wires.traffic(part.cost))
+    times = (cost.flops / chip.flops, cost.bytes / chip.bandwidth, sum((row.seconds for row in traffic), 0.0))
+    model = 2.0 * part.passes * active_parameters * part.tokens / wires.mesh.size
     mfu = model / (max(times) * chip.flops) if max(times) else 0.0
-    return Roofline(*times, excess=cost.flops / model if model else 0.0, mfu=mfu)
+    return Roofline(*times, traffic=traffic, excess=cost.flops / model if model else 0.0, mfu=mfu)

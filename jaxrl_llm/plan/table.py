@@ -11,6 +11,7 @@ from jaxrl_llm.ground.sharding import AXES
 from jaxrl_llm.plan.chips import Chip, topology_devices
 from jaxrl_llm.plan.programs import Program, compile_run
 from jaxrl_llm.plan.roofline import roofline
+from jaxrl_llm.plan.wires import Wires
 from jaxrl_llm.run.settings import Settings
 
 _GIB = 2**30
@@ -68,13 +69,14 @@ def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "compute_s": line.compute,
             "memory_s": line.memory,
             "network_s": line.network,
+            "wires": [dataclasses.asdict(row) for row in line.traffic],
             "bound": line.bound,
             "flops_over_model": line.excess,
             "mfu": line.mfu,
         }
         for program in compiled.programs
         for part in program.parts
-        for line in [roofline(part, compiled.chip, compiled.devices, compiled.active_parameters)]
+        for line in [roofline(part, Wires(compiled.chip, program.mesh), compiled.active_parameters)]
     ]
 
 
@@ -93,7 +95,7 @@ def as_json(compiled: Compiled) -> str:
 
 
 def table(compiled: Compiled) -> str:
-    """Three tables that fit 80 columns: memory, time, collectives."""
+    """Three tables that fit 80 columns: memory, time, and the network by axes of the mesh."""
     lines = [f"{compiled.topology}: {compiled.devices} devices, {_axes(compiled.mesh)}; each device:"]
     if compiled.rollout_mesh != compiled.mesh:
         lines.append(f"rollouts on {_axes(compiled.rollout_mesh)}")
@@ -111,10 +113,15 @@ def table(compiled: Compiled) -> str:
         cells = [_short(x) for x in (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)]
         cells += [_short(t) + ("*" if t == max(times) else " ") for t in times] + [f"{r['mfu']:.0%}"]
         lines.append(f"{r['part']:8}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
-    lines += ["* what bounds it", "", "collectives: how many, GB sent"]
+    lines += ["* what bounds it", "", "network  over axes               bound by       GB sent        ms"]
     for r in rows:
-        each = [f"{kind} {count:.0f}, {size / 1e9:.3g}" for kind, (count, size) in r["collectives"].items()]
-        lines += _wrapped(r["part"], each or ["none"])
+        for row in r["wires"] or [{"axes": ["none"], "link": "", "sent": 0, "seconds": 0, "collectives": {}}]:
+            most = "*" if r["bound"] == "network" and row == r["wires"][0] else " "
+            figures = _short(row["sent"] / 1e9).rjust(8) + _short(1e3 * row["seconds"]).rjust(10)
+            lines.append(f"{r['part']:8} {', '.join(row['axes']):23} {row['link']:13}{figures}{most}".rstrip())
+            each = [f"{kind} {count:.0f}, {size / 1e9:.3g}" for kind, (count, size) in row["collectives"].items()]
+            lines += _wrapped("", each) if each else []
+    lines.append("* the slowest where the network bounds; below each its collectives: how many, GB")
     unknown = sorted({name for r in rows for name in r["not_counted"]})
     return "\n".join(lines + ([f"FLOPs not counted of: {', '.join(unknown)}"] if unknown else []))
 

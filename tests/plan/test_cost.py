@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.plan.cost import Cost, measure
-from jaxrl_llm.plan.hlo import Shape, parse
+from jaxrl_llm.plan.hlo import Instruction, Shape, between_slices, device_groups, parse
 
 N, D, F = 16, 32, 64
 
@@ -195,6 +195,47 @@ def test_the_dialect_of_tpus(order):
     assert turn == Cost()
 
 
+HOSTS = '_xla_megascale_target={},_xla_megascale_transfer_type="{}"'
+
+
+@pytest.mark.parametrize(
+    ("attributes", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}, use", [(0, 2), (1, 3)]),
+        ("replica_groups=[2,2]<=[4], use", [(0, 1), (2, 3)]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), use", [(0, 2), (1, 3)]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}, use", [(0, 2), (1, 3)]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}, use", [(0, 2), (1, 3)]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a','b'}, use", [(0, 2, 1, 3)]),
+        ("replica_groups={}, use", [(0, 1, 2, 3)]),
+        ("source_target_pairs={{0,1},{2,2}}, use", [(0, 1)]),
+        (HOSTS.format('"{1,2}x{0:1}"', "ALL_REDUCE"), [(100000, 200000), (100001, 200001)]),
+        (HOSTS.format("{{100000,200000},{100001,200001}}", "ALL_TO_ALL"), [(100000, 200000), (100001, 200001)]),
+        (HOSTS.format("{{100001->200000}}", "ONE_TO_ONE"), [(100001, 200000)]),
+    ],
+)
+def test_which_devices_exchange(attributes, groups):
+    """As XLA spells groups of four devices, and libtpu the transfers of hosts between two slices."""
+    assert device_groups(Instruction("x", "send", (), (), attributes, ""), 4) == tuple(groups)
+
+
+def test_a_transfer_of_hosts_is_a_collective_between_slices():
+    """An all-reduce of 4 x 8 floats by two slices: each device sends 2 x 128 bytes x 1/2."""
+    text = """HloModule m
+
+ENTRY %main (a: f32[4,8]) -> token[] {
+  %a = f32[4,8]{1,0:T(8,128)} parameter(0)
+  %t = token[] after-all()
+  %s = (f32[4,8]{1,0:T(8,128)}, u32[], token[]) send(%a, %t), channel_id=2, is_host_transfer=true, frontend_attributes={TARGET}
+  ROOT %d = token[] send-done(%s), channel_id=2, is_host_transfer=true
+}
+"""  # noqa: E501
+    module = parse(text.replace("TARGET", HOSTS.format('"{1,2}x{0:1}"', "ALL_REDUCE")))
+    groups = ((100000, 200000), (100001, 200001))
+    assert measure(module, 2)[0].exchanges == {("all-reduce", groups): (1.0, 128.0)}
+    assert between_slices(module.entry.by_name["a"]) == ""
+
+
 def test_memory_on_the_chip_takes_no_bandwidth():
     text = """HloModule m
 
@@ -245,7 +286,7 @@ def test_shapes():
 
 
 def test_costs_add_up():
-    one = Cost(1.0, 2.0, {"all-reduce": (1.0, 8.0)})
+    one = Cost(1.0, 2.0, {("all-reduce", ((0, 1),)): (0.5, 4.0), ("all-reduce", ((0, 2),)): (0.5, 4.0)})
     both = one * 3 + functools.reduce(Cost.__add__, [Cost(unknown=frozenset({"kernel"})), one])
     assert (both.flops, both.bytes, both.sent) == (4, 8, 32)
     assert both.collectives == {"all-reduce": (4.0, 32.0)}

@@ -13,6 +13,8 @@ from jaxrl_llm.plan.cost import Cost
 from jaxrl_llm.plan.programs import Part, Program
 from jaxrl_llm.plan.roofline import roofline
 from jaxrl_llm.plan.table import Compiled, table
+from jaxrl_llm.plan.wires import Wires
+from tests.plan.test_wires import tpus
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
@@ -34,6 +36,7 @@ MIXTURE = {
     "updates.minibatches": 1,
     "replay.mode": "R3",
 }
+DENSE = {"model.num_experts": 0, "replay.mode": "off", "rollout.prompts": 8}
 
 
 def planned(topology, folder, *arguments, **fields):
@@ -48,29 +51,33 @@ def planned(topology, folder, *arguments, **fields):
 
 
 def test_the_roofline():
-    """100 GFLOP, 1 GB and 1 GB sent on a v5e: 0.51, 1.2 and 5 ms; the model's 2 x 3 x 1e6 x 8000 / 4 FLOPs in 5 ms."""
-    part = Part("update", Cost(1e11, 1e9, {"all-gather": (1.0, 1e9)}), tokens=8000, passes=3)
-    line = roofline(part, CHIPS["v5e"], devices=4, active_parameters=10**6)
-    assert (round(line.compute, 6), round(line.memory, 6), round(line.network, 6)) == (508e-6, 1.221e-3, 5e-3)
+    """100 GFLOP, 1 GB and 1 GB over a link of a v5e: 0.51, 1.2 and 20 ms; 2 x 3 x 1e6 x 8000 / 4 FLOPs of the model."""
+    part = Part("update", Cost(1e11, 1e9, {("all-gather", ((0, 1), (2, 3))): (1.0, 1e9)}), tokens=8000, passes=3)
+    wires = Wires(CHIPS["v5e"], tpus((2, 2, 1), (1, 2, 2, 1, 1)))
+    line = roofline(part, wires, active_parameters=10**6)
+    assert (round(line.compute, 6), round(line.memory, 6), round(line.network, 6)) == (508e-6, 1.221e-3, 20e-3)
     assert line.bound == "network"
     assert line.excess == pytest.approx(1e11 / 1.2e10)
-    assert line.mfu == pytest.approx(1.2e10 / (5e-3 * 197e12))
-    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, passes=0), CHIPS["v5e"], devices=4, active_parameters=10**6)
+    assert line.mfu == pytest.approx(1.2e10 / (20e-3 * 197e12))
+    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, passes=0), wires, active_parameters=10**6)
     assert (move.bound, move.excess, move.mfu) == ("memory", 0.0, 0.0)
 
 
 def test_the_table_fits_a_terminal():
     """At the size of a 30 B model; what is not counted is named."""
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
-    cost = Cost(5.2e14, 9.5e12, {kind: (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"}))
+    cost = Cost(
+        5.2e14, 9.5e12, {(kind, ((0, 1, 2, 3),)): (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"})
+    )
     parts = tuple(Part(name, cost, 262144, 3) for name in ("prefill", "decode"))
-    program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts)
+    program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts, tpus((4, 4, 4), (1, 4, 16, 1, 1)))
     made = Compiled("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
     lines = table(made).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1] == "rollouts on data 4 x fsdp 1 x expert 1 x tensor 16"
     assert any("45.00" in line and "59%" in line for line in lines)  # of 95e9 bytes
     assert "a_kernel.1" in lines[-1]
+    assert any(line.startswith("decode   expert   ") and line.endswith("*") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +87,10 @@ def test_the_table_fits_a_terminal():
         ("v5p", "lacks its shape, for example v5p:4x4x4"),
         ("v5p:2xx2", "lacks its shape"),
         ("h100:2x4", "must name a number of GPUs"),
+        ("h100:8:2", "must name a number of GPUs"),
+        ("b200:12", "must be nodes of 8 GPUs, for example b200:8"),
+        ("v5e:4x4:0", "must end in a number of slices or in none, for example v5e:4x4:2"),
+        ("v5e:4x4:2:2", "must end in a number of slices"),
     ],
 )
 def test_topologies_that_are_none(topology, message):
@@ -104,6 +115,17 @@ def test_no_dense_form_on_tpus(tmp_path):
     assert update["collectives"]["ragged-all-to-all"][0] >= 2 * 4  # layers; x there, y back, and both for the gradient
     weights = 2 * 3 * 16 * 128 * 512  # bfloat16, of one layer
     assert update["collectives"].get("all-gather", [0, 0])[1] < weights / 4, "experts are gathered"
+
+
+@needs_libtpu
+def test_two_slices(tmp_path):
+    """The update of a dense model on two slices of 4x4: gradients cross them by hosts, and parameters do not."""
+    parts, printed = planned("v5e:4x4:2", tmp_path, "--only", "update", **{"mesh.shape": "(2,16,1,1)"} | DENSE)
+    rows = {(tuple(row["axes"]), row["link"]): row["collectives"] for row in parts["update"]["wires"]}
+    assert "all-reduce" in rows[("data",), "DCN"]
+    assert "all-gather" in rows[("fsdp",), "2 ICI links"]
+    assert not any("all-gather" in kinds for (_, link), kinds in rows.items() if link == "DCN")
+    assert "the compiler's messages: " in printed.splitlines()[-1]
 
 
 @needs_cuda
