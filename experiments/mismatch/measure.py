@@ -27,6 +27,7 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.gaps import differ
+from jaxrl_llm.training.warm_start import warm_start
 
 RESULTS = Path(__file__).parent / "results" / "measured.jsonl"
 MODELS = ("mixture", "upcycled")
@@ -44,8 +45,8 @@ def main() -> None:
     given = parser.parse_args()
     engines: dict[str, Any] = {}
     try:
-        for seed in range(given.seeds):
-            for model in MODELS:
+        for model in MODELS:
+            for seed in range(given.seeds):
                 _measure(engines, given.vllm, model, seed)
     finally:
         for engine in engines.values():
@@ -92,8 +93,8 @@ def _run(fields: Mapping[str, Any], seed: int) -> Run:
 
 def _trained(name: str, seed: int) -> tuple[Run, Any]:
     """A run of the model, and the parameters that it starts from."""
+    run = _run({}, seed)
     if name == "mixture":
-        run = _run({}, seed)
         return run, run.start(print).policy.plain(run.model)
     dense = _run({"model.num_experts": 0}, seed)
     config, params = upcycled(
@@ -106,8 +107,8 @@ def _trained(name: str, seed: int) -> tuple[Run, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(params, config, Path(folder))
-        run = _run({"model.pretrained": folder, "warm_start.steps": _TRAINED}, seed)
-        return run, run.start(print).policy.plain(run.model)
+        more = dataclasses.replace(run.settings.warm_start, steps=_TRAINED)
+        return run, warm_start(run.model, run.settings.task, more, pretrained=folder)
 
 
 @functools.partial(jax.jit, static_argnums=0)
