@@ -47,7 +47,8 @@ def test_log_probs_that_are_off_by_a_doubled_ratio_and_experts_that_differ():
     moved = (np.asarray(t.routing.experts) + 1) % MODEL.config.num_experts  # of chosen {a, b}: {a + 1, b + 1}
     experts = np.where(np.asarray(t.routing.experts) == 255, 255, moved).astype(np.uint8)
     changed = t.replace(
-        sampler_logprobs=jax.numpy.asarray(own - off), routing=dataclasses.replace(t.routing, experts=experts)
+        sampler_logprobs=jax.numpy.asarray(own - off),
+        routing=dataclasses.replace(t.routing, experts=jax.numpy.asarray(experts)),
     )
     found = measure.compared(MODEL, params(), changed)
     assert found["tokens"] == n
