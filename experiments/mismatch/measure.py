@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.config import loading
@@ -128,8 +129,8 @@ def compared(model: Model, params: Any, t: Trajectory) -> dict[str, Any]:
     both = both & held[None]
     return {
         "tokens": int(mask.sum()),
-        "k3": float(np.mean(k3(d.astype(np.float32)))),
-        "k3_replayed": float(np.mean(k3(replayed))),
+        "k3": float(np.mean(k3(jnp.asarray(d, jnp.float32)))),
+        "k3_replayed": float(np.mean(k3(jnp.asarray(replayed)))),
         "mean": float(d.mean()),
         "mean_size": float(np.abs(d).mean()),
         "above_ln2": int((np.abs(d) > np.log(2)).sum()),
