@@ -55,6 +55,7 @@ NOT_RUN = {
     "sleep ": "vLLM",
     ".venv/bin/python -m jaxrl_llm.main --config sort_vllm ": "vLLM",
     "python -m jaxrl_llm.main --config sort_vllm --workdir runs/served ": "vLLM",
+    "python -m experiments.mismatch.measure ": "vLLM",
     "make ": "installs",  # all but the commands of `make demo`
     "python -m tests.": "writes",
     "python experiments/routing_replay/tuned.py ": "writes",

@@ -126,7 +126,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 
 def _first_error(log: Path) -> str:
-    """The cause: what follows from it comes later."""
+    """The cause: what follows from it comes later, and what a warning fears is none."""
     text = log.read_text(errors="replace")
-    found = re.search(r"\b[A-Z]\w*Error: .*", text)
-    return (found[0] if found else (text.splitlines() or ["it said nothing"])[-1]).strip()[:300]
+    found = re.search(r"^(?!.*\bWARNING\b).*?(\b[A-Z]\w*Error: .*)", text, re.MULTILINE)
+    return (found[1] if found else (text.splitlines() or ["it said nothing"])[-1]).strip()[:300]

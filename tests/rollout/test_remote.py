@@ -165,6 +165,16 @@ def test_a_server_that_cannot_start_says_why():
     own.close()
 
 
+def test_what_a_warning_fears_is_no_cause(tmp_path):
+    """As vLLM 0.32 warns at every start; a server that was killed says nothing more."""
+    log = tmp_path / "8123-1.log"
+    log.write_text("(APIServer pid=9) WARNING 11-23 failures like `OSError: [Errno 24] Too many open files`.\nup\n")
+    assert serving._first_error(log) == "up"
+    with log.open("a") as more:
+        more.write("(EngineCore pid=9) ERROR 11-23 ValueError: no memory\n")
+    assert serving._first_error(log) == "ValueError: no memory"
+
+
 def test_a_server_ends_with_its_starter(tmp_path):
     for name, text in {
         "platforms.py": "class current_platform:\n    is_cpu = staticmethod(lambda: True)\n",
