@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def _measure(engines: dict[str, Any], vllm: str, name: str, seed: int) -> None:
                 print(row, flush=True)
 
 
-def _run(fields: Mapping[str, Any], seed: int) -> Run:
+def _run(fields: dict[str, Any], seed: int) -> Run:
     given = _SETTING | {"seed": seed, "warm_start.seed": seed} | fields
     config = loading.load(loading.find("sort_vllm"), [(name, str(value)) for name, value in given.items()])
     return build(validate(config))
