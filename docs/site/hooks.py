@@ -66,8 +66,12 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """A number and its interval stay on one line."""
-    return re.sub(r"<td.*?</td>", lambda cell: INTERVAL.sub(r'<span class="whole">\g<0></span>', cell[0]), html)
+    """In a cell an interval stays on one line, and a bar in code loses what kept it from ending the cell."""
+
+    def told(cell):
+        return INTERVAL.sub(r'<span class="whole">\g<0></span>', cell[0].replace("\\|", "|"))
+
+    return re.sub(r"<td.*?</td>", told, html)
 
 
 def on_post_page(output, page, config):
