@@ -44,5 +44,5 @@ def test_no_server_is_left():
 
 def test_an_answer_that_fails_everywhere_ends_the_run():
     for _ in range(20):
-        with pytest.raises(ValueError, match=r"failed"):
+        with pytest.raises(ValueError, match=r"an answer failed 9 times|answers are left and no server"):
             asked("ab", dead="", poison=3)
