@@ -46,9 +46,9 @@ def recipes(*names: str) -> list[dict[str, Any]]:
 
 
 def lag() -> Sweep:
-    setting = {"updates.minibatches": 8, "steps": 60, "evaluation.every": 20, "checkpoint.every": 60}
+    setting = {"updates.minibatches": 8, "steps": 30, "evaluation.every": 15, "checkpoint.every": 30}
     runs = product(recipes("GRPO", "GSPO", "SAPO"), lags(*LAGS), [setting], seeds(900, 10))
-    return Sweep("", runs, baseline="no lag", config=CONFIG, minutes=1)
+    return Sweep("", runs, baseline="no lag", config=CONFIG, minutes=0.4)
 
 
 def lag_smoke() -> Sweep:
