@@ -43,14 +43,36 @@ def table(study: Study) -> Table:
     rows = []
     for condition, arm in _each(study):
         runs = study.select(arm, condition)
-        kept = " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))
-        cells = [condition, arm, str(len({run.seed for run in runs})), kept, f"{mean(runs, 'kl/old'):.3f}"]
-        if arm == study.baseline:
-            rows.append([*cells, f"({start_to_end(runs)})", ""])
-            continue
-        found = difference(study, arm, condition)
-        rows.append([*cells, _told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""])
+        differs = _differs(study, arm, condition)
+        rows.append(
+            [condition, arm, *_kept(runs), f"{mean(runs, 'kl/old'):.3f}", *(differs or [f"({start_to_end(runs)})", ""])]
+        )
     return rows
+
+
+def ends(study: Study) -> Table:
+    """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts,
+    sampled accuracy at the end, difference, what would be detected, how many collapsed."""
+    rows = []
+    for condition, arm in _each(study):
+        runs = [run for run in study.select(arm, condition) if run.ended]
+        end = float(np.mean([SAMPLED.measure(run) for run in runs]))
+        numbers = [f"{mean(runs, 'kl/old', last=5):.3f}", f"{end:.3f}"]
+        differs = _differs(study, arm, condition) or ["", ""]
+        rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
+    return rows
+
+
+def _kept(runs: Sequence[Run]) -> list[str]:
+    return [str(len({run.seed for run in runs})), " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))]
+
+
+def _differs(study: Study, arm: str, condition: str) -> list[str]:
+    """The difference to the baseline and what would be detected; nothing of the baseline itself."""
+    if arm == study.baseline:
+        return []
+    found = difference(study, arm, condition)
+    return [_told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""]
 
 
 def _each(study: Study) -> list[tuple[str, str]]:
@@ -129,7 +151,7 @@ def by_rollouts(study: Study) -> Table:
     return rows
 
 
-# Rollouts of a run, first and last: those that all arms but the first have in common with one rollout, and doubled.
+# Rollouts of a run, first and last; the answers of the first one are the same for all arms.
 STRETCHES = ((2, 2), (3, 4), (5, 8), (9, 16), (17, 30))
 
 
@@ -138,12 +160,14 @@ def along(study: Study) -> Table:
     rows = [["condition", "arms", *(f"{a} to {b}" if a < b else str(a) for a, b in STRETCHES)]]
     for condition in study.conditions:
         for arm, other in CONTRASTS:
-            sides = [{run.seed: run for run in study.select(one, condition) if run.ended} for one in (arm, other)]
-            both = [seed for seed in sides[0] if seed in sides[1]]
+            ours, theirs = (
+                {run.seed: run for run in study.select(one, condition) if run.ended} for one in (arm, other)
+            )
+            both = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
             if len(both) >= MINIMUM_SEEDS:
                 found = [
-                    paired_difference(*([_reward(side[seed], *stretch) for seed in both] for side in sides))
-                    for stretch in STRETCHES
+                    paired_difference([_reward(one, a, b) for one, _ in both], [_reward(one, a, b) for _, one in both])
+                    for a, b in STRETCHES
                 ]
                 rows.append([condition, f"{arm} less {other}", *map(interval, found)])
     return rows
@@ -154,17 +178,6 @@ def _reward(run: Run, first: int, last: int) -> float:
     steps, values = run.series("reward/mean")
     own = values[(steps >= first) & (steps <= last)]
     return float(own.mean()) if own.size else 0.0
-
-
-def ends(study: Study) -> Table:
-    """Of whole runs: condition, arm, greedy and sampled at the end, KL to old in the last five rollouts, collapsed."""
-    rows = []
-    for condition, arm in _each(study):
-        runs = [run for run in study.select(arm, condition) if run.ended]
-        greedy = mean(runs, "eval/greedy", last=1)
-        numbers = [greedy, float(np.mean([SAMPLED.measure(run) for run in runs])), mean(runs, "kl/old", last=5)]
-        rows.append([condition, arm, *(f"{x:.3f}" for x in numbers), collapsed(runs)])
-    return rows
 
 
 def clip_of(keep: float, clips: Sequence[float], kept: Sequence[float]) -> float:
@@ -265,8 +278,8 @@ def main() -> None:
     def tables(study: Study, given: argparse.Namespace) -> list[Table]:
         if given.keep:
             return [matched(study, given.keep)]
-        more = [by_rollouts(study)] if study.branching else [ends(study), along(study)]
-        return [table(study), *more, contrasts(study), apart(study)]
+        own = [table(study), by_rollouts(study)] if study.branching else [ends(study), along(study)]
+        return [*own, contrasts(study), apart(study)]
 
     command(tables, figure, parser)
 

@@ -84,6 +84,7 @@ DOSES = ["setting", "states", "GRPO, before -> after", "experts changed", "Var(l
 NUMBERS = ["sweep", "what", "number"]
 HELD_OUT = "Differences are to GRPO in held-out sampled accuracy, with 95 % paired-t intervals over seeds"
 TAILS = ["beyond 0.2", "beyond ln 2"]
+KEPT = ["kept, A > 0 / A < 0", "KL to old"]
 
 
 def _shares(name: str, setting: Callable[[str], str]) -> Entry:
@@ -106,6 +107,25 @@ def _pooled(caption: str, labels: Sequence[str], sweeps: Sequence[str], make: Ca
 
 def _left(name: str, caption: str) -> Entry:
     return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], residual, [name])
+
+
+def _by_sign(name: str) -> list[Entry]:
+    return [
+        Entry(
+            name,
+            "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
+            ["condition", "arms", "n", "difference", "detectable", "corrected p"],
+            kept.contrasts,
+            [name],
+        ),
+        Entry(
+            name,
+            "The dense model's difference to GRPO less the mixture's, paired by seed.",
+            ["condition", "arm", "n", "dense less mixture", "detectable"],
+            kept.apart,
+            [name],
+        ),
+    ]
 
 
 def _batches(second: int) -> list[str]:
@@ -316,23 +336,26 @@ TABLES: Sequence[Entry] = (
         "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
         "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout. Intervals over "
         "trajectories, not corrected.",
-        ["model, rate", "arm", "trajectories", "kept, A > 0 / A < 0", "KL to old", "difference", "detectable"],
+        ["model, rate", "arm", "trajectories", *KEPT, "difference", "detectable"],
         kept.table,
         ["negatives"],
     ),
+    *_by_sign("negatives"),
     Entry(
-        "negatives",
-        "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
-        ["model, rate", "arms", "n", "difference", "detectable", "corrected p"],
-        kept.contrasts,
-        ["negatives"],
+        "negatives_runs",
+        "Whole runs of 30 rollouts, by seed: held-out sampled accuracy at the end and the difference to GRPO, not "
+        "corrected; the gradient kept; the drift of a rollout (KL to old) over the last five; runs that collapsed.",
+        ["condition", "arm", "seeds", *KEPT, "end", "difference", "detectable", "collapsed"],
+        kept.ends,
+        ["negatives_runs"],
     ),
+    *_by_sign("negatives_runs"),
     Entry(
-        "negatives",
-        "The dense model's difference to GRPO less the mixture's, paired by seed.",
-        ["model, rate", "arm", "n", "dense less mixture", "detectable"],
-        kept.apart,
-        ["negatives"],
+        "negatives_runs",
+        "The same arms in training reward, by stretches of rollouts (no hypothesis was about it; not corrected).",
+        (),
+        kept.along,
+        ["negatives_runs"],
     ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
