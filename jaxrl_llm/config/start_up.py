@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import ctypes
-import functools
 import importlib.util
 import os
 import re
@@ -22,6 +20,7 @@ from jax._src import distributed
 
 from jaxrl_llm.config import flags
 from jaxrl_llm.config.command_line import REFUSED, complain
+from jaxrl_llm.ground import heap
 from jaxrl_llm.ground.machine import cache_folder
 
 
@@ -34,7 +33,7 @@ def start_jax() -> str:
     if logging.get_verbosity() > logging.WARNING:
         logging.set_verbosity(logging.WARNING)  # Orbax reports every phase of a checkpoint at INFO
     flags_set = flags.set_flags("tpu" if _has_tpu() else "gpu" if flags.has_gpu() else "cpu")
-    _keep_freed_memory()
+    heap.keep_freed()
     cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -58,46 +57,6 @@ _CACHE = {
     "jax_persistent_cache_min_compile_time_secs": 0.5,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-
-
-@functools.cache  # once in a process
-def _keep_freed_memory() -> None:
-    """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
-
-    That is a sixth of a training step's time on a CPU, see experiments/performance/details.md. Programs run in the
-    calling thread, because only the main arena keeps large arrays. Memory freed by a compilation is returned to the
-    system: it is in pieces too small for a step.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
-        return
-    libc.mallopt(_M_MMAP_MAX, 0)
-    libc.mallopt(_M_TRIM_THRESHOLD, -1)
-    _make_room(libc)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-
-    def trim(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
-            libc.malloc_trim(0)
-
-    jax.monitoring.register_event_duration_secs_listener(trim)
-
-
-def _make_room(libc: Any) -> None:
-    """Reserve a free block at the start of the heap for small, long-lived allocations.
-
-    A step's temporaries then stay at the end of the heap, which can grow a little. In a gap between other allocations,
-    a single byte taken from it would make the next step allocate their full size again.
-    """
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    room = libc.malloc(_ROOM)
-    libc.malloc(_ROOM // 64)  # never freed, so that the block above is not at the end of the heap
-    libc.free(room)  # neither was touched, so no memory is in use yet
-
-
-_ROOM = 2**28  # bytes: less than the temporaries that matter, more than the rest
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def _repair(cache: Path) -> None:

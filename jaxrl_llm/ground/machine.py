@@ -26,6 +26,26 @@ def memory_bytes() -> int:
     return min(bounds)
 
 
+def free_memory_bytes() -> int:
+    """What this process could hold in all: what is free beside what it has, or less where a cgroup bounds it."""
+    fields = _fields("/proc/meminfo")
+    free = fields["MemAvailable"] + resident_bytes() if "MemAvailable" in fields else memory_bytes()
+    return min(memory_bytes(), free)
+
+
+def resident_bytes(name: str = "VmRSS") -> int:
+    """Bytes of the process that are in memory (VmRSS), or the most that were (VmHWM); 0 off Linux."""
+    return _fields("/proc/self/status").get(name, 0)
+
+
+def _fields(path: str) -> dict[str, int]:
+    """The sizes that a file of /proc tells, in bytes; {} off Linux."""
+    with suppress(OSError):
+        lines = (line.split() for line in Path(path).read_text().splitlines())
+        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}
+    return {}
+
+
 _MAPS = Path("/proc/self/maps")  # absent where there is no Linux
 _MOST_MAPS = 50_000
 

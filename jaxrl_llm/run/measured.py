@@ -156,7 +156,7 @@ def rewards(s: Settings, r: Rehearsal) -> Finding | None:
 
 def memory(predicted: Memory, r: Rehearsal, of_cpu: int) -> Finding:
     """The run's own estimate against what was in use; of_cpu: devices of a CPU, which share the process's memory."""
-    expected, available = predicted.total * (of_cpu or 1), (predicted.available or 0) * (of_cpu or 1)
+    expected, available = predicted.arrays * (of_cpu or 1), (predicted.available or 0) * (of_cpu or 1)
     of = f" of {spelled(available)}" if available else ""
     seen = f"predicted {spelled(expected)}{of}{'' if of_cpu else ' a device'}"
     if r.memory is None:

@@ -1,8 +1,9 @@
 """What a run will need of each device's memory, by arithmetic from its settings, before anything large is made.
 
-    needed = what stays + the larger of the temporaries of a rollout and of an update
+    needed = what stays + the largest of the temporaries of a rollout, of an update and of an evaluation
 
-What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
+On a CPU, where one memory holds everything, the process is counted too: what it holds when this is asked, and what
+compiled programs leave behind. What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
 with the model and the batch are counted: weights in the rollout's dtype (and those that adapters are merged into), the
 cache and the logits of the slots; gradients, activations, the logits of a chunk of tokens. What the compiler adds or
 saves is not included; `python -m jaxrl_llm.plan` is exact.
@@ -26,42 +27,55 @@ from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
 
 _CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected_logprobs`
+_PROGRAMS = 2**28  # bytes that compiled programs and their tracing leave, measured
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device: what stays through the run, and the temporaries of both phases, one after the other."""
+    """Bytes on each device: what stays through the run, and the temporaries of its phases, one after the other."""
 
     stays: Mapping[str, int]
     rollout: Mapping[str, int]  # empty where the objective learns from given data
     update: Mapping[str, int]
     available: int | None  # of one device, None where it is not known
+    evaluation: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    process: int = 0  # on a CPU, what is no array: the interpreter, libraries, programs
+
+    @property
+    def phases(self) -> Mapping[str, Mapping[str, int]]:
+        """Those that the run has, by name."""
+        phases = {"rollout": self.rollout, "update": self.update, "evaluation": self.evaluation}
+        return {name: phase for name, phase in phases.items() if phase}
 
     @property
     def temporaries(self) -> Mapping[str, int]:
-        """Those of the phase that has more."""
-        return max((self.rollout, self.update), key=lambda phase: sum(phase.values()))
+        """Those of the phase that has most."""
+        return max(self.phases.values(), key=lambda phase: sum(phase.values()))
+
+    @property
+    def arrays(self) -> int:
+        return sum(self.stays.values()) + sum(self.temporaries.values())
 
     @property
     def total(self) -> int:
-        return sum(self.stays.values()) + sum(self.temporaries.values())
+        return self.arrays + self.process
 
     def lines(self) -> list[str]:
         """All of it, of the temporaries the cache and the largest by name; lines of at most 69 characters."""
         has = "" if self.available is None else f" of {spelled(self.available)}"
-        parts = [f"{name} {spelled(size)}" for name, size in self.stays.items()]
-        for name, phase in (("rollout", self.rollout), ("update", self.update)):
-            if phase:
-                shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
-                sizes = ", ".join(f"{part} {spelled(phase[part])}" for part in shown)
-                parts.append(f"{name} {spelled(sum(phase.values()))} ({sizes})")
+        parts = [f"process {spelled(self.process)}"] if self.process else []
+        parts += [f"{name} {spelled(size)}" for name, size in self.stays.items()]
+        for name, phase in self.phases.items():
+            shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
+            sizes = ", ".join(f"{part} {spelled(phase[part])}" for part in shown)
+            parts.append(f"{name} {spelled(sum(phase.values()))} ({sizes})")
         return textwrap.wrap(f"{spelled(self.total)}{has} a device: {', '.join(parts)}", 69)
 
     def check(self) -> None:
         """Raises ValueError when a device has less memory than the run needs."""
         if self.available is None or self.total <= self.available:
             return
-        stay = sum(self.stays.values()) > self.available
+        stay = sum(self.stays.values()) + self.process > self.available
         remedy = _REMEDIES["parameters" if stay else _largest(self.temporaries)]
         raise ValueError(
             f"the run needs {spelled(self.total)} on each device, which has {spelled(self.available)} "
@@ -104,43 +118,67 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
     if s.rollout.lag:
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
-    return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh))
+    evaluation = {} if s.objective.learns_rewards else _of_evaluation(s, sampler, merged)
+    return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh), evaluation, _of_process(mesh))
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
-    """Bytes that one device of the mesh may hold; CPU devices share what the process may use."""
-    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    device = (here or mesh.devices.flat)[0]
+    """Bytes that one device of the mesh may hold; CPU devices share what is free and what the process has."""
+    device, sharing = _here(mesh)
     if device.platform == "cpu":
-        return machine.memory_bytes() // max(len(here), 1)
+        return machine.free_memory_bytes() // sharing
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
+def _of_process(mesh: jax.sharding.Mesh) -> int:
+    """What the process holds now and what its programs will, shared by its CPU devices; 0 on other devices."""
+    device, sharing = _here(mesh)
+    return (machine.resident_bytes() + _PROGRAMS) // sharing if device.platform == "cpu" else 0
+
+
+def _here(mesh: jax.sharding.Mesh) -> tuple[Any, int]:
+    """A device of this process, and how many it has."""
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return (here or mesh.devices.flat)[0], max(len(here), 1)
+
+
 def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
-    """The weights that adapters are merged into; all weights cut into layers and cast; the cache of every slot, prompt
-    included; one step's logits.
+    """What the answers of a step take, and the record of them."""
+    slots = min(s.rollout.slots, s.rows) or s.rows
+    shape = s.rollout.prompts, s.rollout.group_size, slots
+    records = s.rows * s.answer_length * (s.model.num_moe_layers * s.model.num_experts_per_tok + _kept(s))
+    return {"merged": merged, **_of_answers(s, sampler, s.rollout.dtype, *shape), "records": records}
+
+
+def _of_evaluation(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
+    """What the answers to the held-out prompts take, a greedy one to each beside the samples."""
+    group = s.evaluation.samples + 1
+    rows = s.evaluation.prompts * group
+    shape = s.evaluation.prompts, group, min(s.rollout.slots, rows) or rows
+    return {"merged": merged, **_of_answers(s, sampler, s.model.dtype, *shape)}
+
+
+def _of_answers(s: Settings, sampler: Model, dtype: str, prompts: int, group: int, slots: int) -> dict[str, int]:
+    """All weights cut into layers and cast; the cache of every slot, prompt included; one step's logits.
 
     On a mesh of its own the weights are what the parameters of training are moved into, before the program starts;
     otherwise the program makes them.
     """
     config, width = s.model, s.task.prompt_length
     shards, tensor = (sharding.shards(axis, sampler.mesh) for axis in ("rows", "heads"))
-    dtype = config.dtype if s.rollout.dtype == "float8_e4m3" else s.rollout.dtype  # rounded, not stored, in float8
-    size = jnp.dtype(dtype).itemsize
-    slots = min(s.rollout.slots, s.rows) or s.rows
+    # In float8 they are rounded, not stored.
+    size = jnp.dtype(config.dtype if dtype == "float8_e4m3" else dtype).itemsize
     column = 2 * len(config.kinds) * _over(config.num_key_value_heads, tensor) * config.head_dim * size
-    if slots == s.rows:  # a group shares its prompt
-        columns = -(-s.rollout.prompts // shards) * width + -(-slots // shards) * (s.answer_length - 1)
+    if slots == prompts * group:  # a group shares its prompt
+        columns = -(-prompts // shards) * width + -(-slots // shards) * (s.answer_length - 1)
     else:
-        chunk = -(-slots // s.rollout.group_size)
+        chunk = -(-slots // group)
         columns = -(-slots // shards) * (width + s.answer_length - 1) + -(-chunk // shards) * width
     return {
-        "merged": merged,
         "weights": sharding.local_bytes(sampler.shapes()) * size // jnp.dtype(config.param_dtype).itemsize,
         "cache": columns * column,
         # The logits, their weights and the noise that one of them is drawn with.
         "logits": 3 * 4 * -(-slots // shards) * _over(config.vocab_size, tensor),
-        "records": s.rows * s.answer_length * (config.num_moe_layers * config.num_experts_per_tok + _kept(s)),
     }
 
 

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground import processes
+from jaxrl_llm.ground import machine, processes
 from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds
 from jaxrl_llm.models import Routing
 from jaxrl_llm.objectives.batch import token_log_ratio
 from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.run.agreement import check_agreement, check_rows
 from jaxrl_llm.run.assembly import Run
-from jaxrl_llm.run.trainer import learn
+from jaxrl_llm.run.trainer import learn, settled
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.gaps import flips
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
@@ -57,11 +57,11 @@ def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
     Raises:
       ValueError, FloatingPointError: as `train`, but for numbers that a row of the check is about.
     """
-    before = _resident("VmRSS")
+    before = machine.resident_bytes()
     quiet = dataclasses.replace(run.settings, log=dataclasses.replace(run.settings.log, diagnostics_every=0))
     run = dataclasses.replace(run, settings=quiet)
     state = run.start(note)
-    source = run.started(state, None).source
+    source, state = run.started(state, None).source, settled(state)
     s, golds = run.settings, {}
     if isinstance(source, Rollouts):
         source = dataclasses.replace(source, samples=s.rows, sampling=DynamicSampling(), lag=0)
@@ -193,26 +193,16 @@ def _answers(
     return rows
 
 
-def _most(before: int | None) -> int | None:
+def _most(before: int) -> int | None:
     """The most bytes in use on one of this process's devices; on a CPU by how much the process has grown."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [one["peak_bytes_in_use"] for one in stats if "peak_bytes_in_use" in one]
     if peaks:
         return max(peaks)
-    peak = _resident("VmHWM")
-    return None if peak is None or before is None else max(peak - before, 0)
+    return max(machine.resident_bytes("VmHWM") - before, 0) if before else None
 
 
 def _forget_peak() -> None:
     """Let the peak of the resident memory begin anew, so that compilations are not in it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident(name: str) -> int | None:
-    """Bytes of the process that are in memory (VmRSS), or the most that were (VmHWM); None off Linux."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.ground import processes
+from jaxrl_llm.ground import heap, processes
 from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.places import root_of
@@ -48,15 +48,18 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     run = run.started(state, root_of(log.workdir) / "reference")
     stream, first, base = run.source.stream(), 0, base_digest(state)
     if checkpoints.latest is not None:
-        like, ahead = state.saved(), run.source.in_flight_like(state)
-        first, saved, extra = checkpoints.restore(like, note=log.note, in_flight=ahead)
+        state = state.shapes()  # so that the start does not stay beside what is restored
+        ahead = run.source.in_flight_like(state)
+        first, saved, extra = checkpoints.restore(state.saved(), note=log.note, in_flight=ahead)
         state = state.restored(saved)
+        del saved
         if extra["config_hash"] != config_hash:
             raise ValueError(f"{log.workdir} holds the checkpoint of another config; use another --workdir")
         check_base(base, extra)
         checkpoints.set_aside(after=first)
         run.source.resume(stream, extra["stream"], extra.get("in_flight", ()))
         log.note(f"resumed from step {first}")
+    state = settled(state)
     log.cut(first if checkpoints.latest is not None else -1)
     rows = read_rows(log.workdir / "metrics.jsonl") if first else []
     observed = Observed(log.workdir, settings.log.profile, rows[-1] if rows else None, began)
@@ -105,6 +108,13 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         checkpoints.close()
     log.screen.end(closing(log.workdir))
     return evaluated
+
+
+def settled(state: TrainState) -> TrainState:
+    """The state in memory of its own, which updates overwrite, and behind it room for what is small."""
+    state = state.restored(heap.owned(state.saved()))
+    heap.settle()
+    return state
 
 
 def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[TrainState, Pending]:

@@ -60,6 +60,14 @@ class TrainState(flax.struct.PyTreeNode):
         moments = part(states[0], "policy"), part(states[1], "critic")
         return Saved(self.trained.policy, moments[0], self.trained.critic, moments[1], self.updates)
 
+    def shapes(self) -> "TrainState":
+        """This state with shapes in the place of its arrays, but for the base, which no checkpoint holds."""
+
+        def of(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+        return jax.tree.map(of, self.replace(base=None)).replace(base=self.base)
+
     def restored(self, saved: "Saved") -> "TrainState":
         """This state with the arrays of a checkpoint."""
         leaves, structure = jax.tree.flatten(self.replace(base=None))
