@@ -1,6 +1,7 @@
 """The same run in TRL: equal model, prompts and settings, in turns step by step on one core.
 
     python -m experiments.real_model.compare --seed 0 --steps 20 --core 1 --json OUT.json
+    python -m experiments.real_model.compare --lengths 128+96 --steps 3 --layout padded --core 1 --json OUT.json
     python -m experiments.real_model.compare --table experiments/real_model/results/trl_*.json
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
@@ -25,6 +26,7 @@ from jaxrl_llm.report.statistics import paired_difference
 __all__ = ["describe", "medians"]
 
 CONFIG = "configs/smollm2_sums_grpo.py"
+_SHORTEST = 23  # tokens of a prompt of the config, at most
 _LAST = 5  # steps whose mean reward is compared
 
 
@@ -42,12 +44,31 @@ def export(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(special | dict(tokenizer.special_tokens)))
 
 
-def work(model: Path, seed: int, steps: int, layout: str) -> dict[str, Any]:
+def longer(lengths: str) -> list[tuple[str, str]]:
+    """Two prompts of PROMPT tokens, four answers of ANSWER tokens each: "PROMPT+ANSWER" -> fields of the config.
+
+    Raises:
+      ValueError: not of this form, or shorter than the prompts of the config are.
+    """
+    prompt, _, answer = lengths.partition("+")
+    if not (prompt.isdecimal() and answer.isdecimal() and int(prompt) >= _SHORTEST and int(answer) > 1):
+        raise ValueError(f"lengths={lengths!r} is not PROMPT+ANSWER with at least {_SHORTEST}+2 tokens; set --lengths")
+    from configs.smollm2_sums_grpo import TEMPLATE
+
+    template = TEMPLATE.replace("?", "?" + " one" * (int(prompt) - _SHORTEST), 1)
+    sizes = {"rollout.prompts": "2", "rollout.group_size": "4", "rollout.max_prompt_length": prompt}
+    return [("task.template", template), ("rollout.max_new_tokens", answer), *sizes.items()]
+
+
+def work(
+    model: Path, seed: int, steps: int, layout: str, lengths: str = "", more: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
     """The settings of both programs; the prompts of every step are those of our stream."""
     from jaxrl_llm import tasks
 
     overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout)]
     overrides.append(("updates.minibatches", "1"))  # TRL's default: on-policy
+    overrides += [*(longer(lengths) if lengths else ()), *more]
     s, _ = _settings(overrides)
     stream = tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
     batches = [next(stream) for _ in range(steps)]
@@ -57,7 +78,8 @@ def work(model: Path, seed: int, steps: int, layout: str) -> dict[str, Any]:
         "model": str(model),
         "prompts": [s.task.prompting.text(s.task.tokenizer, p) for batch in batches for p in batch["prompt"]],
         "answers": [answer for batch in batches for answer in batch["answer"]],
-        "end_ids": list(s.task.tokenizer.end_ids),
+        # Outside the vocabulary no token ends an answer: each has its full length.
+        "end_ids": [s.model.vocab_size] if lengths else list(s.task.tokenizer.end_ids),
         "rows": s.rows,
         "group_size": s.rollout.group_size,
         "max_new_tokens": s.answer_length,

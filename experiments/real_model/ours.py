@@ -1,7 +1,9 @@
 """Our own run of the comparison: the trainer's parts, step by step in turns, with rewards and CPU seconds."""
 
 import argparse
+import dataclasses
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import jax
 from experiments.performance.turns import Turns
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.run import assembly, settings
+from jaxrl_llm.run.trainer import settled
 
 
 def main() -> None:
@@ -20,8 +23,10 @@ def main() -> None:
     start_up.start_jax()
     s = settings.validate(loading.load(loading.find(work["config"]), work["overrides"]))
     run = assembly.build(s)
-    state = run.start(print)
+    print(" ".join(run.memory().lines()), file=sys.stderr)
+    state = settled(run.start(print))
     source: Any = run.source
+    source = dataclasses.replace(source, engine=dataclasses.replace(source.engine, end_ids=tuple(work["end_ids"])))
     stream, turns = run.source.stream(), Turns()
     for step in range(1, s.steps + 1):
         turns.begin()

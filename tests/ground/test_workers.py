@@ -110,6 +110,11 @@ def test_the_memory_of_a_container_counts(monkeypatch):
     assert machine.memory_bytes() == 4_000_000
     del texts["/sys/fs/cgroup/memory/job/memory.limit_in_bytes"]
     assert machine.memory_bytes() == 5_000_000
+    assert machine.free_memory_bytes() == 5_000_000
+    texts["/proc/meminfo"] = "MemTotal:  9000000 kB\nMemAvailable:    3000 kB\nHugePages_Free:   0\n"
+    texts["/proc/self/status"] = "Name:\tpython\nVmHWM:\t    1500 kB\nVmRSS:\t    1000 kB\n"
+    assert machine.free_memory_bytes() == 4000 * 1024
+    assert machine.resident_bytes("VmHWM") == 1500 * 1024
 
 
 def test_a_worker_whose_answer_nobody_reads_ends_without_a_word():
