@@ -125,6 +125,7 @@ def main() -> None:
             "forest": forest(sweeps),
             "finding": finding(sweeps),
             "negatives": kept.figure(study(folder, "negatives")),
+            "negatives_runs": kept.figure(study(folder, "negatives_runs")),
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
         }

@@ -109,23 +109,9 @@ def _left(name: str, caption: str) -> Entry:
     return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], residual, [name])
 
 
-def _by_sign(name: str) -> list[Entry]:
-    return [
-        Entry(
-            name,
-            "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
-            ["condition", "arms", "n", "difference", "detectable", "corrected p"],
-            kept.contrasts,
-            [name],
-        ),
-        Entry(
-            name,
-            "The dense model's difference to GRPO less the mixture's, paired by seed.",
-            ["condition", "arm", "n", "dense less mixture", "detectable"],
-            kept.apart,
-            [name],
-        ),
-    ]
+def _apart(name: str) -> Entry:
+    caption = "The dense model's difference to GRPO less the mixture's, paired by seed."
+    return Entry(name, caption, ["condition", "arm", "n", "dense less mixture", "detectable"], kept.apart, [name])
 
 
 def _batches(second: int) -> list[str]:
@@ -156,6 +142,12 @@ TABLES: Sequence[Entry] = (
         ["model, rate", "a rollout of GRPO gains", "arms"],
         ["negatives"],
         partial(pooled.by_sign, second=318),
+    ),
+    _pooled(
+        "Whole runs at 4e-4 by what an arm cuts (`negatives_runs`); the batches are halves of one sweep.",
+        ["model", "a run of GRPO gains", "arms"],
+        ["negatives_runs"],
+        partial(pooled.by_sign, second=505),
     ),
     _pooled(
         "Three rollouts (`predict`).",
@@ -340,7 +332,14 @@ TABLES: Sequence[Entry] = (
         kept.table,
         ["negatives"],
     ),
-    *_by_sign("negatives"),
+    Entry(
+        "negatives",
+        "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
+        ["condition", "arms", "n", "difference", "detectable", "corrected p"],
+        kept.contrasts,
+        ["negatives"],
+    ),
+    _apart("negatives"),
     Entry(
         "negatives_runs",
         "Whole runs of 30 rollouts, by seed: held-out sampled accuracy at the end and the difference to GRPO, not "
@@ -349,7 +348,7 @@ TABLES: Sequence[Entry] = (
         kept.ends,
         ["negatives_runs"],
     ),
-    *_by_sign("negatives_runs"),
+    _apart("negatives_runs"),
     Entry(
         "negatives_runs",
         "The same arms in training reward, by stretches of rollouts (no hypothesis was about it; not corrected).",
