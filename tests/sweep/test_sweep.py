@@ -215,8 +215,7 @@ def test_runs_share_a_process_until_one_fails(tmp_path, environment):
     assert main(["--sweep", str(path), "--workdir", str(workdir), "--cores", "1"], PROGRAM) == 1
     processes = [read_rows(workdir / run / "starts.txt")[0]["process"] for run in ("A/0", "B/0", "A/1", "B/1")]
     assert processes[0] == processes[1] != processes[2] == processes[3]
-    for log in workdir.rglob("process.log"):  # each has its own output and no other's
-        assert log.read_text().count("step 1/4") == 1
+    assert {log.read_text().count("step 1/4") for log in workdir.rglob("process.log")} == {1}  # its own output
 
 
 def test_a_run_that_diverged_has_ended_and_is_a_result(tmp_path, environment, capsys):
