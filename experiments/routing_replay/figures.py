@@ -124,8 +124,9 @@ def main() -> None:
         figures = {
             "forest": forest(sweeps),
             "finding": finding(sweeps),
-            "negatives": kept.figure(study(folder, "negatives")),
-            "negatives_runs": kept.figure(study(folder, "negatives_runs")),
+            **{
+                name: kept.figure(study(folder, name)) for name in ("negatives", "negatives_rollouts", "negatives_runs")
+            },
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
         }

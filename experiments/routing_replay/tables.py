@@ -356,6 +356,14 @@ TABLES: Sequence[Entry] = (
         kept.along,
         ["negatives_runs"],
     ),
+    Entry(
+        "negatives_rollouts",
+        "Branches of 16 rollouts at 4e-4 and N = 32, from states after 1, 9 and 17 rollouts of GRPO, ten trajectories: "
+        "differences in held-out sampled accuracy after so many rollouts, not corrected.",
+        (),
+        kept.by_rollouts,
+        ["negatives_rollouts"],
+    ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
 ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name
