@@ -140,14 +140,18 @@ def after(study: Study, arm: str, condition: str, rollouts: int) -> PairedDiffer
 
 
 def by_rollouts(study: Study) -> Table:
-    """A header, and of each condition and arm the difference to the baseline after every number of rollouts."""
+    """A header, and of each condition the difference of each arm to the baseline, and of CONTRASTS, after every number
+    of rollouts."""
     steps = evaluated(study)
     if len(steps) < 2:
         return []
-    rows = [["condition", "arm", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
-    for condition, arm in _each(study):
-        if arm != study.baseline:
-            rows.append([condition, arm, *(_told(after(study, arm, condition, step)) for step in steps)])
+    rows = [["condition", "arms", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
+    for condition in study.conditions:
+        for arm, other in [*((arm, study.baseline) for arm in study.arms[1:]), *CONTRASTS]:
+            if study.select(arm, condition) and study.select(other, condition):
+                against = dataclasses.replace(study, baseline=other)
+                found = [_told(after(against, arm, condition, step)) for step in steps]
+                rows.append([condition, f"{arm} less {other}", *found])
     return rows
 
 
@@ -235,7 +239,7 @@ def _along_kept(study: Study) -> Figure:
 
 def _along_rollouts(study: Study) -> Figure:
     steps = evaluated(study)
-    title = f"{SAMPLED.title}, less {study.baseline}'s"
+    title = f"sampled accuracy, less {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
     for ax, condition in zip(axes, study.conditions, strict=True):
         places = []
