@@ -114,12 +114,12 @@ class _Pairs:
 
     def to_experts(self, r: Array, *of_tokens: Array) -> list[Array]:
         """What this device receives in round r, [devices x capacity, ...]: rows of these arrays, experts and gates. An
-        empty row has an expert past the last and gate 0."""
+        empty row has an expert past the last and gate 0, and holds anything."""
         local = self.experts % self.local_experts
         place = r * self.capacity + jnp.arange(self.capacity)
         used = (place[None] < self.sizes[:, None]).ravel()
         pair = self.order[jnp.minimum(self.starts[:, None] + place[None], self.order.size - 1)].ravel()
-        sent = [jnp.where(used[:, None], array[pair // self.k], 0) for array in of_tokens]
+        sent = [array[pair // self.k] for array in of_tokens]
         for array, empty in ((local, self.local_experts), (self.gates, 0)):
             sent.append(jnp.where(used, array.ravel()[pair], empty)[:, None])
         sizes = jnp.clip(self.sizes - r * self.capacity, 0, self.capacity)

@@ -52,12 +52,13 @@ def tiles_of(counts: Int[Array, "e"], rows: int, size: int) -> Tiles:
 def grouped_matmul_gpu(
     rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: Int[Array, "e"], interpret: bool = False
 ) -> Float[Array, "m f"]:
-    """rows_i @ weights_e in float32, e the group of row i; undefined past the last group.
+    """rows_i @ weights_e, e the group of row i, summed in float32 and given in the type of the rows; undefined past the
+    last group.
 
     rows, sorted by group, have the weights' dtype; float32 is rounded to TF32 unless jax_default_matmul_precision says
     otherwise, as in every other product on a GPU. interpret: run the kernels as plain JAX, on any platform.
     """
-    return _multiply(rows, weights, counts, jnp.float32, transposed=False, interpret=interpret)
+    return _multiply(rows, weights, counts, transposed=False, interpret=interpret)
 
 
 def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -66,15 +67,14 @@ def _fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[A
 
 def _bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, counts = residuals
-    cotangent = cotangent.astype(rows.dtype)
-    d_rows = _multiply(cotangent, weights, counts, rows.dtype, transposed=True, interpret=interpret)
+    d_rows = _multiply(cotangent, weights, counts, transposed=True, interpret=interpret)
     return d_rows, _accumulate(rows, cotangent, counts, weights.dtype, interpret), None
 
 
 grouped_matmul_gpu.defvjp(_fwd, _bwd)
 
 
-def _multiply(rows: Array, weights: Array, counts: Array, dtype: Any, transposed: bool, interpret: bool) -> Array:
+def _multiply(rows: Array, weights: Array, counts: Array, transposed: bool, interpret: bool) -> Array:
     """rows_i [m d] @ weights_e [e d f], or @ weights_e^T [e f d] if transposed, summed in float32."""
     m, d = rows.shape
     f = weights.shape[1 if transposed else 2]
@@ -101,7 +101,7 @@ def _multiply(rows: Array, weights: Array, counts: Array, dtype: Any, transposed
 
     return pl.pallas_call(
         grouped_multiply,
-        out_shape=jax.ShapeDtypeStruct((m, f), dtype),
+        out_shape=jax.ShapeDtypeStruct((m, f), rows.dtype),
         grid=(len(tiles.group) * blocks,),  # the blocks of a tile run side by side and share its rows
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
