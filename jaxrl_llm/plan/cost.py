@@ -117,7 +117,9 @@ class _Reader:
         moved = _in_memory(read) + _in_memory(i.shapes)
         kind = between_slices(i) or i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            return self._collective(inside, i, kind) + Cost(bytes=moved)
+            # What starts one names its operands beside its results.
+            names_both = i.opcode.endswith("-start") and len(i.shapes) > len(read)
+            return self._collective(inside, i, kind) + Cost(bytes=_in_memory(i.shapes) if names_both else moved)
         if i.opcode == "fusion":
             body = self.module.computations[i.called[0]]
             parameters = sorted((p for p in body.instructions if p.opcode == "parameter"), key=lambda p: int(p.literal))

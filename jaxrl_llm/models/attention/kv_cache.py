@@ -42,6 +42,7 @@ def layout_of(config: ModelConfig, platform: str) -> Layout:
     fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128)
     return FILLED if fits and config.attention_implementation != "plain" else WHOLE
 
+
 Keys = tuple[Float[Array, "_ kv _ _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
 Values = tuple[Float[Array, "_ kv _ head"], ...]
 

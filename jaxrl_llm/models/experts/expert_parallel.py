@@ -78,9 +78,9 @@ def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tup
         parts = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
         return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, parts)
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, gates, weights))
+    # Few rounds are summed, and a gradient of weights is as large as they are: it stays in their type.
+    zeros = *(jnp.zeros(a.shape, jnp.float32) for a in (x, gates)), jax.tree.map(jnp.zeros_like, weights)
     dx, d_gates, d_weights = pairs.in_rounds(one_round, zeros)
-    d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
     return dx.astype(x.dtype), None, d_gates.astype(gates.dtype), d_weights
 
 

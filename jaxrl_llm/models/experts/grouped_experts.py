@@ -48,8 +48,8 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
 
 
 def _backward(dot: Dot, residuals: Any, dy: Array) -> tuple[Array, None, Array, tuple[Array, ...]]:
-    """As of `block_experts`: with h = silu(a) b and v = dy W_down^T, dg = <v, h>, dh = g v and dW_down = (g h)^T dy. The
-    result of the last product is not needed, so it is not computed again."""
+    """As of `block_experts`: with h = silu(a) b and v = dy W_down^T, dg = <v, h>, dh = g v, dW_down = (g h)^T dy. What
+    the last product gives is not needed, so it is not computed again."""
     x, experts, gates, (w_gate, w_up, w_down), groups, a, b = residuals
     dot = functools.partial(dot, counts=groups.counts)
     token = _tokens(groups, experts, len(w_gate))

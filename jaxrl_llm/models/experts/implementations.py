@@ -1,7 +1,7 @@
 """The experts of a mixture: one function, three ways to run them on one device, and experts spread over devices.
 
 dense    every expert for every token; the reference that the others must equal
-grouped  pairs sorted by expert and grouped matmuls (`grouped_experts.py`), a kernel on TPU and GPU (`grouped_matmul.py`)
+grouped  pairs sorted by expert (`grouped_experts.py`), grouped matmuls: a kernel on TPU and GPU (`grouped_matmul.py`)
 blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`)
 
 All are dropless: every (token, expert) pair is computed, whatever the load. On a mesh each device runs its own rows;
@@ -106,4 +106,3 @@ def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
     dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     hidden = jax.nn.silu(dot("nd,edf->nef", x, w_gate)) * dot("nd,edf->nef", x, w_up)
     return dot("nef,efd->nd", (hidden * weight[..., None]).astype(w_down.dtype), w_down).astype(x.dtype)
-
