@@ -112,9 +112,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     if not isinstance(engine, Engine):
         raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     slots = min(s.rollout.slots, rows) or rows
-    chunk = min(s.rollout.prompts, -(-slots // s.rollout.group_size))
-    # A slot takes one answer after the other, whose first token the prompt gives.
-    chunks, steps = -(-s.rollout.prompts // chunk), -(-rows // slots) * (s.answer_length - 1)
+    chunk, chunks, steps = turns(s.rollout.prompts, s.rollout.group_size, slots, s.answer_length)
     move = engine.lower_prepare(state.trained.policy) if "move" in only else None
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 1, 0)])
@@ -143,6 +141,13 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         reference = state.policy if "ref_logprobs" in source.scorer.learner.objective.needs else None
         scored = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
         yield update(_by_rows(scored, mesh))
+
+
+def turns(prompts: int, group_size: int, slots: int, answer_length: int) -> tuple[int, int, int]:
+    """Of a rollout with answers at their bound: prompts prefilled at once, how often, and decode steps. A slot takes one
+    answer after the other, and the prompt gives the first token of each."""
+    chunk = min(prompts, -(-slots // group_size))
+    return chunk, -(-prompts // chunk), -(-prompts * group_size // slots) * (answer_length - 1)
 
 
 def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:

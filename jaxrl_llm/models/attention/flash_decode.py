@@ -1,4 +1,4 @@
-"""Attention of the next token of every row over a cache on a GPU, by a kernel of JAX that reads each row as far as it is
+"""Attention of the next token of every row over a cache on a GPU: a kernel of JAX reads each row as far as it is
 filled. A prompt that rows share lies before their caches and is read once, by plain products; the two parts are joined
 by their partition sums.
 

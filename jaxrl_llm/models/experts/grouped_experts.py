@@ -1,5 +1,5 @@
-"""SwiGLU experts by grouped matmuls, with a backward that moves few bytes: on an accelerator the time of a layer goes by
-what is read and written between its products, not by the products.
+"""SwiGLU experts by grouped matmuls, with a backward that moves few bytes: on an accelerator a layer takes as long as
+reading and writing between its products does, not the products.
 
 The (token, expert) pairs are sorted by expert and stay in the compute type between products; what follows a product is
 computed in float32 and fused into one pass. Rows of no expert hold anything until a result leaves the sorted order, and
