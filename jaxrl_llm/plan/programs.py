@@ -144,8 +144,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
 
 
 def turns(prompts: int, group_size: int, slots: int, answer_length: int) -> tuple[int, int, int]:
-    """Of a rollout with answers at their bound: prompts prefilled at once, how often, and decode steps. A slot takes one
-    answer after the other, and the prompt gives the first token of each."""
+    """Of a rollout with answers at their bound: prompts prefilled at once, how often, and decode steps. A slot takes
+    one answer after the other, and the prompt gives the first token of each."""
     chunk = min(prompts, -(-slots // group_size))
     return chunk, -(-prompts // chunk), -(-prompts * group_size // slots) * (answer_length - 1)
 
