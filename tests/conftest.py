@@ -31,8 +31,6 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-from tests.reference.programs import make_room
-
 # Array types are checked at trace time, in the package only; it must not have been imported yet.
 install_import_hook("jaxrl_llm", "beartype.beartype")
 
@@ -59,7 +57,9 @@ def _figures_as_png_only():
 
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_programs():
-    make_room()
+    from jaxrl_llm.ground.machine import forget_programs
+
+    forget_programs()
 
 
 # The files that take longest come first: a worker that starts one of them last leaves the others without work.

@@ -15,10 +15,10 @@ import pytest
 
 import jaxrl_llm.__main__
 from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.ground.machine import forget_programs
 from jaxrl_llm.run import stand_ins
 from jaxrl_llm.sweep import Sweep, launch
 from tests.reference import page_commands
-from tests.reference.programs import make_room
 
 ROOT = page_commands.ROOT
 # What every config that has these fields gets beside `:smoke`; a sweep gets its first runs of its first seed.
@@ -218,5 +218,5 @@ def test_the_commands_run(page, place, monkeypatch, capfd):
         known = small[small.index("--sweep") + 1] if "--sweep" in small else re.sub(r"\d+", "0", " ".join(small))
         if known not in DONE:
             DONE.add(known)
-            make_room()
+            forget_programs()
             assert called(small) == 0, f"{line}\n{capfd.readouterr().err[-2000:]}"

@@ -144,7 +144,7 @@ def main() -> None:
         study = dataclasses.replace(study, baseline=given.baseline or study.baseline)
         return [table(study, given.second), matrix(study), routing(study)]
 
-    command(tables, figure, "branches.jsonl", parser)
+    command(tables, figure, parser)
 
 
 if __name__ == "__main__":

@@ -149,4 +149,4 @@ def figure(study: Study) -> Figure:
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [table(study), scaling(study)], figure, "branches.jsonl")
+    command(lambda study, _: [table(study), scaling(study)], figure)

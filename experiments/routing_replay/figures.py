@@ -124,7 +124,9 @@ def main() -> None:
         figures = {
             "forest": forest(sweeps),
             "finding": finding(sweeps),
-            "negatives": kept.figure(study(folder, "negatives")),
+            **{
+                name: kept.figure(study(folder, name)) for name in ("negatives", "negatives_rollouts", "negatives_runs")
+            },
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
         }

@@ -106,4 +106,4 @@ def figure(study: Study) -> Figure:
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [ends(study), pooled_table(compared(study))], figure, "metrics.jsonl")
+    command(lambda study, _: [ends(study), pooled_table(compared(study))], figure)

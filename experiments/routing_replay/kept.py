@@ -1,9 +1,11 @@
-"""Gain against the gradient that an arm keeps, by the sign of the advantage; and gain against the number of rollouts.
+"""Gain against the gradient that an arm keeps, by the sign of the advantage; and gain against the number of rollouts,
+of long branches and of whole runs.
 
     python -m experiments.routing_replay.kept runs/negatives                               # prints Markdown
     python -m experiments.routing_replay.kept runs/negatives --figure OUT.png
     python -m experiments.routing_replay.kept runs/negatives_dose --keep 0.15              # the clip that keeps so much
     python -m experiments.routing_replay.kept runs/negatives_rollouts --pack OUT.tar.xz
+    python -m experiments.routing_replay.kept runs/negatives_runs --figure OUT.png
 
 The gradient kept is the mean of gradient_weight/positive and /negative over a branch's updates: 1 is REINFORCE's. With
 --keep a table gives for every condition the dual clip at which the arm "dual clip X" keeps that share for A < 0,
@@ -18,9 +20,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.branches import by_seed, difference
-from experiments.routing_replay.table_parts import SAMPLED, Table, command, interval, mean, start_to_end
+from experiments.routing_replay.table_parts import SAMPLED, Table, collapsed, command, interval, mean, start_to_end
 from jaxrl_llm.report.comparisons import probability
-from jaxrl_llm.report.read import Study
+from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
 from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
 
@@ -41,14 +43,36 @@ def table(study: Study) -> Table:
     rows = []
     for condition, arm in _each(study):
         runs = study.select(arm, condition)
-        kept = " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))
-        cells = [condition, arm, str(len({run.seed for run in runs})), kept, f"{mean(runs, 'kl/old'):.3f}"]
-        if arm == study.baseline:
-            rows.append([*cells, f"({start_to_end(runs)})", ""])
-            continue
-        found = difference(study, arm, condition)
-        rows.append([*cells, _told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""])
+        differs = _differs(study, arm, condition)
+        rows.append(
+            [condition, arm, *_kept(runs), f"{mean(runs, 'kl/old'):.3f}", *(differs or [f"({start_to_end(runs)})", ""])]
+        )
     return rows
+
+
+def ends(study: Study) -> Table:
+    """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts,
+    sampled accuracy at the end, difference, what would be detected, how many collapsed."""
+    rows = []
+    for condition, arm in _each(study):
+        runs = [run for run in study.select(arm, condition) if run.ended]
+        end = float(np.mean([SAMPLED.measure(run) for run in runs]))
+        numbers = [f"{mean(runs, 'kl/old', last=5):.3f}", f"{end:.3f}"]
+        differs = _differs(study, arm, condition) or ["", ""]
+        rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
+    return rows
+
+
+def _kept(runs: Sequence[Run]) -> list[str]:
+    return [str(len({run.seed for run in runs})), " / ".join(f"{mean(runs, key):.2f}" for key in (POSITIVE, NEGATIVE))]
+
+
+def _differs(study: Study, arm: str, condition: str) -> list[str]:
+    """The difference to the baseline and what would be detected; nothing of the baseline itself."""
+    if arm == study.baseline:
+        return []
+    found = difference(study, arm, condition)
+    return [_told(found), f"{found.detectable:.3f}" if found.n >= MINIMUM_SEEDS else ""]
 
 
 def _each(study: Study) -> list[tuple[str, str]]:
@@ -79,7 +103,7 @@ def contrasts(study: Study) -> Table:
 def apart(study: Study) -> Table:
     """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have."""
     rows = []
-    for condition in [one for one in study.conditions if one.startswith("dense")]:
+    for condition in [one for one in study.conditions if "dense" in one.split(", ")]:
         for arm in study.arms[1:]:
             dense, mixture = (by_seed(study, arm, condition.replace("dense", name, 1)) for name in ("dense", "mixture"))
             both = sorted(dense.keys() & mixture.keys())
@@ -116,15 +140,48 @@ def after(study: Study, arm: str, condition: str, rollouts: int) -> PairedDiffer
 
 
 def by_rollouts(study: Study) -> Table:
-    """A header, and of each condition and arm the difference to the baseline after every number of rollouts."""
+    """A header, and of each condition the difference of each arm to the baseline, and of CONTRASTS, after every number
+    of rollouts."""
     steps = evaluated(study)
     if len(steps) < 2:
         return []
-    rows = [["condition", "arm", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
-    for condition, arm in _each(study):
-        if arm != study.baseline:
-            rows.append([condition, arm, *(_told(after(study, arm, condition, step)) for step in steps)])
+    rows = [["condition", "arms", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
+    for condition in study.conditions:
+        for arm, other in [*((arm, study.baseline) for arm in study.arms[1:]), *CONTRASTS]:
+            if study.select(arm, condition) and study.select(other, condition):
+                against = dataclasses.replace(study, baseline=other)
+                found = [_told(after(against, arm, condition, step)) for step in steps]
+                rows.append([condition, f"{arm} less {other}", *found])
     return rows
+
+
+# Rollouts of a run, first and last; the answers of the first one are the same for all arms.
+STRETCHES = ((2, 2), (3, 4), (5, 8), (9, 16), (17, 30))
+
+
+def along(study: Study) -> Table:
+    """A header, and of CONTRASTS in each condition the difference in training reward over stretches of whole runs."""
+    rows = [["condition", "arms", *(f"{a} to {b}" if a < b else str(a) for a, b in STRETCHES)]]
+    for condition in study.conditions:
+        for arm, other in CONTRASTS:
+            ours, theirs = (
+                {run.seed: run for run in study.select(one, condition) if run.ended} for one in (arm, other)
+            )
+            both = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+            if len(both) >= MINIMUM_SEEDS:
+                found = [
+                    paired_difference([_reward(one, a, b) for one, _ in both], [_reward(one, a, b) for _, one in both])
+                    for a, b in STRETCHES
+                ]
+                rows.append([condition, f"{arm} less {other}", *map(interval, found)])
+    return rows
+
+
+def _reward(run: Run, first: int, last: int) -> float:
+    """Of the answers of these rollouts; 0 where a run diverged before."""
+    steps, values = run.series("reward/mean")
+    own = values[(steps >= first) & (steps <= last)]
+    return float(own.mean()) if own.size else 0.0
 
 
 def clip_of(keep: float, clips: Sequence[float], kept: Sequence[float]) -> float:
@@ -149,7 +206,10 @@ def matched(study: Study, keep: float) -> Table:
 
 
 def figure(study: Study) -> Figure:
-    """Gain against the gradient kept for A < 0, the models over each other; of long branches against the rollouts."""
+    """Gain against the gradient kept for A < 0, the models over each other; of long branches and whole runs against
+    the rollouts."""
+    if not study.branching:
+        return _along_runs(study)
     return _along_rollouts(study) if len(evaluated(study)) > 1 else _along_kept(study)
 
 
@@ -179,7 +239,7 @@ def _along_kept(study: Study) -> Figure:
 
 def _along_rollouts(study: Study) -> Figure:
     steps = evaluated(study)
-    title = f"{SAMPLED.title}, less {study.baseline}'s"
+    title = f"sampled accuracy, less {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
     for ax, condition in zip(axes, study.conditions, strict=True):
         places = []
@@ -195,18 +255,37 @@ def _along_rollouts(study: Study) -> Figure:
     return drawn
 
 
+def _along_runs(study: Study) -> Figure:
+    title = f"reward, less {study.baseline}'s"
+    drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
+    for ax, condition in zip(axes, study.conditions, strict=True):
+        baseline = {run.seed: run for run in study.select(study.baseline, condition) if run.ended}
+        places = []
+        for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
+            pairs = [
+                (run, baseline[run.seed]) for run in study.select(arm, condition) if run.seed in baseline and run.ended
+            ]
+            steps = np.unique(np.concatenate([run.series("reward/mean")[0] for run, _ in pairs]))
+            means = [np.mean([_reward(run, s, s) - _reward(other, s, s) for run, other in pairs]) for s in steps]
+            ax.plot(steps, means, **line(study.arms, arm))
+            places.append((float(means[-1]), arm, colour(study.arms, arm)))
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_xlabel("rollouts", fontsize=8.5, color=INK)
+        label_ends(ax, places)
+    return drawn
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keep", type=float, help="the gradient of A < 0 to keep; prints the dual clip that keeps it")
 
     def tables(study: Study, given: argparse.Namespace) -> list[Table]:
-        return (
-            [matched(study, given.keep)]
-            if given.keep
-            else [table(study), by_rollouts(study), contrasts(study), apart(study)]
-        )
+        if given.keep:
+            return [matched(study, given.keep)]
+        own = [table(study), by_rollouts(study)] if study.branching else [ends(study), along(study)]
+        return [*own, contrasts(study), apart(study)]
 
-    command(tables, figure, "branches.jsonl", parser)
+    command(tables, figure, parser)
 
 
 if __name__ == "__main__":

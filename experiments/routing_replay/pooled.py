@@ -159,15 +159,15 @@ def several_rollouts(study: Study, second: int) -> list[Pooled]:
 
 
 def by_sign(study: Study, second: int) -> list[Pooled]:
-    """Every arm of `negatives` to GRPO, and its contrasts; the second batch begins with that seed.
+    """Every arm of `negatives` or its whole runs to GRPO, and its contrasts; the second batch begins with that seed.
 
-    Labels: condition, what GRPO's branches gain, arms.
+    Labels: condition, what GRPO gains, arms.
     """
     found = []
     for condition in study.conditions:
         scale = _scale([study], condition)
         for arm, baseline in [*((arm, "GRPO") for arm in study.arms[1:]), *CONTRASTS]:
-            if not study.select(arm, condition):
+            if not (study.select(arm, condition) and study.select(baseline, condition)):
                 continue
             batches = _split(dataclasses.replace(study, baseline=baseline), arm, condition, second)
             found.append(pooled([condition, scale, f"{arm} less {baseline}"], batches))

@@ -131,4 +131,4 @@ def figure(study: Study) -> Figure:
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [table(study), at_best(study), by_updates(study)], figure, "metrics.jsonl")
+    command(lambda study, _: [table(study), at_best(study), by_updates(study)], figure)

@@ -26,6 +26,7 @@ KEPT = (
     "ratio/token_var",
     "gradient_weight/",
     "mismatch/mean",
+    "mismatch/above_2",
 )
 KEPT_ROUTING = ("share_of_variance", "log_ratio_", "part_", "kl_fresh", "flips_fresh", "flips_old_current")
 KEPT_ROUTING += ("flips_sampler_old",)
@@ -124,13 +125,9 @@ def unpacked(archive: Path, name: str, folder: Path) -> Study:
 def command(
     tables: Callable[[Study, argparse.Namespace], Iterable[Table]],
     figure: Callable[[Study], Figure],
-    rows: str,
     parser: argparse.ArgumentParser | None = None,
 ) -> None:
-    """DIR [--figure OUT.png] [--pack OUT.tar.xz] and the options of `parser`: prints the tables of the sweep in DIR.
-
-    rows: the file of rows in the sweep's runs, which a packed sweep keeps.
-    """
+    """DIR [--figure OUT.png] [--pack OUT.tar.xz] and the options of `parser`: prints the tables of the sweep in DIR."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
     parser.add_argument("--figure", type=Path)
@@ -141,7 +138,7 @@ def command(
     if given.figure:
         figure(study).savefig(given.figure)
     if given.pack:
-        pack(given.dir, given.pack, rows)
+        pack(given.dir, given.pack, "branches.jsonl" if study.branching else "metrics.jsonl")
 
 
 def pack(folder: Path, archive: Path, rows: str) -> None:

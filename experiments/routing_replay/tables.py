@@ -84,6 +84,7 @@ DOSES = ["setting", "states", "GRPO, before -> after", "experts changed", "Var(l
 NUMBERS = ["sweep", "what", "number"]
 HELD_OUT = "Differences are to GRPO in held-out sampled accuracy, with 95 % paired-t intervals over seeds"
 TAILS = ["beyond 0.2", "beyond ln 2"]
+KEPT = ["kept, A > 0 / A < 0", "KL to old"]
 
 
 def _shares(name: str, setting: Callable[[str], str]) -> Entry:
@@ -106,6 +107,15 @@ def _pooled(caption: str, labels: Sequence[str], sweeps: Sequence[str], make: Ca
 
 def _left(name: str, caption: str) -> Entry:
     return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], residual, [name])
+
+
+def _headed(name: str, caption: str, make: Callable[[Study], Table]) -> Entry:
+    return Entry(name, caption, (), make, [name])
+
+
+def _apart(name: str) -> Entry:
+    columns = ["condition", "arm", "n", "dense less mixture", "detectable"]
+    return Entry(name, "The dense model's difference to GRPO less the mixture's.", columns, kept.apart, [name])
 
 
 def _batches(second: int) -> list[str]:
@@ -136,6 +146,12 @@ TABLES: Sequence[Entry] = (
         ["model, rate", "a rollout of GRPO gains", "arms"],
         ["negatives"],
         partial(pooled.by_sign, second=318),
+    ),
+    _pooled(
+        "Whole runs at 4e-4 by what an arm cuts (`negatives_runs`); the batches are halves of one sweep.",
+        ["model", "a run of GRPO gains", "arms"],
+        ["negatives_runs"],
+        partial(pooled.by_sign, second=505),
     ),
     _pooled(
         "Three rollouts (`predict`).",
@@ -222,13 +238,11 @@ TABLES: Sequence[Entry] = (
     Entry("confirm", "One rollout; this sweep alone.", BRANCHED, branches.table, ["confirm"]),
     Entry("predict", "Three rollouts.", [*BRANCHED, *_batches(5)], partial(branches.table, second=5), ["predict"]),
     _numbers("predict", quoted.predict),
-    Entry(
+    _headed(
         "control",
         "Four rollouts with a noisy router in the sampler, evaluated with the exact router; detectable is the largest "
         "of the row.",
-        (),
         branches.matrix,
-        ["control"],
     ),
     _left(
         "control",
@@ -236,7 +250,7 @@ TABLES: Sequence[Entry] = (
         "replays the choice.",
     ),
     _numbers("control", quoted.control),
-    Entry("strong", "The same with more noise, eight trajectories.", (), branches.matrix, ["strong"]),
+    _headed("strong", "The same with more noise, eight trajectories.", branches.matrix),
     Entry(
         "strong",
         "Sixteen trajectories of the strongest.",
@@ -316,23 +330,34 @@ TABLES: Sequence[Entry] = (
         "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
         "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout. Intervals over "
         "trajectories, not corrected.",
-        ["model, rate", "arm", "trajectories", "kept, A > 0 / A < 0", "KL to old", "difference", "detectable"],
+        ["model, rate", "arm", "trajectories", *KEPT, "difference", "detectable"],
         kept.table,
         ["negatives"],
     ),
     Entry(
         "negatives",
         "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
-        ["model, rate", "arms", "n", "difference", "detectable", "corrected p"],
+        ["condition", "arms", "n", "difference", "detectable", "corrected p"],
         kept.contrasts,
         ["negatives"],
     ),
+    _apart("negatives"),
     Entry(
-        "negatives",
-        "The dense model's difference to GRPO less the mixture's, paired by seed.",
-        ["model, rate", "arm", "n", "dense less mixture", "detectable"],
-        kept.apart,
-        ["negatives"],
+        "negatives_runs",
+        "Whole runs of 30 rollouts: held-out sampled accuracy at the end, its difference to GRPO by seed, not "
+        "corrected; the gradient kept; the drift of a rollout (KL to old) over the last five; collapses.",
+        ["condition", "arm", "seeds", *KEPT, "end", "difference", "detectable", "collapsed"],
+        kept.ends,
+        ["negatives_runs"],
+    ),
+    _apart("negatives_runs"),
+    _headed(
+        "negatives_runs", "In training reward, by stretches of rollouts: no hypothesis, not corrected.", kept.along
+    ),
+    _headed(
+        "negatives_rollouts",
+        "Branches of 16 rollouts at 4e-4, ten trajectories: differences in sampled accuracy on the way, not corrected.",
+        kept.by_rollouts,
     ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import re
@@ -59,6 +60,7 @@ _CACHE = {
 }
 
 
+@functools.cache  # once in a process
 def _keep_freed_memory() -> None:
     """Let glibc keep what XLA frees after a step for the next one; by default every step faults it in page by page.
 

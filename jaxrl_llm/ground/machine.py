@@ -26,6 +26,21 @@ def memory_bytes() -> int:
     return min(bounds)
 
 
+_MAPS = Path("/proc/self/maps")  # absent where there is no Linux
+_MOST_MAPS = 50_000
+
+
+def forget_programs() -> None:
+    """Forget what JAX has compiled once it is much: it holds memory maps, of which Linux gives a process 65530.
+
+    Without one left XLA crashes. The programs of a run take up to 3,000, those of a module of tests a few thousand.
+    """
+    if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MOST_MAPS:
+        import jax  # here, since what asks for cores or folders needs none
+
+        jax.clear_caches()
+
+
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/jaxrl_llm, or the same below ~/.cache: data, warm starts and compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm"

@@ -1,14 +1,16 @@
-"""Start the runs of a sweep: as processes on this machine within a budget of cores, or as jobs of a scheduler."""
+"""Start the runs of a sweep: in processes on this machine within a budget of cores, or as jobs of a scheduler."""
 
 import contextlib
 import functools
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from jaxrl_llm.ground.signals import ending_signals
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
-_GRACE = 120.0  # seconds that a run has to save its state after an interrupt, before it is killed
+_GRACE = 120.0  # seconds that runs have to save their states after an interrupt, before they are killed
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -38,12 +40,30 @@ def core_slots(cores: int | None, cores_per_run: int) -> list[set[int]]:
 
 
 @dataclass
-class _Process:
-    run: PlannedRun
-    folder: Path
-    slot: set[int]
-    process: subprocess.Popen[Any]
-    began: float = field(default_factory=time.monotonic)
+class _Worker:
+    """A process pinned to its cores, which takes run after run (`worker.py`)."""
+
+    process: subprocess.Popen[bytes]
+    run: PlannedRun | None = None
+    began: float = 0.0
+
+    def take(self, run: PlannedRun, workdir: Path) -> None:
+        self.run, self.began, folder = run, time.monotonic(), workdir / run.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failed.json").unlink(missing_ok=True)
+        arguments = [f"--config={run.config}", f"--workdir={folder}", *run.overrides]
+        line = json.dumps({"arguments": arguments, "log": str(folder / "process.log")})
+        assert self.process.stdin is not None, "a pipe"
+        with contextlib.suppress(BrokenPipeError):  # it has died, as its exit code will say
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def exit_code(self) -> int | None:
+        """That of its run, or of the process if it died; None while the run goes on."""
+        assert self.process.stdout is not None, "a pipe"
+        if select.select([self.process.stdout], [], [], 0)[0] and (answer := self.process.stdout.readline()):
+            return int(answer)
+        return self.process.poll()
 
 
 def run_locally(
@@ -51,48 +71,55 @@ def run_locally(
 ) -> list[PlannedRun]:
     """Run all of them in this order, at most one in each of the `core_slots`; return those that failed.
 
-    A run that fails leaves failed.json and its output in process.log, and the others go on. On Ctrl-C, SIGTERM or the
-    end of the terminal the runs are interrupted, so that they save their state, and killed if they do not end; then
-    KeyboardInterrupt goes on.
+    The runs of a slot share a process, and so its compiled programs, until one fails. That one leaves failed.json and
+    its output in process.log, and the others go on. On Ctrl-C, SIGTERM or the end of the terminal the runs are
+    interrupted, so that they save their state, and killed if they do not end; then KeyboardInterrupt goes on.
 
     Args:
         lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
             lock, and a second sweep is refused until they are gone.
     """
-    waiting, running, failed, minutes = list(runs), [], [], []
+    waiting, failed, minutes = list(runs), [], []
+    workers: dict[int, _Worker] = {}  # by the place of their cores in `slots`
     say = functools.partial(print, flush=True)
     previous = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     warm = False
     try:
-        while waiting or running:
+        while waiting or _running(workers):
             # The first run is alone until it logs an update: then the others find every program in warm caches.
-            logged = (row for one in running for row in read_rows(one.folder / "metrics.jsonl"))
+            running = _running(workers)
+            logged = (row for _, run in running.values() for row in read_rows(workdir / run.folder / "metrics.jsonl"))
             warm = warm or bool(minutes or failed) or any(row["step"] > 0 for row in logged)
-            free = [slot for slot in slots if all(process.slot != slot for process in running)]
-            for slot in free[: None if warm else 1 - len(running)]:
+            free = [place for place in range(len(slots)) if place not in running]
+            for place in free[: None if warm else 1 - len(running)]:
                 if waiting:
-                    running.append(_start(waiting.pop(0), workdir, slot, module, lock))
-                    say(f"start   {running[-1].run}")
+                    if place not in workers:
+                        workers[place] = _start(slots[place], module, lock)
+                    workers[place].take(waiting[0], workdir)
+                    say(f"start   {waiting.pop(0)}")
             time.sleep(0.1)
-            for process in [one for one in running if one.process.poll() is not None]:
-                running.remove(process)
-                took = (time.monotonic() - process.began) / 60
-                code = process.process.returncode
+            for place, (worker, run) in _running(workers).items():
+                code = worker.exit_code()
+                if code is None:
+                    continue
+                worker.run, took = None, (time.monotonic() - worker.began) / 60
                 if code == 0:
                     minutes.append(took)
-                    left = sum(minutes) / len(minutes) * (len(waiting) + len(running)) / len(slots)
-                    say(f"done    {process.run}  ({took:.1f} min; about {left:.0f} min left)")
-                else:
-                    failed.append(process.run)
-                    say(f"FAILED  {process.run}  (exit code {code})")
-                    last = tail(process.folder / "process.log") or [""]
-                    write_json(process.folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
+                    left = sum(minutes) / len(minutes) * (len(waiting) + len(_running(workers))) / len(slots)
+                    say(f"done    {run}  ({took:.1f} min; about {left:.0f} min left)")
+                else:  # nobody knows what state a failure leaves a process in: the next run gets a new one
+                    _stop([workers.pop(place)])
+                    failed.append(run)
+                    say(f"FAILED  {run}  (exit code {code})")
+                    folder = workdir / run.folder
+                    last = tail(folder / "process.log") or [""]
+                    write_json(folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            say(f"interrupted: stopping {len(running)} runs; the same command goes on from here")
+            say(f"interrupted: stopping {len(_running(workers))} runs; the same command goes on from here")
         raise
     finally:
-        _stop(running)
+        _stop(workers.values())
         for number, handler in previous.items():
             signal.signal(number, handler)
     return failed
@@ -103,41 +130,45 @@ def tail(log: Path, lines: int = 15) -> list[str]:
     return log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
 
 
-def _start(run: PlannedRun, workdir: Path, slot: set[int], module: str, lock: int) -> _Process:
-    folder = workdir / run.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "failed.json").unlink(missing_ok=True)
-    arguments = [sys.executable, "-m", module, f"--config={run.config}", f"--workdir={folder}", *run.overrides]
+def _running(workers: Mapping[int, _Worker]) -> dict[int, tuple[_Worker, PlannedRun]]:
+    return {place: (worker, worker.run) for place, worker in workers.items() if worker.run is not None}
+
+
+def _start(slot: set[int], module: str, lock: int) -> _Worker:
     environment = os.environ | dict.fromkeys(_THREADS, str(len(slot)))
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "env": environment}
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environment}
     pinned = hasattr(os, "sched_setaffinity")
     own = os.sched_getaffinity(0) if pinned else set()
-    with open(folder / "process.log", "ab") as log:
-        # A child starts with its parent's cores, and XLA sizes its thread pools by them. In its own session a Ctrl-C on
-        # the terminal does not reach it before the sweep has decided what to do.
+    # A child starts with its parent's cores, and XLA sizes its thread pools by them. In its own session a Ctrl-C on the
+    # terminal does not reach it before the sweep has decided what to do.
+    if pinned:
+        os.sched_setaffinity(0, slot)
+    try:
+        command = [sys.executable, "-m", "jaxrl_llm.sweep.worker", module]
+        process: Any = subprocess.Popen(command, start_new_session=True, pass_fds=(lock,), **options)
+        return _Worker(process)
+    finally:
         if pinned:
-            os.sched_setaffinity(0, slot)
-        try:
-            child = subprocess.Popen(arguments, stdout=log, start_new_session=True, pass_fds=(lock,), **options)
-        finally:
-            if pinned:
-                os.sched_setaffinity(0, own)
-    return _Process(run, folder, slot, child)
+            os.sched_setaffinity(0, own)
 
 
-def _stop(running: Sequence[_Process]) -> None:
-    # Not SIGINT: while a run is still importing, some library's bare except would swallow it.
-    for sign, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-        alive = [one.process for one in running if one.process.poll() is None]
-        for process in alive:
-            os.killpg(process.pid, sign)
-        until = time.monotonic() + patience
-        try:
-            for process in alive:
-                process.wait(max(until - time.monotonic(), 0))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            continue  # a run that does not end, or a second Ctrl-C: kill
-        return
+def _stop(workers: Iterable[_Worker]) -> None:
+    """End them, and their runs when they have saved their state."""
+    workers, until = list(workers), time.monotonic() + _GRACE
+    for worker in workers:
+        assert worker.process.stdin is not None, "a pipe"
+        worker.process.stdin.close()
+        if worker.run and worker.process.poll() is None:
+            # Not SIGINT: while a run is still importing, some library's bare except would swallow it.
+            os.killpg(worker.process.pid, signal.SIGTERM)
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # or a second Ctrl-C: kill
+            worker.process.wait(max(until - time.monotonic(), 0))
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        assert worker.process.stdout is not None, "a pipe"
+        worker.process.stdout.close()
 
 
 def check_scheduler(cluster: str | None) -> None:

@@ -33,7 +33,7 @@ def test_gain_after_every_number_of_rollouts(study):
     assert [d.mean for d in differences] == pytest.approx([0.1, (4 * -0.2 - 0.5) / 5])
     header, row = kept.by_rollouts(study)
     assert header[2:] == ["1 rollout", "4 rollouts"]
-    assert row[:3] == ["dense", "dual clip 1.1", "+0.100 [+0.100, +0.100]"]
+    assert row[:3] == ["dense", "dual clip 1.1 less GRPO", "+0.100 [+0.100, +0.100]"]
 
 
 def test_the_gradient_kept_stands_beside_the_gain(study, tmp_path):
@@ -73,4 +73,32 @@ def test_contrasts_and_the_two_models(tmp_path):
     assert apart[3].startswith("+0.020 [+0.000")
     (panel,) = kept.figure(study).axes
     assert panel.get_xlabel().endswith("(filled mixture, hollow dense)")
+    assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}
+
+
+def test_whole_runs(tmp_path):
+    """Five seeds of 30 rollouts: cutting A < 0 alone is 0.1 above GSPO until the fourth, and 0.2 below from the 17th.
+
+    In the last seed GSPO diverges after the eighth rollout: what it would have earned later is 0.
+    """
+    runs = {}
+    for seed in range(5):
+        for arm, start, end in (("GRPO", 0.5, 0.5), ("GSPO", 0.5, 0.6), ("GRPO, negatives cut", 0.6, 0.4)):
+            last = 8 if (arm, seed) == ("GSPO", 4) else 30
+            rows = [
+                {"step": step, "reward/mean": start if step <= 4 else end if step > 16 else 0.5, "kl/old": 0.1}
+                for step in range(1, last + 1)
+            ]
+            rows[-1] |= {"eval/pass_at_1": end} if last == 30 else {}
+            runs[arm, "sorting, dense", seed] = [{"step": 0, "eval/pass_at_1": 0.7}, *rows]
+    study = study_of(tmp_path, runs)
+    header, row = kept.along(study)
+    assert header[2:] == ["2", "3 to 4", "5 to 8", "9 to 16", "17 to 30"]
+    assert row[1:5] == ["GRPO, negatives cut less GSPO", *["+0.100 [+0.100, +0.100]"] * 2, "+0.000 [+0.000, +0.000]"]
+    assert row[5].startswith("+0.100")  # (4 * 0 + 0.5) / 5
+    assert row[6].startswith("-0.080")  # (4 * -0.2 + 0.4) / 5
+    grpo, _, cut = kept.ends(study)
+    assert grpo[2:] == ["5", "nan / nan", "0.100", "0.500", "", "", "0 of 5"]
+    assert cut[4:7] == ["0.100", "0.400", "-0.100 [-0.100, -0.100]"]
+    (panel,) = kept.figure(study).axes
     assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}

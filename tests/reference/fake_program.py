@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from jaxrl_llm.records.run_log import RunLog, read_rows
-from jaxrl_llm.sweep.__main__ import Program, main
+from jaxrl_llm.sweep.__main__ import Program
+from jaxrl_llm.sweep.__main__ import main as sweep
 
 
 def parse(overrides):
@@ -28,7 +29,7 @@ def parse(overrides):
 PROGRAM = Program("fake_program", lambda config, overrides: parse(overrides)[1])
 
 
-def run(arguments):
+def main(arguments):
     workdir = Path(next(one for one in arguments if one.startswith("--workdir=")).removeprefix("--workdir="))
     fields, (digest, steps) = parse([one for one in arguments if one.startswith("--config.")])
     with RunLog(workdir, steps) as log:
@@ -37,7 +38,8 @@ def run(arguments):
         log.write_config({"config_hash": digest, "config": fields})
         with open(workdir / "starts.txt", "a") as starts:
             affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-            starts.write(json.dumps({"from": done, "cores": affinity, "threads": os.environ["OMP_NUM_THREADS"]}) + "\n")
+            machine = {"cores": affinity, "threads": os.environ["OMP_NUM_THREADS"], "process": os.getpid()}
+            starts.write(json.dumps({"from": done, **machine}) + "\n")
         for step in range(done + 1, steps + 1):
             if step == int(fields["crash.at"]):
                 raise RuntimeError(f"told to crash at step {step}")
@@ -47,8 +49,9 @@ def run(arguments):
                 time.sleep(0.02)
             log.metrics(step, {"reward/mean": step / 10, "time/at": time.time()})
         log.result({})
+    return 0
 
 
 if __name__ == "__main__":
     # `python -m fake_program sweep ...` is the sweep's own command line over this program.
-    sys.exit(main(sys.argv[2:], PROGRAM) if sys.argv[1] == "sweep" else run(sys.argv[1:]))
+    sys.exit(sweep(sys.argv[2:], PROGRAM) if sys.argv[1] == "sweep" else main(sys.argv[1:]))

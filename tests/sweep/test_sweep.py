@@ -210,6 +210,14 @@ def test_a_crash_stays_alone_and_is_reported_and_tried_again(tmp_path, environme
     assert starts(tmp_path / "out") == {"A/0": 1, "A/1": 1, "B/0": 2, "B/1": 2}
 
 
+def test_runs_share_a_process_until_one_fails(tmp_path, environment):
+    workdir, path = tmp_path / "out", sweep_file(tmp_path, extra=', "crash.at": 2')
+    assert main(["--sweep", str(path), "--workdir", str(workdir), "--cores", "1"], PROGRAM) == 1
+    processes = [read_rows(workdir / run / "starts.txt")[0]["process"] for run in ("A/0", "B/0", "A/1", "B/1")]
+    assert processes[0] == processes[1] != processes[2] == processes[3]
+    assert {log.read_text().count("step 1/4") for log in workdir.rglob("process.log")} == {1}  # its own output
+
+
 def test_a_run_that_diverged_has_ended_and_is_a_result(tmp_path, environment, capsys):
     path = sweep_file(tmp_path, extra=', "diverge.at": 2', seeds=1)
     arguments = ["--sweep", str(path), "--workdir", str(tmp_path / "out")]

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground.machine import forget_programs
 from jaxrl_llm.models.lora import LoRAConfig, adapter_axes, init_adapters, merge
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.training.experience import Scorer
@@ -25,7 +26,6 @@ from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 from tests.reference.covering import pairwise
-from tests.reference.programs import make_room
 
 LORA = LoRAConfig(rank=2, alpha=3.0, targets="attention,mlp,router")
 OBJECTIVES = {  # name, hyper-parameters, critic
@@ -50,7 +50,7 @@ NAMES = ("objective", "replay", "layout", "mesh")
 
 @pytest.fixture(autouse=True)
 def _room_for_cells():
-    make_room()
+    forget_programs()
 
 
 def test_the_quick_cells_hold_every_value():

@@ -18,6 +18,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground.machine import forget_programs
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
 from jaxrl_llm.training.experience import Scorer
@@ -27,7 +28,6 @@ from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 from tests.reference.covering import pairwise
-from tests.reference.programs import make_room
 from tests.reference.slowly import first_quick
 
 MODES, WHATS = ("R2", "R3"), ("experts", "logits")
@@ -48,7 +48,7 @@ LAYOUT = tiny.layout_of(micro=4)
 @pytest.fixture(autouse=True)
 def _room_for_cells():
     """A cell takes a thousand maps."""
-    make_room()
+    forget_programs()
 
 
 def test_the_first_cells_hold_every_value():
