@@ -64,7 +64,7 @@ def on_stand_ins(config: Any, sizes: dict[str, Any]) -> ConfigDict:
     config.updates.micro_batch_rows = 0
     config.warm_start.steps = 30  # a policy that is sometimes right: without rewards nothing would be learned
     config.warm_start.learning_rate = 1e-2
-    config.mesh.shape = (1, 1, 1, 1)
+    config.mesh.shape, config.rollout.mesh_shape = (1, 1, 1, 1), ()
     given = {name: value for name, value in config.model.items() if value is not None} | sizes
     config.model.vocab_size = None  # the tokenizer's
     for name, value in sizes.items():

@@ -20,9 +20,9 @@ from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 __all__ = ["SIZES", "check", "times"]
 
 SIZES = (32768, 128, 2048, 768)  # rows, groups, d, f: 4096 tokens with 8 of Qwen3-30B-A3B's 128 experts each
-# Of the largest value. Operands are exact in bfloat16 and sums float32, but gradients are rounded to bfloat16; float32
-# operands may be rounded to TF32 (2^-11).
-_BOUNDS = {"bfloat16": (1e-4, 1e-2, 1e-2), "float32": (5e-3, 5e-3, 5e-3)}
+# Of the largest value. Operands are exact in bfloat16 and sums float32, but results and gradients are rounded to
+# bfloat16; float32 operands may be rounded to TF32 (2^-11).
+_BOUNDS = {"bfloat16": (1e-2, 1e-2, 1e-2), "float32": (5e-3, 5e-3, 5e-3)}
 
 
 def check(sizes: tuple[int, int, int, int] = SIZES, repeats: int = 5) -> dict[str, dict[str, Any]]:
@@ -38,19 +38,20 @@ def check(sizes: tuple[int, int, int, int] = SIZES, repeats: int = 5) -> dict[st
     rng = np.random.default_rng(0)
     shares = rng.exponential(size=groups) * (np.arange(groups) % 8 != 3)
     counts = np.floor(0.95 * m * shares / shares.sum()).astype(np.int32)
+    used = jnp.arange(m)[:, None] < counts.sum()  # what rows of no group give means nothing
     run = jax.jit(functools.partial(grouped_matmul, platform=platform))
 
     @jax.jit
     def both(rows: Any, weights: Any, counts: Any, cotangent: Any) -> Any:
         out, pull = jax.vjp(lambda rows, weights: run(rows, weights, counts), rows, weights)
-        return out, *pull(cotangent)
+        d_rows, d_weights = pull(cotangent)
+        return jnp.where(used, out, 0), jnp.where(used, d_rows, 0), d_weights
 
     found = {}
     for dtype, bounds in _BOUNDS.items():
         rows, weights, cotangent = (
             jnp.asarray(rng.standard_normal(s, np.float32), dtype) for s in ((m, d), (groups, d, f), (m, f))
         )
-        cotangent = cotangent.astype(jnp.float32)
         args = rows, weights, jnp.asarray(counts)
         errors = [float(e) for e in jax.jit(_errors)(both(*args, cotangent), _reference(*args, cotangent))]
         for name, error, bound in zip(
@@ -73,7 +74,6 @@ def _reference(rows: Any, weights: Any, counts: Any, cotangent: Any) -> Any:
     stops = jnp.cumsum(counts)
     row = jnp.arange(len(rows))[:, None]
     dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    cotangent = cotangent.astype(rows.dtype)
 
     def one(totals: Any, group: Any) -> Any:
         w, start, stop = group

@@ -22,7 +22,7 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key, Para
 from jaxrl_llm.models.architecture import Kind, ModelConfig
 from jaxrl_llm.models.attention.flash import choose_attention
 from jaxrl_llm.models.attention.grouped_query import Attention, rotation
-from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, by_layer
+from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, by_layer, empty, layout_of
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
 from jaxrl_llm.models.layers import RMSNorm, matrix
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
@@ -162,6 +162,14 @@ class Model:
             count = self.config.kinds.count(kind)
             params[kind] = tuple(jax.tree.map(lambda x, i=i: x[i], params[kind]) for i in range(count))
         return params
+
+    @property
+    def cache_layout(self) -> Layout:
+        return layout_of(self.config, sharding.platform(self.mesh))
+
+    def empty_cache(self, rows: int, length: int) -> KVCache:
+        """For so many tokens of each row, to be filled by `apply`."""
+        return empty(self.config, rows, length, self.cache_layout)
 
     def head(self, params: Params) -> Float[Array, "d v"]:
         """The output matrix; the transposed embedding when tied."""

@@ -1,8 +1,9 @@
 """FLOPs, bytes and collectives of a compiled program, with every loop body counted as often as it runs.
 
 FLOPs are those of matrix products (flops.py), as in the peaks of chips. Bytes are what a fused instruction reads from
-and writes to the main memory; of a slice only the slice counts. A collective's bytes are what one device sends in the
-bandwidth-optimal algorithm over n devices, with `in` the operand's bytes:
+and writes to the main memory; of a slice, and of what a scatter writes into an array, only these places count, since
+XLA updates an array in place or copies it by an instruction of its own. A collective's bytes are what one device sends
+in the bandwidth-optimal algorithm over n devices, with `in` the operand's bytes:
 
 all-gather (n - 1) in    reduce-scatter in (n - 1) / n    all-reduce 2 in (n - 1) / n    all-to-all in (n - 1) / n
 
@@ -36,6 +37,7 @@ _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "opt-barrier", "add-dependency", "get-dimension-size", "iota", "rng-get-and-update-state",
 }  # fmt: skip
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written into the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,9 @@ class _Reader:
         moved = _in_memory(read) + _in_memory(i.shapes)
         kind = between_slices(i) or i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            return self._collective(inside, i, kind) + Cost(bytes=moved)
+            # What starts one names its operands beside its results.
+            names_both = i.opcode.endswith("-start") and len(i.shapes) > len(read)
+            return self._collective(inside, i, kind) + Cost(bytes=_in_memory(i.shapes) if names_both else moved)
         if i.opcode == "fusion":
             body = self.module.computations[i.called[0]]
             parameters = sorted((p for p in body.instructions if p.opcode == "parameter"), key=lambda p: int(p.literal))
@@ -124,8 +128,8 @@ class _Reader:
             return self._fused(i, body) + Cost(bytes=moved + _written(body, i))
         if i.opcode in ("dynamic-slice", "gather", "slice", "slice-start"):
             moved = 2 * _in_memory(i.shapes[:1])
-        elif i.opcode == "dynamic-update-slice":
-            moved = 2 * _in_memory(inside.by_name[i.operands[1]].shapes)
+        elif i.opcode in _IN_PLACE:
+            moved = 2 * _in_memory(inside.by_name[i.operands[_IN_PLACE[i.opcode]]].shapes)
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
         flops = flops_of(inside, i)
@@ -180,7 +184,7 @@ def _read(body: Computation, parameter: Instruction, given: Instruction) -> floa
                 pending.append(user)
             elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
                 parts += _in_memory(user.shapes)
-            elif not (user.opcode == "dynamic-update-slice" and user.operands[0] == at.name):  # written in place
+            elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
                 return whole
     return min(whole, parts)
 
@@ -190,10 +194,18 @@ def _written(body: Computation, i: Instruction) -> float:
     roots = [body.by_name[name] for name in body.root.operands] if body.root.opcode == "tuple" else [body.root]
     written = 0.0
     for part, shape in zip(roots, i.shapes, strict=False):
-        while part.opcode in ("bitcast", "reshape", "convert", "copy"):
-            part = body.by_name[part.operands[0]]
-        if part.opcode == "dynamic-update-slice" and not shape.fast:
-            written += body.by_name[part.operands[1]].shapes[0].bytes
+        part = _behind(body, part)
+        into = _behind(body, body.by_name[part.operands[0]]) if part.operands else part
+        whole = part.opcode == "scatter" and into.opcode != "parameter"  # into an array that the fusion makes itself
+        if part.opcode in _IN_PLACE and not whole and not shape.fast:
+            written += body.by_name[part.operands[_IN_PLACE[part.opcode]]].shapes[0].bytes
         else:
             written += _in_memory([shape])
     return written
+
+
+def _behind(body: Computation, part: Instruction) -> Instruction:
+    """What is written, whatever its shape and type."""
+    while part.opcode in ("bitcast", "reshape", "convert", "copy"):
+        part = body.by_name[part.operands[0]]
+    return part

@@ -78,6 +78,8 @@ def _kernel(inside: Computation, i: Instruction) -> float | None:
         masks = [math.prod(dims[2:]) for dims in shapes if len(dims) == 4 and dims[1:3] == (1, t)]
         pairs = t * t / 2 if '"CAUSAL"' in i.attributes else next(iter(masks), t * t)
         return 2.0 * (5 if "Backward" in target else 2) * b * h * pairs * d
+    if 'name = "mha_forward"' in i.attributes:  # of a decode step: queries [n g d], keys [n splits columns d]
+        return 4.0 * math.prod(shapes[0]) * math.prod(shapes[1][1:3])
     if i.name.startswith("ragged-dot-metadata"):  # of a grouped matmul: which group a tile belongs to
         return 0.0
     label = i.name + i.attributes[: i.attributes.find("backend_config")]

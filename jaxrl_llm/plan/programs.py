@@ -33,6 +33,7 @@ class Part:
     name: str
     cost: Cost  # on one device
     tokens: int  # of all devices
+    times: int  # that a step of training runs it, with answers at their bound
     passes: int  # in forwards: an update is 3, since a backward costs two; a move, which computes nothing, is 0
 
 
@@ -59,7 +60,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     """Compile the programs of the run for these devices, one after the other; with `only`, these names alone.
 
     `move` is there if rollouts have a mesh of their own, to which it brings the parameters. A rollout has two parts:
-    the prompts (prefill) and one token of every slot (decode). Score and update are those of one minibatch. Objectives
+    the prompts (prefill) and one token of every slot (decode); with fewer slots than answers a step of training takes
+    more of both. Score and update are those of one minibatch. Objectives
     on given data have the update alone.
     """
     run = build(s, devices)
@@ -71,7 +73,8 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     length = width + s.answer_length
     groups = Groups(s.rollout.group_size, s.answer_length, np.full(rows, width))
     # Of one minibatch, with answers at their bound.
-    layout = lay_out(np.arange(rows // s.updates.minibatches), np.full(rows, length), length, s.updates, groups)
+    minibatches = s.updates.minibatches
+    layout = lay_out(np.arange(rows // minibatches), np.full(rows, length), length, s.updates, groups)
     micro, trained = layout.index.shape[0], layout.index.size
     only = only or PROGRAMS
 
@@ -98,7 +101,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         return program(
             "update",
             lambda: run.learner.lower_update(state, batch, layout),
-            lambda once, turn: [Part("update", once + turn * micro, trained, 3)],
+            lambda once, turn: [Part("update", once + turn * micro, trained, minibatches * s.updates.epochs, 3)],
         )
 
     if not isinstance(source, Rollouts):
@@ -109,15 +112,18 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     if not isinstance(engine, Engine):
         raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     slots = min(s.rollout.slots, rows) or rows
-    prefilled = min(s.rollout.prompts, -(-slots // s.rollout.group_size)) * width
+    chunk, chunks, steps = turns(s.rollout.prompts, s.rollout.group_size, slots, s.answer_length)
     move = engine.lower_prepare(state.trained.policy) if "move" in only else None
     if move is not None:
-        yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 0)])
+        yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 1, 0)])
     if "rollout" in only:
         yield program(
             "rollout",
             lambda: engine.lower(state.trained.policy, s.rollout.prompts, width),
-            lambda once, turn: [Part("prefill", once, prefilled, 1), Part("decode", turn, slots, 1)],
+            lambda once, turn: [
+                Part("prefill", once, chunk * width, chunks, 1),
+                Part("decode", turn, slots, steps, 1),
+            ],
             engine.model.mesh,
         )
     trajectory = engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
@@ -129,12 +135,19 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         yield program(
             "score",
             lambda: source.scorer.lower(state, trajectory, layout),
-            lambda once, turn: [Part("score", once + turn * micro, trained, 1)],
+            lambda once, turn: [Part("score", once + turn * micro, trained, minibatches, 1)],
         )
     if "update" in only:
         reference = state.policy if "ref_logprobs" in source.scorer.learner.objective.needs else None
         scored = jax.eval_shape(lambda *args: source.scorer(*args).batch, state, reference, trajectory, [layout])
         yield update(_by_rows(scored, mesh))
+
+
+def turns(prompts: int, group_size: int, slots: int, answer_length: int) -> tuple[int, int, int]:
+    """Of a rollout with answers at their bound: prompts prefilled at once, how often, and decode steps. A slot takes
+    one answer after the other, and the prompt gives the first token of each."""
+    chunk = min(prompts, -(-slots // group_size))
+    return chunk, -(-prompts // chunk), -(-prompts * group_size // slots) * (answer_length - 1)
 
 
 def _abstract_given(run: Run, rows: int, length: int, mesh: Any) -> TrainBatch:

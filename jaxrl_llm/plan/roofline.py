@@ -21,6 +21,10 @@ class Roofline:
     mfu: float  # the model's FLOPs over what the chips could do in that time (PaLM, arXiv 2204.02311, appendix B)
 
     @property
+    def seconds(self) -> float:
+        return max(self.compute, self.memory, self.network)
+
+    @property
     def bound(self) -> str:
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 

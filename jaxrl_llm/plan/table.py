@@ -61,6 +61,7 @@ def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "memory_share": program.memory / compiled.chip.memory,
             "compile_s": round(program.seconds, 1),
             "tokens": part.tokens,
+            "times": part.times,
             "flops": part.cost.flops,
             "bytes": part.cost.bytes,
             "sent": part.cost.sent,
@@ -71,6 +72,7 @@ def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "network_s": line.network,
             "wires": [dataclasses.asdict(row) for row in line.traffic],
             "bound": line.bound,
+            "step_s": line.seconds * part.times,
             "flops_over_model": line.excess,
             "mfu": line.mfu,
         }
@@ -95,7 +97,7 @@ def as_json(compiled: Compiled) -> str:
 
 
 def table(compiled: Compiled) -> str:
-    """Three tables that fit 80 columns: memory, time, and the network by axes of the mesh."""
+    """Four tables that fit 80 columns: memory, time, a step of training, and the network by axes of the mesh."""
     lines = [f"{compiled.topology}: {compiled.devices} devices, {_axes(compiled.mesh)}; each device:"]
     if compiled.rollout_mesh != compiled.mesh:
         lines.append(f"rollouts on {_axes(compiled.rollout_mesh)}")
@@ -113,7 +115,12 @@ def table(compiled: Compiled) -> str:
         cells = [_short(x) for x in (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)]
         cells += [_short(t) + ("*" if t == max(times) else " ") for t in times] + [f"{r['mfu']:.0%}"]
         lines.append(f"{r['part']:8}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
-    lines += ["* what bounds it", "", "network  over axes               bound by       GB sent        ms"]
+    lines += ["* what bounds it", "", "a step      times     ms each         s"]
+    for r in rows:
+        each, whole = _short(1e3 * r["step_s"] / r["times"]), _short(r["step_s"])
+        lines.append(f"{r['part']:8}{r['times']:9}{each:>12}{whole:>10}")
+    lines += ["at least, with answers at their bound", ""]
+    lines += ["network  over axes               bound by       GB sent        ms"]
     for r in rows:
         for row in r["wires"] or [{"axes": ["none"], "link": "", "sent": 0, "seconds": 0, "collectives": {}}]:
             most = "*" if r["bound"] == "network" and row == r["wires"][0] else " "

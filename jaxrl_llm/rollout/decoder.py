@@ -142,8 +142,11 @@ class Decoder(flax.struct.PyTreeNode):
         return answers, jnp.where(ended, free, answer), tokens
 
     def pin(self, slots: Slots) -> Slots:
-        """Slots, like all rows, are sharded over the data axes of the mesh; answers are replicated."""
-        return sharding.constrain_rows(slots, self.model.mesh)
+        """Slots, like all rows, are sharded over the data axes of the mesh, and their caches also by heads; answers are
+        replicated."""
+        mesh, axes = self.model.mesh, ("rows", "kv_heads", None, None)
+        cache = jax.tree.map(lambda x: sharding.constrain(x, axes, mesh), slots.cache)
+        return sharding.constrain_rows(slots, mesh).replace(cache=cache)
 
 
 def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:

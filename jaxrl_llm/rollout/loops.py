@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer
-from jaxrl_llm.models import Prefix, Routing, kv_cache
+from jaxrl_llm.models import KVCache, Prefix, Routing, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Prompts, Slots
 
 
@@ -37,7 +37,7 @@ def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
     prompt = answer // decoder.group
     answers, answer, tokens = decoder.draw(decoder.no_answers(), answer, index, prompts.hidden[prompt])
     # The last token of an answer is never fed, so n - 1 columns hold the others.
-    cache = kv_cache.empty(decoder.model.config, count, decoder.max_new_tokens - 1)
+    cache = decoder.model.empty_cache(count, decoder.max_new_tokens - 1)
     slots = decoder.pin(Slots(answer, tokens, index, decoder.lengths[prompt], cache))
     answers, _ = jax.lax.while_loop(
         lambda carry: jnp.any(decoder.active(carry[1])), lambda carry: decoder.step(*carry, prefix), (answers, slots)
@@ -93,7 +93,7 @@ class _Refilled:
         routing = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), rest, (0, 0), (0, 0))), routing)
         # The last token of an answer is never fed, so n - 1 columns behind the prompt hold the others.
         columns = decoder.prompts.shape[1] + decoder.max_new_tokens - 1
-        cache = kv_cache.empty(decoder.model.config, self.count, columns)
+        cache = decoder.model.empty_cache(self.count, columns)
         slots = decoder.pin(Slots(zero + len(decoder.limits), zero, zero, zero, cache))
         return _State(decoder.no_answers(), slots, zero[0], prompts, routing)
 
@@ -144,6 +144,10 @@ class _Refilled:
             tokens=put(slots.tokens, tokens),
             index=put(slots.index, index),
             position=put(slots.position, decoder.lengths[prompt]),
-            cache=kv_cache.copy_rows(slots.cache, slot, state.prompts.cache, row, decoder.prompts.shape[1]),
+            cache=self._with_prompts(slots.cache, slot, state.prompts.cache, row),
         )
         return state.replace(answers=answers, queue=state.queue + jnp.sum(valid), slots=decoder.pin(slots))
+
+    def _with_prompts(self, cache: KVCache, into: Array, prompts: KVCache, rows: Array) -> KVCache:
+        width, layout = self.decoder.prompts.shape[1], self.decoder.model.cache_layout
+        return kv_cache.copy_rows(cache, into, prompts, rows, width, layout)

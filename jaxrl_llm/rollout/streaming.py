@@ -72,8 +72,8 @@ def _first(decoder: Decoder) -> tuple[Answers, Slots]:
     prompts, _ = decoder.prefill(zero[0], 1)
     answers, answer, tokens = decoder.draw(decoder.no_answers(), zero, zero, prompts.hidden)
     # The last token of an answer is never fed.
-    cache = kv_cache.empty(decoder.model.config, 1, width + decoder.max_new_tokens - 1)
-    cache = kv_cache.copy_rows(cache, zero, prompts.cache, zero, width)
+    cache = decoder.model.empty_cache(1, width + decoder.max_new_tokens - 1)
+    cache = kv_cache.copy_rows(cache, zero, prompts.cache, zero, width, decoder.model.cache_layout)
     return answers, Slots(answer, tokens, zero, decoder.lengths, cache)
 
 

@@ -342,3 +342,35 @@ def test_attention_by_cudnn(name, mask, columns, products):
     once, _ = measure(parse(CUDNN.replace("NAME", name).replace("MASK", mask).replace("COLUMNS", str(columns))), 1)
     assert once.flops == products * 2 * 2 * 4 * 64 * columns * 8
     assert not once.unknown
+
+
+SCATTER = """HloModule cache
+
+%%keep (a: f32[], b: f32[]) -> f32[] {
+  %%a = f32[] parameter(0)
+  ROOT %%b = f32[] parameter(1)
+}
+
+%%body (cache: f32[%(rows)d,8], at: s32[2,1], new: f32[2,8]) -> f32[%(rows)d,8] {
+  %%cache = f32[%(rows)d,8] parameter(0)
+  %%at = s32[2,1] parameter(1)
+  %%new = f32[2,8] parameter(2)
+  %%zero = f32[] constant(0)
+  %%empty = f32[%(rows)d,8] broadcast(%%zero), dimensions={}
+  ROOT %%put = f32[%(rows)d,8] scatter(%%%(into)s, %%at, %%new), to_apply=%%keep
+}
+
+ENTRY %%main (cache: f32[%(rows)d,8], at: s32[2,1], new: f32[2,8]) -> f32[%(rows)d,8] {
+  %%cache = f32[%(rows)d,8] parameter(0)
+  %%at = s32[2,1] parameter(1)
+  %%new = f32[2,8] parameter(2)
+  ROOT %%fusion = f32[%(rows)d,8] fusion(%%cache, %%at, %%new), kind=kInput, calls=%%body
+}
+"""
+
+
+def test_a_scatter_writes_its_places_and_not_the_array():
+    """What a decode step writes into a cache; a scatter into zeros that it makes itself writes all of them."""
+    small, large = (measure(parse(SCATTER % {"rows": n, "into": "cache"}), 1)[0].bytes for n in (100, 1000))
+    assert small == large == 2 * 4 * 2 * 8 + 4 * 2  # reads and writes two rows, and reads where they go
+    assert measure(parse(SCATTER % {"rows": 1000, "into": "empty"}), 1)[0].bytes == 4 * 1000 * 8 + 4 * 2 * 8 + 4 * 2

@@ -10,9 +10,9 @@ import pytest
 from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, topology_devices
 from jaxrl_llm.plan.cost import Cost
-from jaxrl_llm.plan.programs import Part, Program
+from jaxrl_llm.plan.programs import Part, Program, turns
 from jaxrl_llm.plan.roofline import roofline
-from jaxrl_llm.plan.table import Compiled, table
+from jaxrl_llm.plan.table import Compiled, as_rows, table
 from jaxrl_llm.plan.wires import Wires
 from tests.plan.test_wires import tpus
 
@@ -52,14 +52,16 @@ def planned(topology, folder, *arguments, **fields):
 
 def test_the_roofline():
     """100 GFLOP, 1 GB and 1 GB over a link of a v5e: 0.51, 1.2 and 20 ms; 2 x 3 x 1e6 x 8000 / 4 FLOPs of the model."""
-    part = Part("update", Cost(1e11, 1e9, {("all-gather", ((0, 1), (2, 3))): (1.0, 1e9)}), tokens=8000, passes=3)
+    part = Part(
+        "update", Cost(1e11, 1e9, {("all-gather", ((0, 1), (2, 3))): (1.0, 1e9)}), tokens=8000, times=2, passes=3
+    )
     wires = Wires(CHIPS["v5e"], tpus((2, 2, 1), (1, 2, 2, 1, 1)))
     line = roofline(part, wires, active_parameters=10**6)
     assert (round(line.compute, 6), round(line.memory, 6), round(line.network, 6)) == (508e-6, 1.221e-3, 20e-3)
     assert line.bound == "network"
     assert line.excess == pytest.approx(1e11 / 1.2e10)
     assert line.mfu == pytest.approx(1.2e10 / (20e-3 * 197e12))
-    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, passes=0), wires, active_parameters=10**6)
+    move = roofline(Part("move", Cost(0.0, 1e9), tokens=0, times=1, passes=0), wires, active_parameters=10**6)
     assert (move.bound, move.excess, move.mfu) == ("memory", 0.0, 0.0)
 
 
@@ -69,7 +71,7 @@ def test_the_table_fits_a_terminal():
     cost = Cost(
         5.2e14, 9.5e12, {(kind, ((0, 1, 2, 3),)): (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"})
     )
-    parts = tuple(Part(name, cost, 262144, 3) for name in ("prefill", "decode"))
+    parts = tuple(Part(name, cost, 262144, 12288, 3) for name in ("prefill", "decode"))
     program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts, tpus((4, 4, 4), (1, 4, 16, 1, 1)))
     made = Compiled("v5p:4x4x4", CHIPS["v5p"], (1, 4, 16, 1), (4, 1, 1, 16), 3_300_000_000, (program,))
     lines = table(made).splitlines()
@@ -77,7 +79,17 @@ def test_the_table_fits_a_terminal():
     assert lines[1] == "rollouts on data 4 x fsdp 1 x expert 1 x tensor 16"
     assert any("45.00" in line and "59%" in line for line in lines)  # of 95e9 bytes
     assert "a_kernel.1" in lines[-1]
+    each = as_rows(made)[1]
+    assert each["step_s"] == pytest.approx(12288 * max(each[f"{kind}_s"] for kind in ("compute", "memory", "network")))
+    assert any(line.split()[:2] == ["decode", "12288"] for line in lines)
     assert any(line.startswith("decode   expert   ") and line.endswith("*") for line in lines)
+
+
+def test_fewer_slots_than_answers_take_more_steps():
+    """16 answers of 6 tokens to 4 prompts: a slot takes one answer after the other and feeds five tokens of each; with
+    6 slots two prompts are prefilled at a time."""
+    assert turns(prompts=4, group_size=4, slots=16, answer_length=6) == (4, 1, 5)
+    assert turns(prompts=4, group_size=4, slots=6, answer_length=6) == (2, 2, 15)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +164,6 @@ ON_THIS_MACHINE = """
 import jax
 from jaxrl_llm.config import loading
 from jaxrl_llm.plan.programs import compile_run
-from jaxrl_llm.run.settings import validate
 
 fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
 fields += [("rollout.mesh_shape", "(1,1,1,4)")]

@@ -12,13 +12,13 @@ from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
 def interpreted(rows, weights, counts, platform=None, *, kernel):
     """`grouped_matmul` by the kernel of a GPU or TPU, run as plain JAX."""
     run = {"gpu": grouped_matmul_gpu, "tpu": module._by_tiles}[kernel]
-    used = (jnp.arange(len(rows)) < jnp.sum(counts))[:, None]
-    return jnp.where(used, run(jnp.where(used, rows, 0), weights, counts, True), 0)
+    return run(rows, weights, counts, True)
 
 
 def by_loop(rows, weights, counts):
-    """In float32; counts are numbers."""
+    """In float32, given in the type of the rows; counts are numbers."""
+    dtype = rows.dtype
     ends = np.cumsum((0, *counts)).tolist()
     rows, weights = rows.astype(jnp.float32), weights.astype(jnp.float32)
     parts = [rows[a:b] @ w for (a, b), w in zip(itertools.pairwise(ends), weights, strict=True)]
-    return jnp.concatenate([*parts, jnp.zeros((len(rows) - ends[-1], weights.shape[2]))])
+    return jnp.concatenate([*parts, jnp.zeros((len(rows) - ends[-1], weights.shape[2]))]).astype(dtype)

@@ -13,6 +13,7 @@ from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.attend import attend, attend_cached, attend_causal
 from jaxrl_llm.models.attention.context_parallel import attend_halves, attend_spread
 from jaxrl_llm.models.attention.flash import choose_attention, flash_attention
+from jaxrl_llm.models.attention.flash_decode import attend_filled
 from jaxrl_llm.models.layers import RMSNorm, matrix, project
 
 
@@ -53,6 +54,7 @@ class Attention(nnx.Module):
         """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone.
         Where axes, the logical ones of b and t, split t, `visible` is not read."""
         b, t, _ = x.shape
+        layout = kv_cache.layout_of(self.config, sharding.platform(mesh))
         # Two dimensions: a weight's gradient is then one matmul without a transpose.
         flat = sharding.flat(x, axes, mesh)
         projected = (sharding.unflat(self._project(name, flat), (b, t), axes, mesh) for name in "qkv")
@@ -66,11 +68,15 @@ class Attention(nnx.Module):
                 y = attend_spread(attend_halves(attend), q, keys, values, segment_ids, axes, mesh)
             else:
                 y = attend_causal(q, keys, values, visible)
-            kv = (jnp.swapaxes(keys, 2, 3),), (values,)
+            kv = (jnp.swapaxes(keys, 2, 3) if layout.key_columns == 3 else keys,), (values,)
         else:
-            kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column)
+            kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column, layout)
             shared_keys, shared_values = cache.prefix
-            y = attend_cached(q, (*shared_keys, *kv[0]), (*shared_values, *kv[1]), visible, sharding.platform(mesh))
+            stretches = (*shared_keys, *kv[0]), (*shared_values, *kv[1])
+            if layout == kv_cache.FILLED:
+                y = attend_filled(q, *stretches, visible, cache.column + 1, mesh)
+            else:
+                y = attend_cached(q, *stretches, visible, sharding.platform(mesh))
         flat = sharding.flat(y.reshape(b, t, -1), axes, mesh)
         return sharding.unflat(project(flat, self.o[...]), (b, t), axes, mesh), kv
 

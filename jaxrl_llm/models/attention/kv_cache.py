@@ -3,7 +3,8 @@
 Keys are stored transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is
 five times faster for q k^T than a transposed operand that has to be repacked at every step. A long cache is cut into
 stretches of columns, arrays of their own, so that attention can leave out those that no row has reached; a slice of one
-array would be copied before it is multiplied.
+array would be copied before it is multiplied. On a GPU, which would wait for the host at each condition, it is one
+array, and a kernel reads each row as far as it is filled (`flash_decode.py`).
 
 The token at position p of a row is in column p (behind a prefix: p minus the prompt's length). A query sees the columns
 up to its own, so columns left over from padding or from an earlier answer are never read. If the answers of a group
@@ -20,9 +21,29 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.models.architecture import ModelConfig
 
-_SHORTEST, _MOST = 64, 8  # a stretch has at least 64 columns, and a cache at most 8 stretches
+_SHORTEST = 64  # columns of a stretch
 
-Keys = tuple[Float[Array, "_ kv head _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
+
+class Layout(NamedTuple):
+    """How a cache lies in memory."""
+
+    key_columns: int  # the axis of keys that tells columns, 3: [b kv d s], or 2: [b kv s d], as values
+    stretches: int  # at most so many
+    multiple: int = 1  # of which its length is one
+
+
+STRETCHES, WHOLE, FILLED = Layout(3, 8), Layout(3, 1), Layout(2, 1, 256)
+
+
+def layout_of(config: ModelConfig, platform: str) -> Layout:
+    """FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, unless plain attention is asked for."""
+    if platform != "gpu":
+        return STRETCHES
+    fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128)
+    return FILLED if fits and config.attention_implementation != "plain" else WHOLE
+
+
+Keys = tuple[Float[Array, "_ kv _ _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
 Values = tuple[Float[Array, "_ kv _ head"], ...]
 
 
@@ -42,13 +63,15 @@ class KVCache(flax.struct.PyTreeNode):
     prefix: Prefix | None = None
 
 
-def empty(config: ModelConfig, rows: int, length: int) -> KVCache:
+def empty(config: ModelConfig, rows: int, length: int, layout: Layout = STRETCHES) -> KVCache:
     b, kv, d = rows, config.num_key_value_heads, config.head_dim
-    size = max(_SHORTEST, -(-length // _MOST))
+    length += -length % layout.multiple
+    size = max(_SHORTEST, -(-length // layout.stretches))
     sizes = [min(size, length - start) for start in range(0, length, size)]
     dtype, layers = config.compute_dtype, config.kinds
+    across = slice(None, None, 1 if layout.key_columns == 3 else -1)
     return KVCache(
-        keys=tuple(tuple(jnp.zeros((b, kv, d, n), dtype) for n in sizes) for _ in layers),
+        keys=tuple(tuple(jnp.zeros((b, kv, *(d, n)[across]), dtype) for n in sizes) for _ in layers),
         values=tuple(tuple(jnp.zeros((b, kv, n, d), dtype) for n in sizes) for _ in layers),
     )
 
@@ -86,6 +109,7 @@ def write(
     new_keys: Float[Array, "b t kv d"],
     new_values: Float[Array, "b t kv d"],
     column: Integer[Array, "b"],
+    layout: Layout = STRETCHES,
 ) -> tuple[Keys, Values]:
     """Write t consecutive columns of every row of one layer, from that row's own `column` on."""
     b, t = new_keys.shape[:2]
@@ -100,11 +124,16 @@ def write(
             out.append(place.set(new.astype(stretch.dtype), mode="drop"))
         return tuple(out)
 
-    return put(keys, new_keys, 3), put(values, new_values, 2)
+    return put(keys, new_keys, layout.key_columns), put(values, new_values, 2)
 
 
 def copy_rows(
-    cache: KVCache, into: Integer[Array, "n"], source: KVCache, rows: Integer[Array, "n"], width: int
+    cache: KVCache,
+    into: Integer[Array, "n"],
+    source: KVCache,
+    rows: Integer[Array, "n"],
+    width: int,
+    layout: Layout = STRETCHES,
 ) -> KVCache:
     """The first `width` columns of `rows` of `source` become those of the rows `into`; one past the end is dropped."""
 
@@ -121,6 +150,6 @@ def copy_rows(
         return tuple(out)
 
     return cache.replace(
-        keys=tuple(copy(old, new, 3) for old, new in zip(cache.keys, source.keys, strict=True)),
+        keys=tuple(copy(old, new, layout.key_columns) for old, new in zip(cache.keys, source.keys, strict=True)),
         values=tuple(copy(old, new, 2) for old, new in zip(cache.values, source.values, strict=True)),
     )

@@ -78,9 +78,9 @@ def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tup
         parts = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
         return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, parts)
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, gates, weights))
+    # Few rounds are summed, and a gradient of weights is as large as they are: it stays in their type.
+    zeros = *(jnp.zeros(a.shape, jnp.float32) for a in (x, gates)), jax.tree.map(jnp.zeros_like, weights)
     dx, d_gates, d_weights = pairs.in_rounds(one_round, zeros)
-    d_weights = jax.tree.map(lambda d, w: d.astype(w.dtype), d_weights, weights)
     return dx.astype(x.dtype), None, d_gates.astype(gates.dtype), d_weights
 
 
@@ -114,12 +114,12 @@ class _Pairs:
 
     def to_experts(self, r: Array, *of_tokens: Array) -> list[Array]:
         """What this device receives in round r, [devices x capacity, ...]: rows of these arrays, experts and gates. An
-        empty row has an expert past the last and gate 0."""
+        empty row has an expert past the last and gate 0, and holds anything."""
         local = self.experts % self.local_experts
         place = r * self.capacity + jnp.arange(self.capacity)
         used = (place[None] < self.sizes[:, None]).ravel()
         pair = self.order[jnp.minimum(self.starts[:, None] + place[None], self.order.size - 1)].ravel()
-        sent = [jnp.where(used[:, None], array[pair // self.k], 0) for array in of_tokens]
+        sent = [array[pair // self.k] for array in of_tokens]
         for array, empty in ((local, self.local_experts), (self.gates, 0)):
             sent.append(jnp.where(used, array.ravel()[pair], empty)[:, None])
         sizes = jnp.clip(self.sizes - r * self.capacity, 0, self.capacity)

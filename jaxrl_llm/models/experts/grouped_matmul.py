@@ -9,7 +9,6 @@ Source of the kernels: MegaBlocks, arXiv 2211.15841.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +25,14 @@ _LARGEST_ROWS = 512
 def grouped_matmul(
     rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: Int[Array, "e"], platform: str
 ) -> Float[Array, "m f"]:
-    """rows_i @ weights_e, e the group of row i, summed in float32. Rows are sorted by group; past the first sum(counts)
-    they belong to none, and result and gradient are 0."""
-    used = (jnp.arange(rows.shape[0]) < jnp.sum(counts))[:, None]
-    rows = jnp.where(used, rows, 0)  # the kernels leave rows past the last group undefined, forward and backward
+    """rows_i @ weights_e, e the group of row i, summed in float32 and given in the type of the rows. Rows are sorted by
+    group; past the first sum(counts) they belong to none: result and gradient are undefined there, and no other place
+    depends on what they hold."""
     if platform == "tpu":
-        out: Any = _by_tiles(rows, weights, counts, False)
-    elif platform == "gpu":
-        out = grouped_matmul_gpu(rows, weights, counts, False)
-    else:
-        out = jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32)
-    return jnp.where(used, out, 0)
+        return _by_tiles(rows, weights, counts, False)  # pyright: ignore
+    if platform == "gpu":
+        return grouped_matmul_gpu(rows, weights, counts, False)  # pyright: ignore
+    return jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32).astype(rows.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -44,7 +40,7 @@ def _by_tiles(rows: Array, weights: Array, counts: Array, interpret: bool) -> Ar
     """Megablox; interpret: run it as plain JAX. Its own gradient is not in the operands' precision, the one here is."""
     padded = _whole_tiles(rows, len(counts))
     tiles = _tiles(len(padded), len(counts), *weights.shape[1:])
-    return gmm(padded, weights, counts, jnp.float32, tiles, interpret=interpret)[: len(rows)]
+    return gmm(padded, weights, counts, rows.dtype, tiles, interpret=interpret)[: len(rows)]
 
 
 def _by_tiles_fwd(rows: Array, weights: Array, counts: Array, interpret: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -55,7 +51,7 @@ def _by_tiles_bwd(interpret: bool, residuals: tuple[Array, ...], cotangent: Arra
     """d rows = cotangent @ weights_e^T, d weights_e = rows_e^T @ cotangent_e."""
     rows, weights, counts = residuals
     groups, d, f = weights.shape
-    padded, cotangent = (_whole_tiles(x, groups) for x in (rows, cotangent.astype(rows.dtype)))
+    padded, cotangent = (_whole_tiles(x, groups) for x in (rows, cotangent))
     m = len(padded)
     to_rows, to_weights = _tiles(m, groups, f, d), _tiles(m, groups, d, f)
     d_rows = gmm(cotangent, weights, counts, rows.dtype, to_rows, transpose_rhs=True, interpret=interpret)

@@ -1,7 +1,7 @@
 """The experts of a mixture: one function, three ways to run them on one device, and experts spread over devices.
 
 dense    every expert for every token; the reference that the others must equal
-grouped  pairs sorted by expert and grouped matmuls, a kernel on TPU and GPU (`grouped_matmul.py`)
+grouped  pairs sorted by expert (`grouped_experts.py`), grouped matmuls: a kernel on TPU and GPU (`grouped_matmul.py`)
 blocks   sorted blocks with a hand-written backward, for CPU (`expert_blocks.py`)
 
 All are dropless: every (token, expert) pair is computed, whatever the load. On a mesh each device runs its own rows;
@@ -19,8 +19,9 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
-from jaxrl_llm.models.experts.expert_blocks import block_experts, group_by_expert
+from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
+from jaxrl_llm.models.experts.grouped_experts import grouped_experts
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
@@ -70,7 +71,9 @@ def apply_experts(
     args = (x, experts, gates, (w_gate, w_up, w_down))
     if form == "dense":
         return _dense(*args)
-    local = block_experts if form == "blocks" else functools.partial(_grouped, platform=sharding.platform(mesh))
+    local: Any = block_experts
+    if form == "grouped":
+        local = functools.partial(grouped_experts, functools.partial(grouped_matmul, platform=sharding.platform(mesh)))
     return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
 
 
@@ -103,17 +106,3 @@ def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
     dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     hidden = jax.nn.silu(dot("nd,edf->nef", x, w_gate)) * dot("nd,edf->nef", x, w_up)
     return dot("nef,efd->nd", (hidden * weight[..., None]).astype(w_down.dtype), w_down).astype(x.dtype)
-
-
-def _grouped(x: Array, experts: Array, gates: Array, weights: Any, platform: str) -> Array:
-    """A pair whose expert is not among the weights gives 0; no token takes more rows than there are experts here."""
-    w_gate, w_up, w_down = weights
-    (n, k), num_experts = experts.shape, w_gate.shape[0]
-    groups = group_by_expert(experts, num_experts)
-    room = n * min(k, num_experts)
-    rows = x[groups.order[:room] // k]
-    dot = functools.partial(grouped_matmul, counts=groups.counts, platform=platform)
-    hidden = jax.nn.silu(dot(rows, w_gate)) * dot(rows, w_up)
-    out = dot(hidden.astype(w_down.dtype), w_down)
-    out = jnp.where((groups.rank < room)[:, None], out[jnp.minimum(groups.rank, room - 1)], 0)
-    return jnp.einsum("nkd,nk->nd", out.reshape(n, k, -1), gates).astype(x.dtype)
