@@ -3,10 +3,10 @@
     needed = what stays + the largest of the temporaries of a rollout, of an update and of an evaluation
 
 On a CPU, where one memory holds everything, the process is counted too: what it holds when this is asked, and what
-compiled programs leave behind. What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of the temporaries, those that grow
-with the model and the batch are counted: weights in the rollout's dtype (and those that adapters are merged into), the
-cache and the logits of the slots; gradients, activations, the logits of a chunk of tokens. What the compiler adds or
-saves is not included; `python -m jaxrl_llm.plan` is exact.
+compiled programs leave behind. What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of
+the temporaries, those that grow with the model and the batch are counted: weights in the rollout's dtype (and those
+that adapters are merged into), the cache and the logits of the slots; gradients, activations, the logits of a chunk of
+tokens. What the compiler adds or saves is not included; `python -m jaxrl_llm.plan` is exact.
 """
 
 import dataclasses
