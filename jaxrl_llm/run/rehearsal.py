@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import machine, processes
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds
 from jaxrl_llm.models import Routing
 from jaxrl_llm.objectives.batch import token_log_ratio

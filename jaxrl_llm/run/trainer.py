@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import heap, processes
+from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.places import root_of
