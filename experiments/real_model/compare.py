@@ -1,7 +1,7 @@
 """The same run in TRL: equal model, prompts and settings, in turns step by step on one core.
 
     python -m experiments.real_model.compare --seed 0 --steps 20 --core 1 --json OUT.json
-    python -m experiments.real_model.compare --lengths 128+96 --steps 3 --layout padded --core 1 --json OUT.json
+    python -m experiments.real_model.compare --seed 0 --lengths 128+96 --steps 3 --layout padded --core 1 --json OUT.json
     python -m experiments.real_model.compare --table experiments/real_model/results/trl_*.json
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
