@@ -1,7 +1,7 @@
 """The same run in TRL: equal model, prompts and settings, in turns step by step on one core.
 
     python -m experiments.real_model.compare --seed 0 --steps 20 --core 1 --json OUT.json
-    python -m experiments.real_model.compare --seed 0 --lengths 128+96 --steps 3 --layout padded --core 1 --json OUT.json
+    python -m experiments.real_model.compare --seed 0 --lengths 128+96 --steps 3 --layout padded --json OUT.json
     python -m experiments.real_model.compare --table experiments/real_model/results/trl_*.json
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
@@ -60,15 +60,13 @@ def longer(lengths: str) -> list[tuple[str, str]]:
     return [("task.template", template), ("rollout.max_new_tokens", answer), *sizes.items()]
 
 
-def work(
-    model: Path, seed: int, steps: int, layout: str, lengths: str = "", more: Sequence[tuple[str, str]] = ()
-) -> dict[str, Any]:
-    """The settings of both programs; the prompts of every step are those of our stream."""
+def work(model: Path, seed: int, steps: int, layout: str, lengths: str) -> dict[str, Any]:
+    """The settings of both programs; the prompts of every step are those of our stream, or longer (`longer`)."""
     from jaxrl_llm import tasks
 
     overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout)]
     overrides.append(("updates.minibatches", "1"))  # TRL's default: on-policy
-    overrides += [*(longer(lengths) if lengths else ()), *more]
+    overrides += longer(lengths) if lengths else []
     s, _ = _settings(overrides)
     stream = tasks.prompts(s.task, "train", seed=s.seed, batch_size=s.rollout.prompts, data_dir=s.data_dir)
     batches = [next(stream) for _ in range(steps)]
@@ -97,13 +95,13 @@ def _settings(overrides: Sequence[tuple[str, str]]) -> tuple[Any, str]:
     return s, s.pretrained
 
 
-def measure(seed: int, steps: int, core: int | None, python: str, layout: str) -> dict[str, Any]:
+def measure(seed: int, steps: int, core: int | None, python: str, layout: str, lengths: str) -> dict[str, Any]:
     """Rewards and CPU seconds of every step of both systems, turn by turn."""
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         export(folder / "model")
-        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps, layout)))
+        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps, layout, lengths)))
         runners = {}
         for system, program in (("ours", sys.executable), ("trl", python)):
             module = f"experiments.real_model.{'ours' if system == 'ours' else 'peer_trl'}"
@@ -160,12 +158,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--core", type=int, help="core of both; default: none")
     parser.add_argument("--layout", default="shared", choices=("shared", "padded"), help="rows of our training step")
+    parser.add_argument("--lengths", default="", help="PROMPT+ANSWER tokens instead of sums; answers of full length")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--trl_python", help="an interpreter with TRL; default: an environment is made for it")
     parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")
     given = parser.parse_args()
     if not given.table:
-        run = measure(given.seed, given.steps, given.core, given.trl_python or python_of("trl"), given.layout)
+        python = given.trl_python or python_of("trl")
+        run = measure(given.seed, given.steps, given.core, python, given.layout, given.lengths)
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(run) + "\n")
