@@ -164,6 +164,7 @@ ON_THIS_MACHINE = """
 import jax
 from jaxrl_llm.config import loading
 from jaxrl_llm.plan.programs import compile_run
+from jaxrl_llm.run.settings import validate
 
 fields = [("mesh.shape", "(1,2,2,1)"), ("replay.mode", "R3"), ("objective.kl_coef", "0.1")]
 fields += [("rollout.mesh_shape", "(1,1,1,4)")]
