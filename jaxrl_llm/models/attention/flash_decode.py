@@ -3,15 +3,17 @@ filled. A prompt that rows share lies before their caches and is read once, by p
 by their partition sums.
 
 Source: FlashAttention, arXiv 2205.14135, section 3.1, for the joining; the kernel is
-jax.experimental.pallas.ops.gpu.decode_attention, whose programs share the columns of a row.
+jax.experimental.pallas.ops.gpu.decode_attention, whose programs share the columns of a row. JAX 0.12 deprecates it
+with its Triton backend; where a later JAX has none, caches are read whole (`kv_cache.layout_of`).
 """
 
 import functools
-from typing import NamedTuple
+import importlib
+import warnings
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
@@ -20,6 +22,12 @@ from jaxrl_llm.models.attention import kv_cache
 
 _BLOCK = 128  # columns that a program of the kernel takes at a time
 _OUT = -1e30  # the score of a column that is not seen
+
+
+def _kernel() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module(kv_cache.KERNEL)
 
 
 class _Part(NamedTuple):
@@ -56,7 +64,7 @@ def _of_caches(q: Array, keys: Array, values: Array, filled: Array, mesh: Mesh |
     def run(q: Array, keys: Array, values: Array, filled: Array) -> _Part:
         b, kv, g, d = q.shape
         q, keys, values = (x.reshape(b * kv, -1, d) for x in (q, keys, values))
-        out, (total, top) = decode_attention.mqa(
+        out, (total, top) = _kernel().mqa(
             q,
             keys,
             values,

@@ -11,6 +11,7 @@ up to its own, so columns left over from padding or from an earlier answer are n
 stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored and read once per group.
 """
 
+import importlib.util
 import itertools
 from typing import NamedTuple
 
@@ -32,14 +33,16 @@ class Layout(NamedTuple):
     multiple: int = 1  # of which its length is one
 
 
+KERNEL = "jax.experimental.pallas.ops.gpu.decode_attention"
 STRETCHES, WHOLE, FILLED = Layout(3, 8), Layout(3, 1), Layout(2, 1, 256)
 
 
 def layout_of(config: ModelConfig, platform: str) -> Layout:
-    """FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, unless plain attention is asked for."""
+    """FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has it, unless plain
+    attention is asked for."""
     if platform != "gpu":
         return STRETCHES
-    fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128)
+    fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128) and importlib.util.find_spec(KERNEL)
     return FILLED if fits and config.attention_implementation != "plain" else WHOLE
 
 
