@@ -2,7 +2,7 @@
 
 python -m experiments.lag.tables runs/lag                        # prints the page
 python -m experiments.lag.tables runs/lag --pack OUT.tar.xz
-python -m experiments.lag.tables --write                         # results/lag.md out of the committed data
+python -m experiments.lag.tables --write       # results/lag.md and its figure out of the committed data
 """
 
 import argparse
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from experiments.lag.sweep import LAGS
 from experiments.routing_replay.table_parts import (
@@ -28,12 +29,14 @@ from experiments.routing_replay.table_parts import (
 from jaxrl_llm.report.comparisons import probability
 from jaxrl_llm.report.read import Run, Study, load
 from jaxrl_llm.report.statistics import LEVEL, MINIMUM_SEEDS, PairedDifference, holm, paired_difference
+from jaxrl_llm.report.style import INK, colour, panels
 
 RESULTS = Path(__file__).with_name("results")
 RECIPES = ("GRPO", "GSPO", "SAPO")
 ADDED = ("", "+R3", "+decoupled", "+decoupled+R3")  # what a recipe's name goes on with
 TUNED, HIGH = "tuned", "high rate"
 HARMLESS = 0.03
+SECOND = 905  # the first seed of the second batch
 SETTLED = 10  # the step from which staleness is measured
 
 
@@ -114,12 +117,24 @@ def _settled(run: Run, key: str) -> float:
 
 @dataclass(frozen=True)
 class Question:
-    """One number that a hypothesis is about, and what of its interval and corrected p makes it hold."""
+    """One number a seed that a hypothesis is about, and what of its interval and corrected p makes it hold."""
 
     hypothesis: str
     what: str
-    found: PairedDifference
+    values: dict[str, float]
     holds: Callable[[PairedDifference, float], bool]
+    less: dict[str, float] | None = None
+
+    @property
+    def found(self) -> PairedDifference:
+        return over_seeds(self.values, self.less)
+
+    @property
+    def batches(self) -> list[PairedDifference]:
+        parts = [
+            {seed: x for seed, x in self.values.items() if (int(seed) < SECOND) == first} for first in (True, False)
+        ]
+        return [over_seeds(part, self.less) for part in parts]
 
 
 def _harmless(d: PairedDifference, p: float) -> bool:
@@ -137,36 +152,32 @@ def _above(d: PairedDifference, p: float) -> bool:
 def questions(study: Study) -> list[Question]:
     """Those that have enough seeds."""
     found = [
-        Question(
-            "L1", f"{name}, {TUNED}: lag {lag} less none", over_seeds(losses(study, f"{name}, {TUNED}", lag)), _harmless
-        )
+        Question("L1", f"{name}, {TUNED}: lag {lag} less none", losses(study, f"{name}, {TUNED}", lag), _harmless)
         for name, lag in itertools.product(RECIPES, (1, 2))
     ]
     lost = {name: losses(study, f"{name}, {HIGH}", 8) for name in [r + a for r in RECIPES for a in ADDED]}
-    found.append(Question("L2", f"GRPO, {HIGH}: lag 8 less none", over_seeds(lost["GRPO"]), _below))
-    brought_back = over_seeds(lost["GRPO+decoupled"], lost["GRPO"])
-    found.append(
-        Question("L3", f"GRPO, {HIGH}, lag 8: the loss with decoupled less that without", brought_back, _above)
-    )
+    found.append(Question("L2", f"GRPO, {HIGH}: lag 8 less none", lost["GRPO"], _below))
+    what = f"GRPO, {HIGH}, lag 8: the loss with decoupled less that without"
+    found.append(Question("L3", what, lost["GRPO+decoupled"], _above, lost["GRPO"]))
     for name, lag in itertools.product(("GRPO", "GRPO+decoupled"), LAGS[1:]):
         with_r3, without = (losses(study, f"{one}, {HIGH}", lag) for one in (f"{name}+R3", name))
         what = f"{name}, {HIGH}, lag {lag}: the loss with R3 less that without"
-        found.append(Question("L4", what, over_seeds(with_r3, without), _harmless))
+        found.append(Question("L4", what, with_r3, _harmless, without))
     for name, holds in (("SAPO", _below), ("GSPO", _above)):
-        d = over_seeds(lost[name], lost["GRPO"])
-        found.append(Question("L5", f"{HIGH}, lag 8: the loss of {name} less GRPO's", d, holds))
+        found.append(Question("L5", f"{HIGH}, lag 8: the loss of {name} less GRPO's", lost[name], holds, lost["GRPO"]))
     return [one for one in found if one.found.n >= MINIMUM_SEEDS]
 
 
 def judged(study: Study) -> Table:
-    """Hypothesis, what, seeds, the difference, what would have been detected, p corrected within a hypothesis, word."""
+    """Hypothesis, what, seeds, the difference, the two batches, the least detectable, p corrected within a hypothesis,
+    word."""
     rows = []
     for _, group in itertools.groupby(questions(study), key=lambda one: one.hypothesis):
         own = list(group)
         for one, p in zip(own, holm([q.found.p for q in own]), strict=True):
             d = one.found
             word = "holds" if one.holds(d, p) else "not shown"
-            cells = [one.hypothesis, one.what, str(d.n), interval(d), f"{d.detectable:.3f}"]
+            cells = [one.hypothesis, one.what, str(d.n), interval(d), *map(told, one.batches), f"{d.detectable:.3f}"]
             rows.append([*cells, probability(p), word])
     return rows
 
@@ -193,7 +204,7 @@ SECTIONS: Sequence[tuple[str, Sequence[str], Callable[[Study], Table]]] = (
     (
         "The hypotheses. Differences are paired by seed; p is corrected (Holm) within a hypothesis; harmless means an "
         f"interval within {HARMLESS} of zero.",
-        ["hypothesis", "what", "seeds", "difference", "detectable", "corrected p", "word"],
+        ["hypothesis", "what", "seeds", "difference", "first batch", "second", "detectable", "corrected p", "word"],
         judged,
     ),
     (
@@ -215,6 +226,23 @@ SECTIONS: Sequence[tuple[str, Sequence[str], Callable[[Study], Table]]] = (
     ),
     ("Runs that collapsed.", ["condition", "no lag", *AT], collapses),
 )
+
+
+def figure(study: Study) -> Figure:
+    """At each rate what a lag changes at the end, of each recipe with and without the correction, with its interval."""
+    drawn, axes = panels([f"held-out sampled, less no lag: {rate}" for rate in (TUNED, HIGH)], columns=2, height=3.4)
+    for ax, rate in zip(axes, (TUNED, HIGH), strict=True):
+        for place, name in enumerate(itertools.product(RECIPES, ("", "+decoupled"))):
+            found = [over_seeds(losses(study, f"{''.join(name)}, {rate}", lag)) for lag in LAGS[1:]]
+            x = np.arange(1, len(LAGS)) + 0.05 * (place - 2.5)
+            means = [d.mean for d in found]
+            ends = np.abs(np.array([(d.low, d.high) for d in found]).T - means)
+            line = {"color": colour(RECIPES, name[0]), "linestyle": "--" if name[1] else "-", "linewidth": 1.2}
+            ax.errorbar(x, means, ends, marker="o", markersize=4, label="".join(name), **line)
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_xticks(range(1, len(LAGS)), AT, fontsize=8)
+    axes[0].legend(fontsize=8, frameon=False)
+    return drawn
 
 
 def page(study: Study) -> str:
@@ -239,9 +267,11 @@ def main() -> None:
     if given.dir and given.pack:
         pack(given.dir, given.pack, "metrics.jsonl")
     with tempfile.TemporaryDirectory() as folder:
-        text = page(load(given.dir) if given.dir else committed(Path(folder)))
-    if given.write:
-        (RESULTS / "lag.md").write_text(text)
+        study = load(given.dir) if given.dir else committed(Path(folder))
+        text = page(study)
+        if given.write:
+            (RESULTS / "lag.md").write_text(text)
+            figure(study).savefig(RESULTS / "lag.png")
     print(text, end="")
 
 

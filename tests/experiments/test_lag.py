@@ -1,5 +1,9 @@
 """The tables of the sweep of lags, from runs by hand; and its committed page, letter for letter."""
 
+import json
+import re
+
+import numpy as np
 import pytest
 
 from experiments.lag import tables
@@ -46,3 +50,26 @@ def test_the_tables(study):
     assert row[1:] == [f"{1e-3 * lag**2:.2g}, 50.0 %, 2.0 %" for lag in (1, 2, 4, 8)]
     assert len(tables.collapses(study)) == 24
     assert tables.page(study).count("\n| hypothesis") == 2
+
+
+@pytest.mark.skipif(not (tables.RESULTS / "lag.tar.xz").exists(), reason="a source distribution has no archives")
+def test_the_committed_page(tmp_path):
+    """What the committed data give, letter for letter; a row of it by hand, from the metrics."""
+    study = tables.committed(tmp_path)
+    assert (tables.RESULTS / "lag.md").read_text() == tables.page(study)
+    ends = [
+        [json.loads(line) for line in path.read_text().splitlines()][-1]["eval/pass_at_1"]
+        for arm in ("lag_8", "no_lag")
+        for path in sorted((tmp_path / "lag" / "GRPO_high_rate" / arm).glob("*/metrics.jsonl"))
+    ]
+    late, fresh = np.split(np.array(ends), 2)
+    (row,) = [row for row in tables.judged(study) if row[0] == "L2"]
+    assert row[3].startswith(f"{np.mean(late - fresh):+.3f}")
+
+
+def test_every_interval_of_the_page_stands_in_a_table():
+    page = (tables.RESULTS.parent / "README.md").read_text()
+    found = re.findall(r"[-+]\d\.\d{3}\s\[[-+]\d\.\d{3}, [-+]\d\.\d{3}\]", page)
+    made = (tables.RESULTS / "lag.md").read_text()
+    assert len(found) > 10
+    assert [one for one in found if one not in made] == []
