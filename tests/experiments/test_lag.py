@@ -52,6 +52,7 @@ def test_the_tables(study):
     assert tables.page(study).count("\n| hypothesis") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (tables.RESULTS / "lag.tar.xz").exists(), reason="a source distribution has no archives")
 def test_the_committed_page(tmp_path):
     """What the committed data give, letter for letter; a row of it by hand, from the metrics."""
