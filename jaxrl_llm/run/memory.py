@@ -115,6 +115,8 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
+    if _here(mesh)[0].platform == "cpu":  # what a checkpoint is written from, while updates overwrite the state
+        stays["checkpoint"] = trained + moments + stays.get("critic", 0)
     if s.rollout.lag:
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
@@ -211,7 +213,7 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
         "activations": _activations(config, rows, length, context, tensor, platform),
-        "logits": 3 * 4 * chunk * _over(config.vocab_size, tensor),
+        "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
     }
@@ -219,22 +221,29 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
 
 def _activations(config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str) -> int:
     """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
-    (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates."""
-    size, d, tokens = config.compute_dtype.itemsize, config.hidden_size, rows * -(-length // context)
+    (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates.
+
+    How often a width is kept beside the products was read off XLA's programs for CPUs, which keep about half of all
+    bfloat16 in float32.
+    """
+    size = config.compute_dtype.itemsize
+    if platform == "cpu":
+        size = (size + 4) // 2
+    d, tokens = config.hidden_size, rows * -(-length // context)
     heads = _over(config.num_attention_heads, tensor) * config.head_dim
     keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
-    scores = 0
-    if choose_attention(config, platform) == "plain":
-        scores = tokens * _over(config.num_attention_heads, tensor) * length * 4
     products, whole = 0, 0
     for kind in config.kinds:
-        width = config.num_experts_per_tok * config.moe_intermediate_size if kind == "moe" else config.intermediate_size
-        matmuls = tokens * size * (heads + keys + 2 * d + 2 * _over(width, tensor))
+        chosen = config.num_experts_per_tok if kind == "moe" else 1
+        width = _over(chosen * config.moe_intermediate_size if kind == "moe" else config.intermediate_size, tensor)
+        matmuls = tokens * size * (heads + keys + (1 + chosen) * d + 2 * width)
         products += matmuls
-        # Beside the products: norms' inputs and outputs, what is rotated, the gated product, the attention's output.
-        whole += matmuls + tokens * size * (3 * d + heads + keys + _over(width, tensor)) + 2 * scores
+        # Norms' inputs and outputs, what the experts are given; what is rotated and lies by heads; the gated product.
+        whole += matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
+    if choose_attention(config, platform) == "plain":  # scores of a quarter of the queries at a time, never kept
+        one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
     return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
 
 

@@ -78,6 +78,9 @@ def test_what_stays_is_exact(tmp_path, changes):
             {"updates.layout": "shared", "updates.shuffle": "groups"}, id="shared_prompt", marks=pytest.mark.slow
         ),
         pytest.param({"lora.rank": 4, "updates.micro_batch_rows": 8}, id="adapters", marks=pytest.mark.slow),
+        pytest.param({"rollout.max_new_tokens": 1024}, id="long", marks=pytest.mark.slow),
+        pytest.param({"model.dtype": "bfloat16"}, id="bfloat16", marks=pytest.mark.slow),
+        pytest.param({"model.remat": "block"}, id="remat", marks=pytest.mark.slow),
     ],
 )
 def test_temporaries_are_those_of_the_compiled_programs(tmp_path, changes):
