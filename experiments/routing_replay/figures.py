@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.routing_replay import dose, kept
-from experiments.routing_replay.branches import difference
+from experiments.routing_replay import dose, kept, samplers
 from experiments.routing_replay.pooled import Pooled, one_rollout
 from experiments.routing_replay.table_parts import mean
 from experiments.routing_replay.tables import ONE_ROLLOUT, RESULTS, study
@@ -91,29 +90,37 @@ def scaling(measured: Study) -> Figure:
     return drawn
 
 
-def mismatch(weak: Study, strong: Study) -> Figure:
-    """What R3 leaves of the sampler's gap, and what R3 and TIS gain, against the size of the gap (k3), at N = 4."""
-    drawn, axes = panels(["k3 under R3", "difference to GRPO after four rollouts"], columns=2, height=3.8)
-    noises = [(one, noise) for one in (weak, strong) for noise in one.conditions if noise.startswith("N = 4")]
-    for one, noise in noises:
-        gap, left = (mean(one.select(arm, noise), "kl/sampler") for arm in ("GRPO", "GRPO+R3"))
-        if not gap > ROUNDING:
-            continue
-        axes[0].plot(gap, left, "o", color=INK, markersize=5)
-        near = {"xytext": (6, -8), "textcoords": "offset points", "fontsize": 8, "color": INK}
-        axes[0].annotate(noise.removeprefix("N = 4, "), (gap, left), **near)
-        for arm, shift in (("GRPO+R3", 0.94), ("GRPO+TIS", 1.06)):
-            effect, ink = difference(one, arm, noise), colour(strong.arms, arm)
-            axes[1].plot([gap * shift] * 2, [effect.low, effect.high], color=ink, linewidth=1.2)
-            axes[1].plot(gap * shift, effect.mean, "o", color=ink, markersize=5, label=arm)
-    axes[0].plot([1e-4, 2], [1e-4, 2], color=BATCH, linewidth=0.8)
+def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
+    """What R3 leaves of the sampler's gap (k3) against its size; and what the strongest doses of the choice alone cost,
+    and each remedy leaves of that, by the router that evaluates."""
+    titles = ["share of k3 that R3 leaves (%)", "accuracy less that of GRPO with the exact sampler"]
+    drawn, axes = panels(titles, columns=2, height=3.8)
+    gated = [(one, noise) for one in (weak, strong) for noise in one.conditions if noise.startswith("N = 4")]
+    alone = [
+        (choices, sampler)
+        for sampler in choices.conditions
+        if any(run.ended for run in choices.select("GRPO+R3", sampler))
+    ]
+    for told, ink, doses in (("gates and choice moved", BATCH, gated), ("choice alone", INK, alone)):
+        gaps = np.array(
+            [[mean(one.select(arm, dose), "kl/sampler") for arm in ("GRPO", "GRPO+R3")] for one, dose in doses]
+        )
+        gap, left = gaps[gaps[:, 0] > ROUNDING].T
+        axes[0].plot(gap, 100 * left / gap, "o", color=ink, markersize=5, label=told)
+    axes[0].set_xscale("log")
+    axes[0].set_xlabel("k3 between sampler and trainer under GRPO", fontsize=8.5, color=INK)
+    axes[0].legend(fontsize=8, frameon=False)
+    places = [(sampler, router) for _, sampler in alone for router in samplers.ROUTERS]
+    for number, arm in enumerate(choices.arms):
+        found = {tuple(one.labels[1:]): one.whole for one in samplers.cost(choices, arm)}
+        for x, place in enumerate(places):
+            d, at = found[place], x + 0.13 * (number - 2)
+            axes[1].plot([at, at], [d.low, d.high], color=colour(choices.arms, arm), linewidth=1.2)
+            axes[1].plot(at, d.mean, "o", color=colour(choices.arms, arm), markersize=5, label=arm if not x else None)
     axes[1].axhline(0, color=INK, linewidth=0.8)
-    handles = dict(zip(*reversed(axes[1].get_legend_handles_labels()), strict=True))
-    axes[1].legend(handles.values(), handles.keys(), fontsize=8, frameon=False)
-    axes[0].set_yscale("log")
-    for ax in axes:
-        ax.set_xscale("log")
-        ax.set_xlabel("k3 between sampler and trainer under GRPO", fontsize=8.5, color=INK)
+    told = [f"{sampler.partition(',')[0]},\n{router} router" for sampler, router in places]
+    axes[1].set_xticks(range(len(places)), told, fontsize=7.5)
+    axes[1].legend(fontsize=8, frameon=False)
     return drawn
 
 
@@ -128,7 +135,7 @@ def main() -> None:
                 name: kept.figure(study(folder, name)) for name in ("negatives", "negatives_rollouts", "negatives_runs")
             },
             "scaling": scaling(study(folder, "dose")),
-            "mismatch": mismatch(study(folder, "control"), study(folder, "strong")),
+            "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),
         }
         for stem, drawn in figures.items():
             drawn.savefig(RESULTS / f"{stem}.png")

@@ -14,10 +14,12 @@ interpolated between the doses that were run: an arm at that clip is matched on 
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy import stats
 
 from experiments.routing_replay.branches import by_seed, difference
 from experiments.routing_replay.table_parts import SAMPLED, Table, collapsed, command, interval, mean, start_to_end
@@ -123,6 +125,12 @@ def evaluated(study: Study) -> list[int]:
 
 def after(study: Study, arm: str, condition: str, rollouts: int) -> PairedDifference:
     """The difference to the baseline after so many rollouts of a branch; a branch that diverged before counts as 0."""
+    found = by_seed_after(study, arm, condition, rollouts)
+    return paired_difference(list(found.values()), np.zeros(len(found)))
+
+
+def by_seed_after(study: Study, arm: str, condition: str, rollouts: int) -> dict[str, float]:
+    """That difference of each trajectory, the mean over its states."""
 
     def found(arm: str) -> dict[tuple[str, str], float]:
         at = {}
@@ -134,9 +142,11 @@ def after(study: Study, arm: str, condition: str, rollouts: int) -> PairedDiffer
         return at
 
     ours, theirs = found(arm), found(study.baseline)
-    both = [state for state in theirs if state in ours]
-    seeds = [int(seed) for seed, _ in both]
-    return paired_difference([ours[state] for state in both], [theirs[state] for state in both], seeds)
+    own: dict[str, list[float]] = {}
+    for seed, state in theirs:
+        if (seed, state) in ours:
+            own.setdefault(seed, []).append(ours[seed, state] - theirs[seed, state])
+    return {seed: float(np.mean(values)) for seed, values in own.items()}
 
 
 def by_rollouts(study: Study) -> Table:
@@ -152,6 +162,37 @@ def by_rollouts(study: Study) -> Table:
                 against = dataclasses.replace(study, baseline=other)
                 found = [_told(after(against, arm, condition, step)) for step in steps]
                 rows.append([condition, f"{arm} less {other}", *found])
+    return rows
+
+
+def stopped(study: Study) -> Table:
+    """A header, and of CONTRASTS on each model, after every number of rollouts, the difference of a condition with a
+    stop less that of its sister without, by the seeds that both have."""
+    steps = evaluated(study)
+    rows = [["model", "arms", *(f"{step} rollout{'s' * (step > 1)}" for step in steps)]]
+    pairs = [(one, one.partition(", ")[0] + ", all updates") for one in study.conditions if "stopped" in one]
+    for (condition, whole), (arm, other) in itertools.product(pairs, CONTRASTS):
+        if not (study.select(arm, condition) and study.select(other, condition)):
+            continue
+        against = dataclasses.replace(study, baseline=other)
+        found = []
+        for step in steps:
+            with_stop, without = (by_seed_after(against, arm, one, step) for one in (condition, whole))
+            both = [seed for seed in with_stop if seed in without]
+            found.append(_told(paired_difference([with_stop[seed] for seed in both], [without[seed] for seed in both])))
+        rows.append([whole.partition(", ")[0], f"{arm} less {other}", *found])
+    return rows
+
+
+def ranked(study: Study) -> Table:
+    """Condition, number of doses, Spearman's correlation of the dose (its place from the tightest) with the gain."""
+    rows = []
+    for condition in study.conditions:
+        doses = [arm for arm in study.arms if arm.startswith(DOSE) and study.select(arm, condition)]
+        gains = [difference(study, arm, condition).mean for arm in doses]
+        if len(doses) > 2:
+            found = stats.spearmanr(range(len(doses)), gains)
+            rows.append([condition, str(len(doses)), f"{found.statistic:+.2f}"])
     return rows
 
 
@@ -238,20 +279,27 @@ def _along_kept(study: Study) -> Figure:
 
 
 def _along_rollouts(study: Study) -> Figure:
+    """A panel a condition, all on one scale."""
     steps = evaluated(study)
     title = f"sampled accuracy, less {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
+    means = {
+        (condition, arm): [after(study, arm, condition, step).mean for step in steps]
+        for condition in study.conditions
+        for arm in study.arms[1:]
+        if study.select(arm, condition)
+    }
+    every = np.array([0.0, *itertools.chain(*means.values())])
     for ax, condition in zip(axes, study.conditions, strict=True):
-        places = []
-        for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
-            means = [after(study, arm, condition, step).mean for step in steps]
-            ax.plot(steps, means, **line(study.arms, arm))
-            places.append((means[-1], arm, colour(study.arms, arm)))
+        own = {arm: values for (one, arm), values in means.items() if one == condition}
+        for arm, values in own.items():
+            ax.plot(steps, values, **line(study.arms, arm))
         ax.axhline(0, color=INK, linewidth=0.8)
+        ax.set_ylim(every.min() - 0.01, every.max() + 0.01)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel("rollouts", fontsize=8.5, color=INK)
-        label_ends(ax, places)
+        label_ends(ax, [(values[-1], arm, colour(study.arms, arm)) for arm, values in own.items()])
     return drawn
 
 

@@ -17,18 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from experiments.routing_replay import branches, dose, horizon, kept, pooled, quoted, rates, whole_runs
+from experiments.routing_replay import branches, dose, horizon, kept, pooled, quoted, rates, samplers, whole_runs
 from experiments.routing_replay.pooled import Pooled
-from experiments.routing_replay.table_parts import (
-    Table,
-    gain,
-    interval,
-    markdown,
-    mean,
-    same_states,
-    start_of,
-    unpacked,
-)
+from experiments.routing_replay.table_parts import Table, markdown, unpacked
 from jaxrl_llm.report.read import Study
 
 RESULTS = Path(__file__).with_name("results")
@@ -37,32 +28,6 @@ RESULTS = Path(__file__).with_name("results")
 def against_gspo(study: Study) -> Table:
     """The branches' table with GSPO as the baseline."""
     return branches.table(dataclasses.replace(study, baseline="GSPO"), second=16)
-
-
-def harm(strong: Study, exact: Study) -> Table:
-    """Noise; GRPO with it minus without, by trajectory: accuracy after 4 to 12 rollouts, and gain in four more.
-
-    Over the states that both have.
-    """
-    quiet = exact.select("GRPO", "N = 4, no noise")
-    return [
-        [
-            noise,
-            interval(same_states(strong.select("GRPO", noise), quiet, start_of, first=1)),
-            interval(same_states(strong.select("GRPO", noise), quiet, gain)),
-        ]
-        for noise in strong.conditions
-    ]
-
-
-def residual(study: Study) -> Table:
-    """Noise, k3 between sampler and trainer under GRPO and under R3, and the share that R3 leaves."""
-    rows = []
-    for noise in study.conditions:
-        gap, left = (mean(study.select(arm, noise), "kl/sampler") for arm in ("GRPO", "GRPO+R3"))
-        if gap > 1e-9:  # rounding
-            rows.append([noise, f"{gap:.2g}", f"{left:.2g}", f"{100 * left / gap:.0f} %"])
-    return rows
 
 
 @dataclass(frozen=True)
@@ -106,11 +71,16 @@ def _pooled(caption: str, labels: Sequence[str], sweeps: Sequence[str], make: Ca
 
 
 def _left(name: str, caption: str) -> Entry:
-    return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], residual, [name])
+    return Entry(name, caption, ["noise", "k3, GRPO", "k3, GRPO+R3", "left"], samplers.residual, [name])
 
 
 def _headed(name: str, caption: str, make: Callable[[Study], Table]) -> Entry:
     return Entry(name, caption, (), make, [name])
+
+
+def _by_cut(name: str, caption: str) -> Entry:
+    columns = ["model, rate", "arm", "trajectories", *KEPT, "difference", "detectable"]
+    return Entry(name, f"{caption} Intervals over trajectories, not corrected.", columns, kept.table, [name])
 
 
 def _apart(name: str) -> Entry:
@@ -234,8 +204,6 @@ TABLES: Sequence[Entry] = (
     ),
     Entry("tight", "One rollout.", [*BRANCHED, *_batches(16)], partial(branches.table, second=16), ["tight"]),
     Entry("tight", "The same, differences to GSPO.", [*BRANCHED, *_batches(16)], against_gspo, ["tight"]),
-    Entry("precise", "One rollout; this sweep alone.", BRANCHED, branches.table, ["precise"]),
-    Entry("confirm", "One rollout; this sweep alone.", BRANCHED, branches.table, ["confirm"]),
     Entry("predict", "Three rollouts.", [*BRANCHED, *_batches(5)], partial(branches.table, second=5), ["predict"]),
     _numbers("predict", quoted.predict),
     _headed(
@@ -263,11 +231,32 @@ TABLES: Sequence[Entry] = (
         "The cost of the noise: GRPO with it minus GRPO without, by trajectory on seeds 0 to 4, in the accuracy of the "
         "states after 4 to 12 rollouts and in the gain of four more.",
         ["noise", "states", "gain"],
-        harm,
+        samplers.harm,
         ["strong", "control"],
     ),
     _left("strong", "What R3 leaves of the gap between sampler and trainer."),
     _numbers("strong", quoted.strong),
+    Entry(
+        "choices",
+        "Samplers that choose other experts, 60 rollouts, N = 4 at 1e-4: experts and k3 between sampler and trainer "
+        "over the run (what a remedy leaves of GRPO's), and accuracy at the end by the exact or the sampler's router.",
+        ["sampler", "arm", "seeds", "experts that differ", "k3", "exact router", "the sampler's"],
+        samplers.gaps,
+        ["choices"],
+    ),
+    _pooled(
+        "Whole runs: GRPO with each sampler less GRPO with the exact one, by the router that evaluates (`choices`); "
+        "the batches are halves of one sweep. The scale is what a run of GRPO with the exact sampler gains.",
+        ["a run of GRPO gains", "sampler", "router"],
+        ["choices"],
+        samplers.cost,
+    ),
+    _pooled(
+        "The same: every remedy less GRPO with the same sampler.",
+        ["sampler", "router", "arm"],
+        ["choices"],
+        samplers.won_back,
+    ),
     Entry(
         "dose",
         "GRPO's rollouts measured without replay, and one rollout of R2 against one of GRPO from 50 shared states "
@@ -325,14 +314,10 @@ TABLES: Sequence[Entry] = (
         ["horizon"],
     ),
     _numbers("horizon", quoted.horizon),
-    Entry(
+    _by_cut(
         "negatives",
         "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
-        "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout. Intervals over "
-        "trajectories, not corrected.",
-        ["model, rate", "arm", "trajectories", *KEPT, "difference", "detectable"],
-        kept.table,
-        ["negatives"],
+        "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout.",
     ),
     Entry(
         "negatives",
@@ -358,6 +343,11 @@ TABLES: Sequence[Entry] = (
         "negatives_rollouts",
         "Branches of 16 rollouts at 4e-4, ten trajectories: differences in sampled accuracy on the way, not corrected.",
         kept.by_rollouts,
+    ),
+    _headed(
+        "negatives_rollouts",
+        "The same with updates stopped at KL 0.05 to the old policy in each rollout, less without the stop, by seed.",
+        kept.stopped,
     ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))

@@ -62,6 +62,10 @@ WORKLOADS = {
     "30b-v5p-8": Workload("qwen3-30b-a3b", "v5p:2x2x2", (1, 8, 1, 1), rows=64, micro_batch_rows=8),
     "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
     "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=8, micro_batch_rows=8),
+    **{  # as many tokens a GPU on more nodes
+        f"30b-h100-{n}": Workload("qwen3-30b-a3b", f"h100:{n}", (1, n // 8, 8, 1), rows=n, micro_batch_rows=n)
+        for n in (64, 256, 1024)
+    },
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=4),
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
@@ -83,6 +87,7 @@ def settings_of(workload: Workload, layers: int | None = None, rollout_mesh: tup
         config.rollout.max_new_tokens = workload.answer
         config.rollout.dtype = "bfloat16"
         config.rollout.mesh_shape = rollout_mesh
+        config.warm_start.batch_size = max(config.warm_start.batch_size, workload.rows)  # rows for every device
         config.updates.minibatches = 1
         config.updates.epochs = 2
         config.updates.micro_batch_rows = workload.micro_batch_rows

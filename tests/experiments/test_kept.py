@@ -7,6 +7,8 @@ import pytest
 from experiments.routing_replay import kept
 from tests.reference.synthetic_runs import study_of
 
+CUT_TO_GSPO = "GRPO, negatives cut less GSPO"
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
@@ -65,7 +67,7 @@ def test_contrasts_and_the_two_models(tmp_path):
             trajectories["", f"{model}, lr 1", seed] = rows
     study = study_of(tmp_path, trajectories)
     mixture, dense = kept.contrasts(study)
-    assert mixture[:4] == ["mixture, lr 1", "GRPO, negatives cut less GSPO", "5", "+0.100 [+0.100, +0.100]"]
+    assert mixture[:4] == ["mixture, lr 1", CUT_TO_GSPO, "5", "+0.100 [+0.100, +0.100]"]
     assert dense[3].startswith("+0.120 [+0.10")
     same, apart = kept.apart(study)
     assert same[:4] == ["dense, lr 1", "GSPO", "5", "+0.000 [+0.000, +0.000]"]
@@ -94,7 +96,7 @@ def test_whole_runs(tmp_path):
     study = study_of(tmp_path, runs)
     header, row = kept.along(study)
     assert header[2:] == ["2", "3 to 4", "5 to 8", "9 to 16", "17 to 30"]
-    assert row[1:5] == ["GRPO, negatives cut less GSPO", *["+0.100 [+0.100, +0.100]"] * 2, "+0.000 [+0.000, +0.000]"]
+    assert row[1:5] == [CUT_TO_GSPO, *["+0.100 [+0.100, +0.100]"] * 2, "+0.000 [+0.000, +0.000]"]
     assert row[5].startswith("+0.100")  # (4 * 0 + 0.5) / 5
     assert row[6].startswith("-0.080")  # (4 * -0.2 + 0.4) / 5
     grpo, _, cut = kept.ends(study)
@@ -102,3 +104,26 @@ def test_whole_runs(tmp_path):
     assert cut[4:7] == ["0.100", "0.400", "-0.100 [-0.100, -0.100]"]
     (panel,) = kept.figure(study).axes
     assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}
+
+
+def test_a_stop_is_set_against_the_same_seeds_without_it(tmp_path):
+    """Five trajectories: cutting A < 0 is 0.2 above GSPO after one rollout and 0.1 below after two; stopped, equal."""
+    trajectories = {}
+    for condition, leads in (("all updates", (0.2, -0.1)), ("stopped at KL 0.05", (0.0, 0.0))):
+        for seed in range(5):
+            rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
+            for arm, more in (("GRPO", (0.0, 0.0)), ("GSPO", (0.0, 0.0)), ("GRPO, negatives cut", leads)):
+                rows += [
+                    {"state": 1, "arm": arm, "step": step, "eval/pass_at_1": 0.5 + more[step - 1]} for step in (1, 2)
+                ]
+            trajectories["", f"dense, {condition}", seed] = rows
+    header, row = kept.stopped(study_of(tmp_path, trajectories))
+    assert header == ["model", "arms", "1 rollout", "2 rollouts"]
+    assert row == ["dense", CUT_TO_GSPO, "-0.200 [-0.200, -0.200]", "+0.100 [+0.100, +0.100]"]
+
+
+def test_doses_are_ranked_with_their_gain(tmp_path):
+    rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
+    gains = {"GRPO": 0.0, "GSPO": 9.0, "dual clip 1.01": 0.3, "dual clip 1.1": 0.1, "dual clip off": 0.2}
+    rows += [{"state": 1, "arm": arm, "step": 1, "eval/pass_at_1": 0.5 + gain} for arm, gain in gains.items()]
+    assert kept.ranked(study_of(tmp_path, {("", "dense", 0): rows})) == [["dense", "3", "-0.50"]]
