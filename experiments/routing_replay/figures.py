@@ -132,7 +132,8 @@ def main() -> None:
             "forest": forest(sweeps),
             "finding": finding(sweeps),
             **{
-                name: kept.figure(study(folder, name)) for name in ("negatives", "negatives_rollouts", "negatives_runs")
+                name: kept.figure(study(folder, name))
+                for name in ("negatives", "negatives_dose", "negatives_rollouts", "negatives_runs")
             },
             "scaling": scaling(study(folder, "dose")),
             "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),

@@ -349,6 +349,14 @@ TABLES: Sequence[Entry] = (
         "The same with updates stopped at KL 0.05 to the old policy in each rollout, less without the stop, by seed.",
         kept.stopped,
     ),
+    _by_cut("negatives_dose", "One rollout at 4e-4 by the dual clip, which bounds the ratio of A < 0 alone."),
+    Entry(
+        "negatives_dose",
+        "The rank correlation of the doses, from the tightest, with their mean differences.",
+        ["model, rate", "doses", "rank correlation"],
+        kept.ranked,
+        ["negatives_dose"],
+    ),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
 ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name
