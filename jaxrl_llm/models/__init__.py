@@ -12,7 +12,7 @@ from jaxrl_llm.models.checkpoints.published import Published, fingerprint, read_
 from jaxrl_llm.models.checkpoints.upcycling import upcycled
 from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.models.experts.moe import load_balance_loss
-from jaxrl_llm.models.routing import EXACT, Router, Routing, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.transformer import Model, ModelOutput
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Routing",
     "choose_attention",
     "complete_fields",
+    "experts_of",
     "fingerprint",
     "is_recorded",
     "kv_cache",

@@ -97,6 +97,14 @@ def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
     return experts[..., 0] != no_record(experts)
 
 
+def experts_of(logits: Float[Array, "l b t e"], num_chosen: int) -> Integer[Array, "l b t k"]:
+    """The top k of the logits of all layers.
+
+    Rows come first in the product, so that each device keeps its own: with layers before them XLA gathers all logits.
+    """
+    return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(logits, 0, 1), num_chosen)[1], 0, 1)
+
+
 def select_experts(
     fresh_logits: Float[Array, "*n e"],
     num_chosen: int,

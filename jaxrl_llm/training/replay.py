@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.declared import Block, declared
-from jaxrl_llm.models import ModelConfig, Routing, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models import ModelConfig, Routing, experts_of, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.scoring import following
 
 
@@ -75,7 +75,7 @@ def by_router(routing: Routing) -> Routing:
     """The experts chosen by the router, the top k of its logits; the recorded ones if there are no logits."""
     if routing.logits is None:
         return routing
-    experts = jax.lax.top_k(routing.logits, routing.experts.shape[-1])[1]
+    experts = experts_of(routing.logits, routing.experts.shape[-1])
     recorded = is_recorded(routing.experts)[..., None]
     return Routing(jnp.where(recorded, experts.astype(routing.experts.dtype), no_record(routing.experts)))
 

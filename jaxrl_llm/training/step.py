@@ -18,7 +18,7 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, Routing, load_balance_loss, scoring, time_multiple
+from jaxrl_llm.models import Model, Routing, experts_of, load_balance_loss, scoring, time_multiple
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
@@ -227,7 +227,7 @@ class Learner:
         totals = {name: total for name, (total, _) in terms.items()}
         if self.aux_coef and out.routing is not None:
             logits: Any = out.routing.logits  # whatever is replayed, the experts chosen by the router are balanced
-            chosen = jax.lax.top_k(logits, self.model.config.num_experts_per_tok)[1]
+            chosen = experts_of(logits, self.model.config.num_experts_per_tok)
             totals["aux"] = self.aux_coef * load_balance_loss(logits, chosen, micro.loss_mask, *sequences)[0]
         if micro.old_logprobs is None and micro.sampler_logprobs is not None:  # this forward is pi_old
             metrics |= sampler_against_old(micro, out.logprobs, out.routing)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.models import Routing
+from jaxrl_llm.models import Routing, experts_of
 from jaxrl_llm.models.routing import EXACT, Router, is_recorded, no_record, routing_dtype, select_experts
 from tests.reference import transformer_numpy
 
@@ -63,6 +63,12 @@ def test_the_narrowest_type_keeps_its_maximum_free(num_experts, dtype):
     largest = jnp.array([[num_experts - 1]], routing_dtype(num_experts))
     assert is_recorded(largest)
     assert not is_recorded(jnp.full_like(largest, no_record(largest)))
+
+
+def test_the_experts_of_all_layers_are_those_of_each():
+    logits = jax.random.normal(jax.random.key(0), (3, 2, 5, 8))
+    each = [jax.lax.top_k(layer, 2)[1] for layer in logits]
+    np.testing.assert_array_equal(experts_of(logits, 2), jnp.stack(each))
 
 
 def test_padding_has_no_record(tiny, params_of, forward, batch):

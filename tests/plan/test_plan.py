@@ -1,12 +1,17 @@
 """The plan of a config: what it prints and refuses, and on a TPU's compiler that no dense form has come back."""
 
+import functools
 import importlib.util
 import json
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import experts_of
 from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, topology_devices
 from jaxrl_llm.plan.cost import Cost
@@ -138,6 +143,18 @@ def test_two_slices(tmp_path):
     assert "all-gather" in rows[("fsdp",), "2 ICI links"]
     assert not any("all-gather" in kinds for (_, link), kinds in rows.items() if link == "DCN")
     assert "the compiler's messages: " in printed.splitlines()[-1]
+
+
+@needs_cuda
+def test_the_experts_that_a_router_chose_stay_on_their_devices():
+    """Of the logits of all layers, rows over four GPUs; a top k over [l b t e] gathers them."""
+    _, devices = topology_devices("h100:4")
+    mesh = sharding.make_mesh((1, 2, 2, 1), devices)
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("fsdp", "expert")))
+    logits = jax.ShapeDtypeStruct((2, 8, 64, 16), jnp.float32, sharding=where)
+    chosen = functools.partial(experts_of, num_chosen=2)
+    compiled = jax.jit(chosen, out_shardings=where).lower(logits).compile()
+    assert "all-gather" not in compiled.as_text()
 
 
 @needs_cuda

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread, pad_time
+from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread
 
 _BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
 _LARGEST = 512  # block that the splash kernel is given
@@ -66,20 +66,19 @@ def _cudnn(
 
     Causality is a flag, so that blocks above the diagonal are not computed; segments are a mask [b 1 t t] in memory.
     Where time is spread no flag fits a part of the queries: the mask says both, and 1.5 times as many pairs are
-    computed.
+    computed. Every device is given its own rows: left to the partitioner, each would hold the masks of all.
     """
     kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+
+    def whole(_: Place, q: Array, k: Array, v: Array, ids: Array) -> Array:
+        same = ids[:, None, :, None] == ids[:, None, None, :]
+        return kernel(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask=same, is_causal=True)
 
     def masked(q: Array, k: Array, v: Array, visible: Array) -> Array:
         return kernel(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask=visible[:, None])
 
-    if sharding.shards(axes[1], mesh) > 1:
-        return attend_spread(attend_halves(masked), queries, keys, values, segment_ids, axes, mesh, multiple=2)
-    time = queries.shape[1]
-    queries, keys, values, segment_ids = pad_time(queries, keys, values, segment_ids, 2)
-    same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
-    return kernel(queries, keys, values, mask=same, is_causal=True)[:, :time]
+    local = attend_halves(masked) if sharding.shards(axes[1], mesh) > 1 else whole
+    return attend_spread(local, queries, keys, values, segment_ids, axes, mesh, multiple=2)
 
 
 def _splash(
