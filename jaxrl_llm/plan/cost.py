@@ -37,6 +37,8 @@ _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "opt-barrier", "add-dependency", "get-dimension-size", "iota", "rng-get-and-update-state",
 }  # fmt: skip
+# XLA:TPU lets a collective go on beside other work, in fusions that each name it; the one that starts it counts.
+_STEP = "async_collective_fusion"
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written into the first
 
 
@@ -111,7 +113,7 @@ class _Reader:
         return _summed(called)
 
     def _own(self, inside: Computation, i: Instruction) -> Cost:
-        if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
+        if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")) or "async-collective-done" in i.name:
             return Cost()
         read = [shape for name in i.operands for shape in inside.by_name[name].shapes]
         moved = _in_memory(read) + _in_memory(i.shapes)
@@ -139,13 +141,13 @@ class _Reader:
 
     def _fused(self, fusion: Instruction, body: Computation) -> Cost:
         """What a fusion computes and sends; it moves only what crosses its edge."""
-        cost = Cost()
+        cost, later = Cost(), _STEP in body.name
         for i in body.instructions:
             cost += Cost(flops_of(body, i) or 0.0)
             if i.opcode == "fusion":
                 cost += self._fused(i, self.module.computations[i.called[0]])
             kind = i.opcode.removesuffix("-start")
-            if kind in _COLLECTIVES:
+            if kind in _COLLECTIVES and not later:
                 # XLA:TPU fuses an all-reduce with the slice that a device keeps of it.
                 scattered = "all-reduce-scatter" in body.name + fusion.name
                 cost += self._collective(body, i, "reduce-scatter" if scattered else kind)
@@ -180,6 +182,8 @@ def _read(body: Computation, parameter: Instruction, given: Instruction) -> floa
     while pending:
         at = pending.pop()
         for user in body.users[at.name]:
+            if _STEP in body.name and (user is body.root or user.opcode in _COLLECTIVES):
+                continue  # handed on
             if user.opcode in ("bitcast", "reshape"):
                 pending.append(user)
             elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
@@ -195,6 +199,8 @@ def _written(body: Computation, i: Instruction) -> float:
     written = 0.0
     for part, shape in zip(roots, i.shapes, strict=False):
         part = _behind(body, part)
+        if _STEP in body.name and (part.opcode == "parameter" or part.opcode in _COLLECTIVES):
+            continue
         into = _behind(body, body.by_name[part.operands[0]]) if part.operands else part
         whole = part.opcode == "scatter" and into.opcode != "parameter"  # into an array that the fusion makes itself
         if part.opcode in _IN_PLACE and not whole and not shape.fast:

@@ -236,6 +236,52 @@ ENTRY %main (a: f32[4,8]) -> token[] {
     assert between_slices(module.entry.by_name["a"]) == ""
 
 
+def test_a_collective_beside_other_work_is_counted_where_it_starts():
+    """XLA:TPU names the all-gather in the fusion that starts it, in each that computes beside it and in the one that
+    ends it: two devices send 64 bytes once; the product beside it moves its own 3 x 64."""
+    text = """HloModule m
+
+%start (p: f32[4,4]) -> (f32[4,4], f32[8,4]) {
+  %p = f32[4,4]{1,0} parameter(0)
+  %g = f32[8,4]{1,0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}
+  ROOT %t = (f32[4,4]{1,0}, f32[8,4]{1,0}) tuple(%p, %g)
+}
+
+%async_collective_fusion.1 (p: f32[4,4], q: f32[8,4], a: f32[4,4], b: f32[4,4]) -> (f32[4,4], f32[4,4], f32[8,4]) {
+  %a = f32[4,4]{1,0} parameter(2)
+  %b = f32[4,4]{1,0} parameter(3)
+  %m = f32[4,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %p = f32[4,4]{1,0} parameter(0)
+  %q = f32[8,4]{1,0} parameter(1)
+  %g = f32[8,4]{1,0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}
+  ROOT %t = (f32[4,4]{1,0}, f32[4,4]{1,0}, f32[8,4]{1,0}) tuple(%m, %p, %g)
+}
+
+%done (p: f32[4,4], q: f32[8,4]) -> f32[8,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  %q = f32[8,4]{1,0} parameter(1)
+  ROOT %g = f32[8,4]{1,0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}
+}
+
+ENTRY %main (x: f32[4,4], a: f32[4,4], b: f32[4,4]) -> f32[8,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  %a = f32[4,4]{1,0} parameter(1)
+  %b = f32[4,4]{1,0} parameter(2)
+  %async-collective-start = (f32[4,4]{1,0}, f32[8,4]{1,0}) fusion(%x), kind=kCustom, calls=%start
+  %s = f32[4,4]{1,0} get-tuple-element(%async-collective-start), index=0
+  %r = f32[8,4]{1,0} get-tuple-element(%async-collective-start), index=1
+  %beside = (f32[4,4]{1,0}, f32[4,4]{1,0}, f32[8,4]{1,0}) fusion(%s, %r, %a, %b), kind=kCustom, calls=%async_collective_fusion.1
+  %s2 = f32[4,4]{1,0} get-tuple-element(%beside), index=1
+  %r2 = f32[8,4]{1,0} get-tuple-element(%beside), index=2
+  ROOT %async-collective-done = f32[8,4]{1,0} fusion(%s2, %r2), kind=kCustom, calls=%done
+}
+"""  # noqa: E501
+    cost = measure(parse(text), 2)[0]
+    assert cost.exchanges == {("all-gather", ((0, 1),)): (1.0, 64.0)}
+    assert cost.flops == 2 * 4**3
+    assert cost.bytes == (64 + 64 + 128) + 3 * 64
+
+
 def test_memory_on_the_chip_takes_no_bandwidth():
     text = """HloModule m
 
