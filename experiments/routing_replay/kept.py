@@ -191,8 +191,8 @@ def ranked(study: Study) -> Table:
         doses = [arm for arm in study.arms if arm.startswith(DOSE) and study.select(arm, condition)]
         gains = [difference(study, arm, condition).mean for arm in doses]
         if len(doses) > 2:
-            found = stats.spearmanr(range(len(doses)), gains)
-            rows.append([condition, str(len(doses)), f"{found.statistic:+.2f}"])
+            rank: float = stats.spearmanr(range(len(doses)), gains)[0]  # pyright: ignore
+            rows.append([condition, str(len(doses)), f"{rank:+.2f}"])
     return rows
 
 

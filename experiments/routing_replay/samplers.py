@@ -109,4 +109,4 @@ def _paired(labels: Sequence[str], ours: Mapping[str, float], theirs: Mapping[st
 
 
 if __name__ == "__main__":
-    command(lambda study, _: [gaps(study), pooled.table(cost(study)), pooled.table(won_back(study))], lambda _: None)
+    command(lambda study, _: [gaps(study), pooled.table(cost(study)), pooled.table(won_back(study))])

@@ -124,18 +124,19 @@ def unpacked(archive: Path, name: str, folder: Path) -> Study:
 
 def command(
     tables: Callable[[Study, argparse.Namespace], Iterable[Table]],
-    figure: Callable[[Study], Figure],
+    figure: Callable[[Study], Figure] | None = None,
     parser: argparse.ArgumentParser | None = None,
 ) -> None:
     """DIR [--figure OUT.png] [--pack OUT.tar.xz] and the options of `parser`: prints the tables of the sweep in DIR."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
-    parser.add_argument("--figure", type=Path)
+    if figure is not None:
+        parser.add_argument("--figure", type=Path)
     parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
     study = load(given.dir)
     print("\n".join(markdown(table) for table in tables(study, given)), end="")
-    if given.figure:
+    if figure is not None and given.figure:
         figure(study).savefig(given.figure)
     if given.pack:
         pack(given.dir, given.pack, "branches.jsonl" if study.branching else "metrics.jsonl")
