@@ -108,5 +108,9 @@ def _paired(labels: Sequence[str], ours: Mapping[str, float], theirs: Mapping[st
     return pooled.pooled(labels, {half: np.array(own) for half, own in halves.items()})
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(lambda study, _: [gaps(study), pooled.table(cost(study)), pooled.table(won_back(study))])
+
+
+if __name__ == "__main__":
+    main()
