@@ -67,6 +67,20 @@ def test_cudnn_sees_an_even_number_of_tokens(monkeypatch, problem, time):
     assert_close(found, expected)
 
 
+def test_cudnn_on_a_mesh_equals_plain_attention(monkeypatch, problem, expected):
+    """Rows over two devices and heads over two; XLA stands in for the kernel."""
+    XLA = jax.nn.dot_product_attention
+
+    def stand_in(*arrays, mask, is_causal, implementation):
+        assert (implementation, mask.shape[0]) == ("cudnn", problem[0].shape[0] // 2)
+        return XLA(*arrays, mask=mask, is_causal=is_causal)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(sharding, "platform", lambda mesh: "gpu")
+    mesh = sharding.make_mesh((2, 1, 1, 2))
+    assert_close(value_and_gradients(lambda *x: flash.flash_attention(*x, mesh=mesh), problem), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_splash_in_bfloat16(problem):

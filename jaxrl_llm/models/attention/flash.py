@@ -66,7 +66,7 @@ def _cudnn(
 
     Causality is a flag, so that blocks above the diagonal are not computed; segments are a mask [b 1 t t] in memory.
     Where time is spread no flag fits a part of the queries: the mask says both, and 1.5 times as many pairs are
-    computed. Every device is given its own rows: left to the partitioner, each would hold the masks of all.
+    computed.
     """
     kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
 
