@@ -8,7 +8,8 @@ condition; the whole goes on in its DIR. The largest size, which the others pred
 the prediction can stand before it is run.
 
 From each state of a trajectory the arms take one rollout with the updates that it takes to drift so far (KL to old), up
-to 128. The samplers differ from the trainer in float32 as real ones do, with R3 and without.
+to 128; the farthest has a rate of its own, since clipped updates at the other's stop short of it. The samplers differ
+from the trainer in float32 as real ones do, with R3 and without. One trajectory of every size comes before a second.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,25 +20,28 @@ from experiments.routing_replay.sweep import BRANCHED, CONFIG, seeds
 from experiments.routing_replay.variants import Variants, variant_of
 from jaxrl_llm.sweep import Branching, Sweep, chain, product
 
-DRIFTS = (0.005, 0.02, 0.1)
+DRIFTS = {0.005: 1e-4, 0.02: 1e-4, 0.1: 4e-4}  # KL to old, and the learning rate that goes so far
 LAYERS = (4, 8, 16, 32)
 EXPERTS = ((16, 4), (32, 4), (64, 8), (64, 2), (128, 8))  # and those that a token uses
 BALANCE = (0.0, 1e-2)
 LARGEST = (32, 128, 8)
 # A deeper model needs a longer warm start; all stop at one accuracy.
 EQUAL = {"warm_start.steps": 2000, "warm_start.target_pass_rate": 0.7}
-UPDATES = {"updates.minibatches": 32, "updates.epochs": 4, "optimizer.learning_rate": 4e-4}
+UPDATES = {"updates.minibatches": 32, "updates.epochs": 4}
 
 
-def arms(drifts: Sequence[float]) -> list[dict[str, Any]]:
-    """One arm a drift, and at the smallest the samplers."""
-    least = {"updates.stop_at_kl": drifts[0]}
-    samplers = [
-        {"arm": f"{dtype}{' + R3' if replay == 'R3' else ''}", "rollout.dtype": dtype, "replay.mode": replay, **least}
-        for dtype in ("bfloat16", "float8_e4m3")
-        for replay in ("off", "R3")
+def arms() -> list[dict[str, Any]]:
+    """One arm a drift, the smallest first, and at that the samplers."""
+    stops = [
+        {"arm": f"KL {drift:g}", "updates.stop_at_kl": drift, "optimizer.learning_rate": rate}
+        for drift, rate in DRIFTS.items()
     ]
-    return chain([{"arm": f"KL {drift:g}", "updates.stop_at_kl": drift} for drift in drifts], samplers)
+    samplers = [
+        {**stops[0], "arm": f"{dtype}{told}", "rollout.dtype": dtype, "replay.mode": replay}
+        for dtype in ("bfloat16", "float8_e4m3")
+        for replay, told in (("off", ""), ("R3", " + R3"))
+    ]
+    return chain(stops, samplers)
 
 
 def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = BALANCE) -> Sweep:
@@ -53,9 +57,8 @@ def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = B
         for coefficient in balance
     ]
     shared = {**BRANCHED, **EQUAL, **UPDATES, "steps": 5, "log.diagnostics_every": 1}
-    runs = product(arms(DRIFTS), conditions, [shared], seeds(700, 5))
-    branching = Branching(first=1, every=2)
-    return Sweep("", runs, baseline=f"KL {DRIFTS[0]:g}", config=CONFIG, minutes=4, branching=branching)
+    runs = product(seeds(700, 5), conditions, arms(), [shared])
+    return Sweep("", runs, baseline=runs[0]["arm"], config=CONFIG, minutes=4, branching=Branching(first=1, every=2))
 
 
 def smoke() -> Sweep:
