@@ -3,7 +3,7 @@
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
 
 A run is the planned one if its config.json holds the planned config hash. It is finished if its DIR holds result.json
-and every planned step, or if it diverged. DIR/sweep.json records the plan for the report.
+and every planned step, or if it diverged. DIR/sweep.json records the plan for the report; parts of a sweep may share a DIR.
 """
 
 import argparse
@@ -178,7 +178,8 @@ def _finished(folder: Path, config_hash: str, steps: int) -> bool:
 
 
 def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str, int]]) -> None:
-    from jaxrl_llm.records.run_log import write_json
+    """The plan, with the runs that other parts of it, in this DIR before, have begun."""
+    from jaxrl_llm.records.run_log import read_json, write_json
 
     rows = [
         {"folder": run.folder, "arm": arm, "condition": run.condition, "seed": run.seed, "config": run.config}
@@ -189,7 +190,12 @@ def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str,
     plan = {"question": sweep.question, "baseline": sweep.baseline, "pairs": "runs of one condition and seed"}
     if sweep.branching is not None:
         plan |= {"branching": sweep.branching.numbers(), "pairs": "branches from one state of a trajectory (seed)"}
-    write_json(workdir / "sweep.json", plan | {"runs": rows})
+    path = workdir / "sweep.json"
+    before = read_json(path) or {}
+    if all(before.get(name) == plan.get(name) for name in ("baseline", "branching")):
+        begun = [row for row in before["runs"] if (workdir / row["folder"] / "config.json").exists()]
+        rows = [row for row in begun if row["folder"] not in identities] + rows
+    write_json(path, plan | {"runs": rows})
 
 
 def _keep_changes(workdir: Path) -> None:

@@ -86,12 +86,8 @@ def whole(workdir, name, steps=4):
 def test_combinators():
     arms = chain([{"arm": "A"}], each("arm", ["B", "C"]))
     assert arms == [{"arm": "A"}, {"arm": "B"}, {"arm": "C"}]
-    assert product(arms[:2], each("seed", range(2))) == [
-        {"arm": "A", "seed": 0},
-        {"arm": "A", "seed": 1},
-        {"arm": "B", "seed": 0},
-        {"arm": "B", "seed": 1},
-    ]
+    runs = product(arms[:2], each("seed", range(2)))
+    assert [(run["arm"], run["seed"]) for run in runs] == [("A", 0), ("A", 1), ("B", 0), ("B", 1)]
     assert zipped(each("a.b", [1, 2]), each("c", "xy")) == [{"a.b": 1, "c": "x"}, {"a.b": 2, "c": "y"}]
     assert product() == [{}]
     assert product(arms, []) == []
@@ -153,6 +149,10 @@ def test_a_sweep_runs_skips_and_goes_on(tmp_path, environment, capsys):
     assert main(arguments, PROGRAM) == 0
     assert "4 runs, 1 finished, 3 to do" in capsys.readouterr().out
     assert starts(workdir) == {"A/0": 2, "B/0": 1, "A/1": 1, "B/1": 1}
+    # A part again: the plan keeps what the whole has begun.
+    sweep_file(tmp_path, seeds=1)
+    assert main(arguments, PROGRAM) == 0
+    assert {run["folder"] for run in read_json(workdir / "sweep.json")["runs"]} == starts(workdir).keys()
 
 
 def test_a_checkout_with_changes_is_flagged_and_its_changes_are_kept(tmp_path, monkeypatch, capsys):
