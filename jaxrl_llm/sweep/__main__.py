@@ -3,7 +3,7 @@
     python -m jaxrl_llm.sweep --sweep experiments/routing_replay/sweep.py:quick --workdir runs/quick
 
 A run is the planned one if its config.json holds the planned config hash. It is finished if its DIR holds result.json
-and every planned step, or if it diverged. DIR/sweep.json records the plan for the report; parts of a sweep may share a DIR.
+and every planned step, or if it diverged. DIR/sweep.json records the plan for the report; parts may share a DIR.
 """
 
 import argparse
