@@ -22,9 +22,11 @@ from matplotlib.figure import Figure
 from experiments.routing_replay.sizes import LARGEST
 from experiments.routing_replay.table_parts import Table, markdown, mean, pack, share_of_variance
 from jaxrl_llm.report.read import Run, Study, load
+from jaxrl_llm.report.statistics import paired_difference
 from jaxrl_llm.report.style import INK, colour, panels
 
 DRAWS = 1000
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 NAMES = ("constant", "log layers", "log chosen / experts", "log KL")
 
 
@@ -42,17 +44,22 @@ class Point:
     above: float  # share of tokens with |log r| > ln 2; of |routing part| > ln 2
     above_routing: float
     aim: str = ""  # the arm, which stopped at a drift
+    balance: float = 0.0  # coefficient of the load-balance loss
 
     @property
     def size(self) -> tuple[int, int, int]:
         return self.layers, self.experts, self.chosen
 
     @property
+    def part(self) -> float:
+        return self.chosen / self.experts
+
+    @property
     def row(self) -> list[float]:
         return row_of(*self.size, self.drift)
 
 
-def row_of(layers: int, experts: int, chosen: int, drift: float) -> list[float]:
+def row_of(layers: int, experts: float, chosen: float, drift: float) -> list[float]:
     """The terms of the line."""
     return [1.0, float(np.log(layers)), float(np.log(chosen / experts)), float(np.log(drift))]
 
@@ -66,9 +73,9 @@ def point_of(runs: Sequence[Run], setting: str) -> Point | None:
     share = share_of_variance(runs)[0]
     if not share > 0:
         return None
-    sizes: list[int] = []
+    sizes, config = [], runs[0].record.get("config", {})
     for name in ("num_hidden_layers", "num_experts", "num_experts_per_tok"):
-        value = runs[0].record.get("config", {}).get("model", {}).get(name)
+        value = config.get("model", {}).get(name)
         if not value:
             raise ValueError(f"config.json of {runs[0].workdir} does not hold model.{name}; set it in the run's config")
         sizes.append(int(value))
@@ -79,7 +86,8 @@ def point_of(runs: Sequence[Run], setting: str) -> Point | None:
     flips, above, above_routing = (
         mean(runs, f"routing/{name}") for name in ("flips_fresh", "log_ratio_above_ln2", "part_above_ln2")
     )
-    return Point(setting, layers, experts, chosen, drift, share, flips, above, above_routing)
+    balance = float(config.get("updates", {}).get("aux_coef") or 0)
+    return Point(setting, layers, experts, chosen, drift, share, flips, above, above_routing, balance=balance)
 
 
 def points(study: Study) -> tuple[list[Point], int]:
@@ -107,7 +115,7 @@ class Fit:
         low, high = np.percentile(self.drawn[:, term], (2.5, 97.5))
         return float(low), float(high)
 
-    def predict(self, layers: int, experts: int, chosen: int, drift: float) -> tuple[float, float, float]:
+    def predict(self, layers: int, experts: float, chosen: float, drift: float) -> tuple[float, float, float]:
         """The share of a size at a drift, and its 95 % interval for a new setting."""
         row = np.array(row_of(layers, experts, chosen, drift))
         logs = (self.drawn @ row)[:, None] + self.scatter
@@ -155,14 +163,40 @@ def measured(found: Sequence[Point]) -> Table:
     return rows
 
 
+def balanced(found: Sequence[Point]) -> Table:
+    """Of every drift the factor of the load-balance loss on the share: geometric mean over sizes with a t interval."""
+    rows = [["KL to old", "sizes", "share with the loss over that without"]]
+    coefficients = sorted({point.balance for point in found})
+    for aim in dict.fromkeys(point.aim for point in found):
+        logs: dict[tuple[int, int, int], list[list[float]]] = {}
+        for point in found:
+            if point.aim == aim:
+                of_size = logs.setdefault(point.size, [[] for _ in coefficients])
+                of_size[coefficients.index(point.balance)].append(float(np.log(point.share)))
+        both = [(np.mean(one[-1]), np.mean(one[0])) for one in logs.values() if len(one) > 1 and all(one)]
+        if len(both) > 1:
+            d = paired_difference(*zip(*both, strict=True))
+            factor, low, high = np.exp([d.mean, d.low, d.high])
+            rows.append([aim.removeprefix("KL "), str(d.n), f"x{factor:.2f} [{low:.2f}, {high:.2f}]"])
+    return rows
+
+
 def samplers(study: Study) -> Table:
-    """Condition, sampler, experts that differ from the trainer's, and the k3 of their log-probs; + R3: its residual."""
-    rows = [["setting", "sampler", "experts that differ", "k3"]]
+    """Condition; of every sampler the experts that differ from the trainer's, the k3 of their log-probs, and what R3
+    leaves of it."""
+    dtypes = [arm for arm in study.arms if f"{arm} + R3" in study.arms]
+    rows = [["setting", *(cell for dtype in dtypes for cell in (f"{dtype}: experts that differ", "k3", "R3 leaves"))]]
     for condition in study.conditions:
-        for arm in [arm for arm in study.arms if not arm.startswith("KL ")]:
-            runs = study.select(arm, condition)
-            flips, k3 = mean(runs, "routing/flips_sampler_old"), mean(runs, "kl/sampler")
-            rows.append([condition, arm, f"{100 * flips:.2f} %", f"{k3:.1e}"])
+        row = [condition]
+        for dtype in dtypes:
+            alone, replayed = (study.select(arm, condition) for arm in (dtype, f"{dtype} + R3"))
+            gap, left = (mean(runs, "kl/sampler") for runs in (alone, replayed))
+            row += [
+                f"{100 * mean(alone, 'routing/flips_sampler_old'):.2f} %",
+                f"{gap:.1e}",
+                f"{100 * left / gap:.0f} %",
+            ]
+        rows.append(row)
     return rows
 
 
@@ -180,24 +214,40 @@ def fitted(line: Fit, found: Sequence[Point]) -> list[Table]:
 
 
 def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figure:
-    """The share against what the line gives for it, a dot a trajectory; your own points as crosses with their names."""
-    (drawn, (ax,)) = panels(["share of Var(log r) that the changed experts explain"], columns=1, height=4.6)
-    layers = sorted({point.layers for point in found})
-    for count in layers:
-        some = [point for point in found if point.layers == count]
-        given = [line.predict(*point.size, point.drift)[0] for point in some]
-        ink = colour(["", *map(str, layers)], str(count))
-        ax.plot(given, [p.share for p in some], "o", color=ink, markersize=4, alpha=0.6, label=f"{count} layers")
+    """The share against depth at each drift, a colour a sparsity: dots trajectories, lines the fit, in black what it
+    predicts of the largest size, whose trajectories are stars; your own points are crosses, at the nearest drift."""
+    drifts = {
+        aim: float(np.exp(np.mean([np.log(point.drift) for point in found if point.aim == aim])))
+        for aim in dict.fromkeys(point.aim for point in found)
+    }
+    titles = [f"routing's share of Var(log r), KL {drift:.2g}" for drift in drifts.values()]
+    drawn, axes = panels(titles, columns=len(drifts), height=4.2, along="layers")
+    parts = sorted({point.part for point in found}, reverse=True)
+    depths = sorted({point.layers for point in found})
+    for ax, (aim, drift) in zip(axes, drifts.items(), strict=True):
+        for place, part in enumerate(parts):
+            ink, aside = colour(["", *map(str, parts)], str(part)), 1.04 ** (place - (len(parts) - 1) / 2)
+            some = [point for point in found if (point.aim, point.part) == (aim, part)]
+            for mark, size, largest in (("o", 4, False), ("*", 9, True)):
+                here = [(p.layers * aside, p.share) for p in some if (p.size == LARGEST) == largest]
+                ax.plot(*zip(*here, strict=True) if here else ([], []), mark, color=ink, markersize=size, alpha=0.7)
+            given = [line.predict(depth, 1, part, drift)[0] for depth in depths]
+            ax.plot(depths, given, color=ink, linewidth=1.2, label=f"1 of {1 / part:g} experts chosen")
+        given, low, high = line.predict(*LARGEST, drift)
+        told = "predicted of {} layers, {} experts, top-{}".format(*LARGEST)
+        ax.errorbar(1.2 * LARGEST[0], given, [[given - low], [high - given]], fmt="D", color=INK, ms=5, label=told)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.sharey(axes[0])
+        ax.set_xticks(depths, [str(depth) for depth in depths])
+        ax.set_yticks(TICKS, [f"{100 * tick:g} %" for tick in TICKS])
+        ax.minorticks_off()
     for point in own:
-        given = line.predict(*point.size, point.drift)[0]
-        ax.plot(given, point.share, "x", color=INK, markersize=9, markeredgewidth=2)
-        ax.annotate(point.setting, (given, point.share), fontsize=8.5, xytext=(6, 4), textcoords="offset points")
-    ends = [min(p.share for p in [*found, *own]), max(p.share for p in [*found, *own])]
-    ax.plot(ends, ends, color=INK, linewidth=0.8)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("share by the fit over layers, sparsity and drift", fontsize=8.5, color=INK)
-    ax.legend(fontsize=8.5, frameon=False)
+        ax = axes[int(np.argmin([abs(np.log(point.drift / drift)) for drift in drifts.values()]))]
+        ax.plot(point.layers, point.share, "x", color=INK, markersize=9, markeredgewidth=2)
+        place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "right"}
+        ax.annotate(point.setting, (point.layers, point.share), fontsize=8.5, **place)
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return drawn
 
 
@@ -230,7 +280,7 @@ def main() -> None:
         own = [point for folder in given.workdir for point in users(folder)]
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    tables = [measured(found), samplers(study), *fitted(line, found)]
+    tables = [measured(found), balanced(found), samplers(study), *fitted(line, found)]
     rows = [["yours", "KL to old", "share measured", "share by the fit"]]
     for p in own:
         rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])

@@ -1,5 +1,6 @@
 """The fit of routing's share over depth, sparsity and drift, on points of a known line; and a run of a user's own."""
 
+import dataclasses
 import itertools
 import json
 
@@ -61,6 +62,24 @@ def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
     header, first, *_ = scale.measured(found)
     assert len(first) == len(header)
     assert first[2:] == ["3", first[3], "10.0 %", "1.00 %", "0.10 %"]
+
+
+def test_the_load_balance_loss_is_a_factor_over_sizes():
+    """Shares that are 1.5 times those without it, in every size but one, which has none with it and is left out."""
+    plain = made(0.1)
+    loaded = [dataclasses.replace(p, share=1.5 * p.share, balance=0.01) for p in plain if p.size != (4, 16, 4)]
+    header, *rows = scale.balanced([*loaded, *plain])
+    assert rows == [[drift, "8", "x1.50 [1.50, 1.50]"] for drift in ("0.005", "0.02", "0.1")]
+    assert len(header) == len(rows[0])
+    assert scale.balanced(plain) == [header]
+
+
+def test_what_r3_leaves_of_a_samplers_gap(tmp_path):
+    rows = [{"state": 1, "arm": "", "step": 0, "eval/pass_at_1": 0.5}]
+    for arm, gap in (("KL 0.005", 0.0), ("bfloat16", 4e-4), ("bfloat16 + R3", 1e-4)):
+        rows.append({"state": 1, "arm": arm, "step": 1, "kl/sampler": gap, "routing/flips_sampler_old": 0.0125})
+    study = study_of(tmp_path, {("", "4 layers", 700): rows})
+    assert scale.samplers(study)[1:] == [["4 layers", "1.25 %", "4.0e-04", "25 %"]]
 
 
 @pytest.mark.parametrize("drift", [{"routing/kl_fresh": 0.05}, {}])
