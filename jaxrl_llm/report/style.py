@@ -12,8 +12,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 INK = "#2b2b2b"
 _BASELINE = "#6b6b6b"
 _GAP = 0.085  # the least distance of two labels, as a share of the height of the axes
-# The palette of Okabe and Ito (2008) without yellow, which vanishes on white.
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# The palette of Okabe and Ito (2008) without yellow, which vanishes on white; then brown and olive.
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A4B2A", "#808000")
 # From the solid baseline to the shortest dashes, in drawing order: curves that coincide show through each other.
 _DASHES = ("solid", (0, (7, 2)), (0, (4, 2)), (0, (2.5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)), (0, (4, 2, 1, 2)))
 _MARKERS = "os^DvPX"
