@@ -28,6 +28,8 @@ LARGEST = (32, 128, 8)
 # A deeper model needs a longer warm start; all stop at one accuracy.
 EQUAL = {"warm_start.steps": 2000, "warm_start.target_pass_rate": 0.7}
 UPDATES = {"updates.minibatches": 32, "updates.epochs": 4}
+# What takes time here is compiling: with remat layers run in a loop of one. No accuracy is compared.
+QUICK = {"model.remat": "block", "evaluation.prompts": 128, "evaluation.samples": 1}
 
 
 def arms() -> list[dict[str, Any]]:
@@ -56,7 +58,7 @@ def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = B
         for layers, experts, chosen in settings
         for coefficient in balance
     ]
-    shared = {**BRANCHED, **EQUAL, **UPDATES, "steps": 5, "log.diagnostics_every": 1}
+    shared = {**BRANCHED, **EQUAL, **UPDATES, **QUICK, "steps": 5, "log.diagnostics_every": 1}
     runs = product(seeds(700, 5), conditions, arms(), [shared])
     return Sweep("", runs, baseline=runs[0]["arm"], config=CONFIG, minutes=4, branching=Branching(first=1, every=2))
 
