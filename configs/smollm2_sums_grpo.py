@@ -35,7 +35,6 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.verify_truncated = True  # the model has not yet learnt to end its answers
     config.updates.minibatches = 2  # with one, GSPO and GRPO have the same gradient
     config.updates.shuffle = "groups"
-    config.updates.layout = "shared"  # the prompt is three quarters of a row
     config.log.diagnostics_every = 0
     if variant == "smoke":  # fresh parameters and the task's own tokenizer: nothing to fetch
         config.task.options.train_size, config.task.options.test_size = 512, 64

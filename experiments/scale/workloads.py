@@ -91,6 +91,7 @@ def settings_of(workload: Workload, layers: int | None = None, rollout_mesh: tup
         config.updates.minibatches = 1
         config.updates.epochs = 2
         config.updates.micro_batch_rows = workload.micro_batch_rows
+        config.updates.layout = "padded"  # every answer has its bound
         config.replay.mode = "R2" if moe else "off"
         config.mesh.shape = workload.mesh
         if not moe:

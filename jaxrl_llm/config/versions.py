@@ -22,6 +22,9 @@ _CAME: dict[tuple[str, str], Any] = {
 # Fields that left, with the value that the hash still has for them.
 _LEFT: dict[tuple[str, str], Any] = {("replay", "predictor_learning_rate"): 2e-3}
 
+# Choices that came later, with that whose gradient they have, and whose name the hash has for both.
+_ALSO = {("updates", "layout", "auto"): "padded"}
+
 # Choices that left, with the last commit that runs them. No other choice read the fields above.
 _GONE = {("replay", "mode", "PR2"): "ae394b4"}
 
@@ -46,6 +49,9 @@ def as_hashed(config: Mapping[str, Any]) -> dict[str, Any]:
         given = out[block].get(field, value)
         if (tuple(given) if isinstance(given, list) else given) == value:
             out[block].pop(field, None)
+    for (block, field, choice), earlier in _ALSO.items():
+        if out[block][field] == choice:
+            out[block][field] = earlier
     for (block, field), value in _LEFT.items():
         out[block].setdefault(field, value)
     return out

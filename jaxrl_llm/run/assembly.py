@@ -18,6 +18,7 @@ from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.remote import RemoteEngine
 from jaxrl_llm.run.agreement import check_rows
+from jaxrl_llm.run.auto_layout import laid_out
 from jaxrl_llm.run.memory import Memory, needed
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import Settings
@@ -169,6 +170,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
       ValueError: the mesh does not fit the devices, or the devices not the rows; data are missing or do not fit.
     """
     mesh = sharding.make_mesh(s.mesh.shape, devices, s.mesh.dcn_shape)
+    s = laid_out(s, mesh)
     if trains:
         check_rows(s, mesh.size)
     model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))

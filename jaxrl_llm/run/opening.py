@@ -45,6 +45,7 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
     kind = device.platform if device.platform == device.device_kind else f"{device.platform} ({device.device_kind})"
     (first, *more), definitions = settings.objective.formula()
     n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
+    rows = "" if updates.layout == "padded" else f", rows {updates.layout}"
     lines: dict[str, Any] = {
         "model": size,
         "trained": _adapters(settings, model),
@@ -55,7 +56,7 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
         "rewards": _INDENT.join(folded(_rewards(settings), " + ")),
-        "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each",
+        "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each{rows}",
         "DIR": os.fspath(workdir),
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)

@@ -20,8 +20,8 @@ from jaxrl_llm.ground.array_typing import Mask, PerToken, SegmentIds
 from jaxrl_llm.models import Routing
 from jaxrl_llm.objectives.batch import token_log_ratio
 from jaxrl_llm.objectives.divergences import k3
-from jaxrl_llm.run.agreement import check_agreement, check_rows
 from jaxrl_llm.run.assembly import Run
+from jaxrl_llm.run.auto_layout import allowed
 from jaxrl_llm.run.trainer import learn, settled
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.gaps import flips
@@ -140,22 +140,12 @@ def other_shapes(run: Run) -> dict[str, UpdateConfig]:
     rows = s.rows // own.minibatches
     fewer = [n for n in range(1, own.micro_batch_rows or rows) if rows % n == 0]
     named = {f"{n} row{'s' * (n > 1)} at a time": dataclasses.replace(own, micro_batch_rows=n) for n in fewer}
-    found = dict([next(((name, one) for name, one in named.items() if _allowed(run, one)), ("", own))])
+    mesh = run.model.mesh
+    found = dict([next(((name, one) for name, one in named.items() if allowed(s, one, mesh)), ("", own))])
     for layout in ("padded", "packed", "shared"):
         shuffle = "groups" if layout == "shared" else own.shuffle
         found[layout] = dataclasses.replace(own, layout=layout, shuffle=shuffle)
-    return {name: one for name, one in found.items() if name not in ("", own.layout) and _allowed(run, one)}
-
-
-def _allowed(run: Run, updates: UpdateConfig) -> bool:
-    """Whether the run could be trained so."""
-    with suppress(ValueError):
-        settings = dataclasses.replace(run.settings, updates=updates)
-        check_agreement(settings)
-        mesh: Any = run.model.mesh
-        check_rows(settings, mesh.size)
-        return True
-    return False
+    return {name: one for name, one in found.items() if name not in ("", own.layout) and allowed(s, one, mesh)}
 
 
 @jax.jit

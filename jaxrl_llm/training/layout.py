@@ -5,7 +5,8 @@ A `Layout` maps every place [micro-batch, row, time] of one optimizer step to a 
 per-answer sums follow segment_ids, so both give the same gradient. `shared` gives each group a row: its prompt once, as
 segment 1, then its answers, which all continue it (`Model.apply(shared_prompt=True)`). The gradient is again the same,
 and a prompt is computed once instead of G times, but attention runs over the whole row, so this pays for answers that
-are not much longer than their prompt. Runs on the host, from lengths only.
+are not much longer than their prompt. `auto` is one of them (`run/auto_layout.py`), and padded where nobody has asked
+which. Runs on the host, from lengths only.
 """
 
 import dataclasses
@@ -28,7 +29,13 @@ class UpdateConfig(Block, prefix="updates."):
     epochs: int = declared(1, "walks over the minibatches", least=1)
     micro_batch_rows: int = declared(0, "rows per forward and backward; 0: the whole minibatch", least=0)
     layout: str = declared(
-        "padded", among={"padded": "", "packed": "several answers per row", "shared": "a group per row, one prompt"}
+        "auto",
+        among={
+            "auto": "cheapest",
+            "padded": "",
+            "packed": "answers share rows",
+            "shared": "a prompt a group",
+        },
     )
     length_buckets: int = declared(1, "number of lengths to which padded rows are cut; each compiles once", least=1)
     shuffle: str = declared("answers", "what stays whole when minibatches are drawn", among=("answers", "groups"))

@@ -9,14 +9,14 @@ from configs import smollm2_sums_grpo
 from experiments.real_model import sweep
 from experiments.real_model.compare import describe
 from experiments.real_model.reward import reward_of
-from jaxrl_llm.run import settings
+from jaxrl_llm.run import assembly, settings
 from jaxrl_llm.tasks.verifiers import numeric
 
 
 def test_the_smoke_run_needs_no_checkpoint():
     s = settings.validate(smollm2_sums_grpo.get_config("smoke"))
     assert s.pretrained == ""
-    assert s.updates.layout == "shared"
+    assert assembly.build(s).settings.updates.layout == "shared"
     assert s.model.tie_word_embeddings
 
 

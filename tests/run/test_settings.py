@@ -143,7 +143,7 @@ BAD = {
     "objective.kl_estimator": ("k1", "config.objective: .*k1"),
     "replay.mode": ("R4", "replay.mode='R4' is unknown.*; use one of off, R2, R3"),
     "replay.what": ("indices", "replay.what='indices' is unknown; use one of experts, logits"),
-    "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of padded, packed, shared"),
+    "updates.layout": ("dense", "updates.layout='dense' is unknown; use one of auto, padded, packed, shared"),
     "critic.kind": ("tail", "critic.kind='tail' is unknown.*; use one of none, head, separate"),
     "rollout.dtype": ("float16", "rollout.dtype='float16' is unknown.*; use one of float32, bfloat16"),
     "rollout.router_dtype": ("float16", "rollout.router_dtype='float16' is unknown.*; use one of float32, bfloat16"),

@@ -49,7 +49,7 @@ def learner(updates, mesh=None, **objective):
     shared = updates.layout == "shared"
     chosen = objectives.make("grpo", entropy_coef=0.1, **objective)
     model = tiny.make_model(mesh, **DENSE)
-    packed = updates.layout != "padded"
+    packed = updates.layout in ("packed", "shared")
     return Learner(model, chosen, optax.sgd(1.0), temperature=CUTS.temperature, packed=packed, shared_prompt=shared)
 
 

@@ -160,7 +160,7 @@ def test_pairs_are_never_parted(lengths, layout, micro):
         ({"length_buckets": 0}, r"updates\.length_buckets=0"),
         ({"micro_batch_rows": -1}, r"updates\.micro_batch_rows=-1"),
         ({"aux_coef": -0.1}, r"updates\.aux_coef=-0\.1"),
-        ({"layout": "ragged"}, "updates.layout='ragged' is unknown; use one of padded, packed, shared"),
+        ({"layout": "ragged"}, "updates.layout='ragged' is unknown; use one of auto, padded, packed, shared"),
         ({"shuffle": "lengths"}, "updates.shuffle='lengths' is unknown; use one of answers, groups"),
     ],
 )

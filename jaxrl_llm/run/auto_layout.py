@@ -1,0 +1,49 @@
+"""What `updates.layout=auto` stands for: of the layouts that the config allows, the one that multiplies least."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models import choose_attention
+from jaxrl_llm.run.agreement import check_agreement, check_rows
+from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.training.layout import UpdateConfig
+
+
+def allowed(s: Settings, updates: UpdateConfig, mesh: Any) -> bool:
+    """Whether a run of these settings could be trained with other updates on the mesh."""
+    with contextlib.suppress(ValueError):
+        changed = dataclasses.replace(s, updates=updates)
+        check_agreement(changed)
+        check_rows(changed, mesh.size)
+        return updates.layout != "shared" or choose_attention(s.model, sharding.platform(mesh)) == "plain"
+    return False
+
+
+def laid_out(s: Settings, mesh: Any) -> Settings:
+    """The settings with the layout that `auto` stands for; any other stays.
+
+    packed where a minibatch has several micro-batches, of which packing leaves some out, shared where a group's one
+    prompt saves more than attention over its long row costs, and padded otherwise. The gradient is the same.
+    """
+    own, minibatch = s.updates, s.rows // s.updates.minibatches
+    if own.layout != "auto":
+        return s
+    found = [dataclasses.replace(own, layout="padded")]
+    if 0 < own.micro_batch_rows < minibatch:
+        found.insert(0, dataclasses.replace(own, layout="packed"))
+    # One minibatch has all groups, however it is drawn.
+    shuffle = "groups" if own.minibatches == 1 else own.shuffle
+    found.append(dataclasses.replace(own, layout="shared", shuffle=shuffle))
+    possible = [one for one in found if one.layout == "padded" or allowed(s, one, mesh)]
+    return dataclasses.replace(s, updates=min(possible, key=lambda one: _products(s, one.layout)))
+
+
+def _products(s: Settings, layout: str) -> int:
+    """Multiplications of a forward over all answers of a step, each as long as it may be."""
+    config, group = s.model, s.rollout.group_size
+    answers = group if layout == "shared" else 1
+    length = s.task.prompt_length + answers * s.answer_length
+    scores = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length
+    return s.rows // answers * length * (config.active_parameters + scores)
