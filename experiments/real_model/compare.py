@@ -1,11 +1,13 @@
 """The same run in TRL: equal model, prompts and settings, in turns step by step on one core.
 
     python -m experiments.real_model.compare --seed 0 --steps 20 --core 1 --json OUT.json
-    python -m experiments.real_model.compare --seed 0 --lengths 128+96 --steps 3 --layout padded --json OUT.json
     python -m experiments.real_model.compare --table experiments/real_model/results/trl_*.json
+    python -m experiments.real_model.compare --lengths 128+96 --steps 3 --core 1 --layout padded --json OUT.json
+    python -m experiments.real_model.compare --by_lengths experiments/real_model/results/lengths_*.json
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
-the prompts are those that our run draws, in its order. The random numbers that sample the answers differ.
+the prompts are those that our run draws, in its order. The random numbers that sample the answers differ. Of longer
+rows the floor is the products of a training step on padded rows over numpy's rate of float32 products on that core.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import numpy as np
 
 from experiments.performance.environments import python_of
 from experiments.performance.turns import ROOT, Runner
+from experiments.performance.workload import gemm_gflops
 from jaxrl_llm.report.statistics import paired_difference
 
 __all__ = ["describe", "medians"]
@@ -112,7 +115,43 @@ def measure(seed: int, steps: int, core: int | None, python: str, layout: str, l
             for system, runner in runners.items():
                 rows[system].append(runner.step())
                 print(f"{system} {step + 1}: {rows[system][-1]}", file=sys.stderr, flush=True)
-    return {"seed": seed, **rows}
+    return {
+        "seed": seed,
+        "lengths": lengths,
+        "layout": layout,
+        "floor_s": floor(_settings(longer(lengths) if lengths else [])[0]),
+        **rows,
+    }
+
+
+def floor(s: Any) -> float:
+    """Seconds of the products of a training step on padded rows: 6 x tokens x the parameters that each passes, of the
+    head for answers alone, and attention's scores and sums over half of a row's pairs of tokens."""
+    config, time = s.model, s.task.prompt_length + s.answer_length
+    head = config.vocab_size * config.hidden_size
+    attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * time
+    row = (config.active_parameters - head + attention) * time + head * s.answer_length
+    return 6 * s.rows * row / (1e9 * gemm_gflops())
+
+
+def by_lengths(runs: Sequence[dict[str, Any]]) -> str:
+    """Lengths, layout, and CPU seconds of the best step after the first; TRL's over ours, and ours over the floor."""
+    lines = [
+        "| tokens | rows | rollout s | TRL | training step s | TRL | times the floor | peak GB | TRL |",
+        "|---" * 9 + "|",
+    ]
+    for run in runs:
+        ours, trl = (
+            {name: min(step[name] for step in run[system][1:]) for name in ("rollout_cpu_s", "train_cpu_s")}
+            for system in ("ours", "trl")
+        )
+        peaks = [max(step["peak_rss_mb"] for step in run[system]) for system in ("ours", "trl")]
+        cells = [run["lengths"] or "21+6", run["layout"]]
+        for name in ours:
+            cells += [f"{ours[name]:.2f}", f"{trl[name] / ours[name]:.2f}x"]
+        cells += [f"{ours['train_cpu_s'] / run['floor_s']:.2f}", f"{peaks[0] / 1e3:.1f}", f"{peaks[1] / peaks[0]:.2f}x"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def medians(runs: Sequence[dict[str, Any]], system: str) -> list[float]:
@@ -157,12 +196,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--core", type=int, help="core of both; default: none")
-    parser.add_argument("--layout", default="shared", choices=("shared", "padded"), help="rows of our training step")
+    layouts = ("auto", "padded", "packed", "shared")
+    parser.add_argument("--layout", default="auto", choices=layouts, help="rows of our training step")
     parser.add_argument("--lengths", default="", help="PROMPT+ANSWER tokens instead of sums; answers of full length")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--trl_python", help="an interpreter with TRL; default: an environment is made for it")
     parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")
+    parser.add_argument("--by_lengths", type=Path, nargs="+", help="results of several lengths, a line each")
     given = parser.parse_args()
+    if given.by_lengths:
+        print(by_lengths([json.loads(path.read_text()) for path in given.by_lengths]))
+        return
     if not given.table:
         python = given.trl_python or python_of("trl")
         run = measure(given.seed, given.steps, given.core, python, given.layout, given.lengths)

@@ -31,7 +31,7 @@ from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Source
 from jaxrl_llm.training.state import TrainState, make_state
 from jaxrl_llm.training.step import Learner
-from jaxrl_llm.training.warm_start import warm_start
+from jaxrl_llm.training.warm_start import cached_in, warm_start
 
 # What an evaluation under the sampler's router reports.
 _UNDER_THE_SAMPLER = ("greedy", "greedy_reward", "reward", "pass_at_1", "pass_at_k")
@@ -94,19 +94,17 @@ class Run:
     def start(self, log: Callable[[str], None]) -> TrainState:
         """The state before the first update: warm-started, from the cache if it is there."""
         s = self.settings
+        of, evaluate = self._warm_start_of, self.evaluator.pass_rate
+        params = warm_start(self.model, s.task, s.warm_start, **of, data_dir=s.data_dir, evaluate=evaluate, log=log)
+        return self.blank().replace(base=params) if s.lora.rank else self.state(params)
+
+    @property
+    def _warm_start_of(self) -> dict[str, Any]:
+        """What the parameters before the first update depend on, beside model, task and their own block."""
+        s = self.settings
         evaluated_on = {"prompts": s.evaluation.prompts, "samples": s.evaluation.samples, "tokens": s.answer_length}
         other = {} if self.sampler == self.model else {"mesh": str(self.sampler.mesh)}
-        params = warm_start(
-            self.model,
-            s.task,
-            s.warm_start,
-            data_dir=s.data_dir,
-            pretrained=s.pretrained,
-            evaluate=self.evaluator.pass_rate,
-            evaluated_on=evaluated_on | other,
-            log=log,
-        )
-        return self.blank().replace(base=params) if s.lora.rank else self.state(params)
+        return {"pretrained": s.pretrained, "evaluated_on": evaluated_on | other}
 
     def blank(self) -> TrainState:
         """A state of the structure that checkpoints have, with fresh parameters, or with adapters that change nothing.
@@ -132,7 +130,10 @@ class Run:
         """What training needs of each device."""
         found = self.reward_model()
         judge = 0 if found is None else sharding.local_bytes(found.shapes)
-        return needed(self.settings, self.learner, self.sampler, jax.eval_shape(self.blank), judge)
+        s, state = self.settings, jax.eval_shape(self.blank)
+        start = bool(s.warm_start.steps)
+        start = start and not cached_in(self.model, s.task, s.warm_start, **self._warm_start_of).exists()
+        return needed(s, self.learner, self.sampler, state, judge, start=start)
 
     def reward_model(self) -> RewardModel | None:
         """Found and checked, not loaded; only training asks for it, so that a DIR can be evaluated without it."""

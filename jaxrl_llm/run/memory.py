@@ -1,6 +1,7 @@
 """What a run will need of each device's memory, by arithmetic from its settings, before anything large is made.
 
-    needed = what stays + the largest of the temporaries of a rollout, of an update and of an evaluation
+    needed = what stays + the largest of the temporaries of a rollout, of an update, of an evaluation and of the
+             supervised training before them
 
 On a CPU, where one memory holds everything, the process is counted too: what it holds when this is asked, and what
 compiled programs leave behind. What stays (parameters, the optimizer's moments, the reference, a critic) is exact. Of
@@ -40,11 +41,13 @@ class Memory:
     available: int | None  # of one device, None where it is not known
     evaluation: Mapping[str, int] = dataclasses.field(default_factory=dict)
     process: int = 0  # on a CPU, what is no array: the interpreter, libraries, programs
+    start: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of supervised training that is yet to be done
 
     @property
     def phases(self) -> Mapping[str, Mapping[str, int]]:
         """Those that the run has, by name."""
         phases = {"rollout": self.rollout, "update": self.update, "evaluation": self.evaluation}
+        phases["warm start"] = self.start
         return {name: phase for name, phase in phases.items() if phase}
 
     @property
@@ -61,11 +64,14 @@ class Memory:
         return self.arrays + self.process
 
     def lines(self) -> list[str]:
-        """All of it, of the temporaries the cache and the largest by name; lines of at most 69 characters."""
+        """All of it, of the temporaries the cache and the largest by name, of a warm start only where it decides; lines
+        of at most 69 characters."""
         has = "" if self.available is None else f" of {spelled(self.available)}"
         parts = [f"process {spelled(self.process)}"] if self.process else []
         parts += [f"{name} {spelled(size)}" for name, size in self.stays.items()]
         for name, phase in self.phases.items():
+            if phase is self.start and phase is not self.temporaries:
+                continue
             shown = dict.fromkeys(part for part in ("cache", _largest(phase)) if part in phase)
             sizes = ", ".join(f"{part} {spelled(phase[part])}" for part in shown)
             parts.append(f"{name} {spelled(sum(phase.values()))} ({sizes})")
@@ -89,14 +95,23 @@ _REMEDIES = {
     "weights": "spread them over more devices with mesh.shape (or rollout.mesh_shape), or set rollout.dtype=bfloat16",
     "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
     "logits": "lower rollout.slots or updates.micro_batch_rows",
+    "moments": "spread the model over more devices with mesh.shape, or set warm_start.steps=0",
     "gradients": "spread the model over more devices with mesh.shape",
     "activations": "lower updates.micro_batch_rows, or set model.remat=block",
     "records": "lower rollout.prompts, or rollout.top_k where it cuts",
 }
 
 
-def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0) -> Memory:
-    """What a run of these settings needs; sampler: the model on the mesh of rollouts, reward_model: its bytes."""
+def needed(
+    s: Settings, learner: Learner, sampler: Model, state: TrainState, reward_model: int = 0, *, start: bool = False
+) -> Memory:
+    """What a run of these settings needs.
+
+    Args:
+      sampler: the model on the mesh of rollouts.
+      reward_model: its bytes.
+      start: whether the supervised training is yet to be done.
+    """
     mesh: Any = learner.model.mesh
     axes = adapter_axes(s.lora, learner.model) if s.lora.rank else None
     saved, where = state.saved(), state_shardings(learner.model, state, axes).saved()
@@ -121,7 +136,9 @@ def needed(s: Settings, learner: Learner, sampler: Model, state: TrainState, rew
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
     evaluation = {} if s.objective.learns_rewards else _of_evaluation(s, sampler, merged)
-    return Memory(stays, rollout, _of_update(s, trained, mesh), of_device(mesh), evaluation, _of_process(mesh))
+    before = _of_start(s, learner.model) if start else {}
+    update = _of_update(s, trained, mesh)
+    return Memory(stays, rollout, update, of_device(mesh), evaluation, _of_process(mesh), before)
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:
@@ -216,6 +233,20 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
         "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
+    }
+
+
+def _of_start(s: Settings, model: Model) -> dict[str, int]:
+    """Supervised training of all parameters; the moments of a run that trains them all too are made after its own."""
+    mesh: Any = model.mesh
+    shards, context, tensor = (sharding.shards(axis, mesh) for axis in ("rows", "time", "heads"))
+    platform, parameters = sharding.platform(mesh), sharding.local_bytes(model.shapes())
+    rows, length = -(-s.warm_start.batch_size // (shards // context)), s.task.prompt_length + s.task.answer_length
+    return {
+        "moments": 2 * parameters if s.lora.rank else 0,
+        "gradients": parameters * (1 + (platform == "cpu")),
+        "activations": _activations(s.model, rows, length, context, tensor, platform),
+        "logits": 2 * 4 * min(rows * length, -(-_CHUNK // shards)) * _over(s.model.vocab_size, tensor),
     }
 
 

@@ -22,14 +22,14 @@ from jaxrl_llm.objectives.batch import token_log_ratio
 from jaxrl_llm.objectives.divergences import k3
 from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.auto_layout import allowed
-from jaxrl_llm.run.trainer import learn, settled
+from jaxrl_llm.run.trainer import learn
 from jaxrl_llm.training.collect import DynamicSampling
 from jaxrl_llm.training.gaps import flips
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.replay import in_scoring
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Drawn
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.state import TrainState, settled
 from jaxrl_llm.training.step import Scored
 
 

