@@ -53,12 +53,16 @@ def test_what_cannot_be_parted_is_refused():
 
 def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
     found = made(0.0)
-    _, (_, *rows) = scale.fitted(scale.fit(found), found)
+    _, *rows = scale.predicted(found)
     assert [row[-1] for row in rows] == ["not yet run"] * 3
     ran = [scale.Point("largest", *LARGEST, 0.02, 0.3, 0.1, 0.01, 0.001, "KL 0.02")]
-    _, (_, *rows) = scale.fitted(scale.fit(found), [*found, *ran])
+    _, *rows = scale.predicted([*found, *ran])
     assert [row[-1] for row in rows] == ["not yet run", "30.0 %", "not yet run"]
     assert rows[1][2].startswith(f"{100 * share_of(*LARGEST, 0.02):.1f} %")
+    header, told, twice = scale.coefficients(found)
+    assert told[1:] == ["-2.00 [-2.00, -2.00]", *(f"{x:.2f} [{x:.2f}, {x:.2f}]" for x in TRUE[1:])]
+    assert twice[2:] == [f"x{2**x:.2f} [{2**x:.2f}, {2**x:.2f}]" for x in TRUE[1:]]
+    assert len(header) == len(told) == len(twice)
     header, first, *_ = scale.measured(found)
     assert len(first) == len(header)
     assert first[2:] == ["3", first[3], "10.0 %", "1.00 %", "0.10 %"]
