@@ -98,7 +98,6 @@ RUN = {
     "rollout.max_new_tokens": 6,
     "updates.minibatches": 2,
     "updates.shuffle": "groups",
-    "updates.layout": "shared",  # the answers of a group share one prompt
     "optimizer.b2": 0.99,
     "evaluation.every": 8,
     "evaluation.prompts": 96,

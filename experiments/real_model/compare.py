@@ -12,6 +12,8 @@ rows the floor is the products of a training step on padded rows over numpy's ra
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +25,6 @@ import numpy as np
 
 from experiments.performance.environments import python_of
 from experiments.performance.turns import ROOT, Runner
-from experiments.performance.workload import gemm_gflops
 from jaxrl_llm.report.statistics import paired_difference
 
 __all__ = ["describe", "medians"]
@@ -131,7 +132,15 @@ def floor(s: Any) -> float:
     head = config.vocab_size * config.hidden_size
     attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * time
     row = (config.active_parameters - head + attention) * time + head * s.answer_length
-    return 6 * s.rows * row / (1e9 * gemm_gflops())
+    return 6 * s.rows * row / (1e9 * _rate())
+
+
+def _rate() -> float:
+    """GFLOP/s of numpy's products on one core, in a process that has one thread for them."""
+    program = "from experiments.performance.workload import gemm_gflops; print(gemm_gflops())"
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", program], env=os.environ | threads, capture_output=True, check=True)
+    return float(found.stdout)
 
 
 def by_lengths(runs: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import jax
 from experiments.performance.turns import Turns
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.run import assembly, settings
-from jaxrl_llm.run.trainer import settled
+from jaxrl_llm.training.state import settled
 
 
 def main() -> None:

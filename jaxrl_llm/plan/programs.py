@@ -65,7 +65,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
     on given data have the update alone.
     """
     run = build(s, devices)
-    source = run.source
+    s, source = run.settings, run.source
     mesh: Any = run.model.mesh
     shapes = jax.eval_shape(run.state, run.model.shapes())
     state = _placed(shapes, state_shardings(run.model, shapes))

@@ -24,14 +24,15 @@ def allowed(s: Settings, updates: UpdateConfig, mesh: Any) -> bool:
 def laid_out(s: Settings, mesh: Any) -> Settings:
     """The settings with the layout that `auto` stands for; any other stays.
 
-    packed where a minibatch has several micro-batches, of which packing leaves some out, shared where a group's one
-    prompt saves more than attention over its long row costs, and padded otherwise. The gradient is the same.
+    shared where a group's one prompt saves more than attention over its long row costs; otherwise packed where a
+    minibatch has several micro-batches, of which packing leaves some out, and padded where it has one or rows are cut
+    to `length_buckets`. The gradient is the same.
     """
     own, minibatch = s.updates, s.rows // s.updates.minibatches
     if own.layout != "auto":
         return s
     found = [dataclasses.replace(own, layout="padded")]
-    if 0 < own.micro_batch_rows < minibatch:
+    if 0 < own.micro_batch_rows < minibatch and own.length_buckets == 1:
         found.insert(0, dataclasses.replace(own, layout="packed"))
     # One minibatch has all groups, however it is drawn.
     shuffle = "groups" if own.minibatches == 1 else own.shuffle

@@ -47,7 +47,7 @@ class Memory:
     def phases(self) -> Mapping[str, Mapping[str, int]]:
         """Those that the run has, by name."""
         phases = {"rollout": self.rollout, "update": self.update, "evaluation": self.evaluation}
-        phases["warm start"] = self.start
+        phases |= {"warm start": self.start}
         return {name: phase for name, phase in phases.items() if phase}
 
     @property
@@ -82,7 +82,10 @@ class Memory:
         if self.available is None or self.total <= self.available:
             return
         stay = sum(self.stays.values()) + self.process > self.available
-        remedy = _REMEDIES["parameters" if stay else _largest(self.temporaries)]
+        largest = _largest(self.temporaries)
+        if self.temporaries is self.start and largest in ("activations", "logits"):
+            largest = "batch"
+        remedy = _REMEDIES["parameters" if stay else largest]
         raise ValueError(
             f"the run needs {spelled(self.total)} on each device, which has {spelled(self.available)} "
             f"({' '.join(self.lines())}); {remedy}"
@@ -95,6 +98,7 @@ _REMEDIES = {
     "weights": "spread them over more devices with mesh.shape (or rollout.mesh_shape), or set rollout.dtype=bfloat16",
     "cache": "lower rollout.slots or rollout.max_new_tokens, or set rollout.dtype=bfloat16",
     "logits": "lower rollout.slots or updates.micro_batch_rows",
+    "batch": "lower warm_start.batch_size",
     "moments": "spread the model over more devices with mesh.shape, or set warm_start.steps=0",
     "gradients": "spread the model over more devices with mesh.shape",
     "activations": "lower updates.micro_batch_rows, or set model.remat=block",

@@ -7,6 +7,7 @@ and every planned step, or if it diverged. DIR/sweep.json records the plan for t
 """
 
 import argparse
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -178,7 +179,8 @@ def _finished(folder: Path, config_hash: str, steps: int) -> bool:
 
 
 def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str, int]]) -> None:
-    """The plan, with the runs that other parts of it, in this DIR before, have begun."""
+    """The plan, with the runs that other parts of the sweep have begun in this DIR: those of equal baseline and
+    branching."""
     from jaxrl_llm.records.run_log import read_json, write_json
 
     rows = [
@@ -191,10 +193,11 @@ def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str,
     if sweep.branching is not None:
         plan |= {"branching": sweep.branching.numbers(), "pairs": "branches from one state of a trajectory (seed)"}
     path = workdir / "sweep.json"
-    before = read_json(path) or {}
-    if all(before.get(name) == plan.get(name) for name in ("baseline", "branching")):
-        begun = [row for row in before["runs"] if (workdir / row["folder"] / "config.json").exists()]
-        rows = [row for row in begun if row["folder"] not in identities] + rows
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # what is no plan is replaced
+        before = read_json(path) or {"runs": []}
+        if all(before.get(name) == plan.get(name) for name in ("baseline", "branching")):
+            begun = [row for row in before["runs"] if (workdir / row["folder"] / "config.json").exists()]
+            rows = [row for row in begun if row["folder"] not in identities] + rows
     write_json(path, plan | {"runs": rows})
 
 

@@ -82,7 +82,8 @@ class Branching(Block, prefix="branching."):
 
     def numbers(self) -> dict[str, Any]:
         """As JSON, without what is not asked for: a DIR belongs to a hash of these."""
-        return {name: value for name, value in asdict(self).items() if value != ()}
+        numbers = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in numbers.items() if value != []}
 
     def states(self, steps: int) -> range:
         """The states from which branches of a trajectory of `steps` rollouts start; a branch may go beyond its end."""

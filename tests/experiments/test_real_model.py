@@ -32,7 +32,7 @@ def test_the_config_holds_the_sizes_of_the_checkpoint(monkeypatch):
     assert (s.model.vocab_size, s.model.num_hidden_layers, s.model.hidden_size) == (49152, 30, 576)
     assert s.rollout.max_prompt_length == max(len(s.task.ids_of_prompt(p)) for p in ("99 + 99 =", "10 + 10 ="))
     assert s.task.verify("25 + 61 =", " 86\nThe", "86", {}) == 1
-    monkeypatch.setattr(compare, "gemm_gflops", lambda: 100.0)
+    monkeypatch.setattr(compare, "_rate", lambda: 100.0)
     row = (30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 30 * 576 * 27) * 27 + 49152 * 576 * 6
     assert math.isclose(compare.floor(s), 6 * 64 * row / 1e11)
 

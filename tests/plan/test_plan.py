@@ -190,13 +190,16 @@ settings = validate(loading.load(loading.find("gspo:smoke"), fields))
 for program in compile_run(settings, jax.devices()):
     parts = (f"{part.name}:{part.tokens}:{part.cost.sent > 0}" for part in program.parts)
     print(program.name, program.memory > 0, *parts)
+fields = [("model.num_experts", "0"), ("model.num_hidden_layers", "1"), ("updates.minibatches", "1")]
+(update,) = compile_run(validate(loading.load(loading.find("gspo:smoke"), fields)), jax.devices()[:1], ["update"])
+print(update.parts[0].tokens)
 """
 
 
 @pytest.mark.slow
 def test_every_program_of_a_run():
     """Compiled for this machine's devices, rollouts on a mesh of their own: 4 x 4 answers, prompts of 4 tokens, answers
-    of 4."""
+    of 4. Of a dense policy `auto` shares the prompts of four groups."""
     ran = subprocess.run([sys.executable, "-c", ON_THIS_MACHINE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
@@ -204,4 +207,5 @@ def test_every_program_of_a_run():
         "rollout True prefill:16:True decode:16:True",
         "score True score:128:True",
         "update True update:128:True",
+        "80",
     ]

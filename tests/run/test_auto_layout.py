@@ -21,6 +21,7 @@ def built(folder, **changes):
     [
         pytest.param({}, "padded", id="experts"),
         pytest.param(MICRO, "packed", id="experts, micro-batches"),
+        pytest.param(MICRO | {"updates.length_buckets": 2}, "padded", id="rows cut to buckets"),
         pytest.param(MICRO | {"updates.micro_batch_rows": 64}, "padded", id="the minibatch at once"),
         pytest.param(GROUPS, "shared", id="dense, whole groups"),
         pytest.param(DENSE, "padded", id="dense, groups parted"),

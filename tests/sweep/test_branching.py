@@ -16,7 +16,7 @@ from jaxrl_llm.report.read import load
 from jaxrl_llm.report.write import write_report
 from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.sweep import Branching, Sweep, branching, each, product
-from jaxrl_llm.sweep.__main__ import BRANCHING
+from jaxrl_llm.sweep.__main__ import BRANCHING, _write_plan
 from jaxrl_llm.sweep.forks import plan
 from jaxrl_llm.sweep.planned import command
 from jaxrl_llm.training.state import TrainState
@@ -235,3 +235,22 @@ def test_the_report_over_conditions(tmp_path):
     (ax,) = differences_by_condition(study).axes
     assert [label.get_text() for label in ax.get_xticklabels()] == conditions
     assert {label.get_rotation() for label in ax.get_xticklabels()} == {25}
+
+
+def test_parts_of_a_sweep_that_share_a_dir_share_its_plan(tmp_path):
+    """What has begun stays, with the same branching; a plan that cannot be read is replaced."""
+    path = tmp_path / "sweep.json"
+
+    def folders(condition, branching):
+        sweep = Sweep("?", [{"arm": "A", "seed": 0, "condition": condition}], baseline="A", branching=branching)
+        _write_plan(tmp_path, sweep, {run.folder: ("hash", 1) for run in sweep.planned()})
+        (tmp_path / condition / "0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / condition / "0" / "config.json").write_text("{}")
+        return [run["folder"] for run in json.loads(path.read_text())["runs"]]
+
+    along = Branching(rollouts=4, evaluate=(1, 2))
+    assert folders("a", along) == ["a/0"]
+    assert folders("b", along) == ["a/0", "b/0"]
+    assert folders("c", Branching()) == ["c/0"]
+    path.write_text("{")
+    assert folders("a", along) == ["a/0"]
