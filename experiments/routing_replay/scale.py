@@ -6,14 +6,15 @@
 
     log share = a + b log(layers) + c log(chosen / experts) + d log(KL to old)
 
-by least squares over trajectories, of all sizes but the largest (sizes.LARGEST), which it predicts. Intervals are
-percentile bootstraps that draw whole settings with their trajectories; a prediction's has the scatter of settings about
-the line, too. DIR is the folder of a finished run of a mixture with log.diagnostics_every above 0, or of several.
+by least squares over trajectories without the load-balance loss, of all sizes but the largest (sizes.LARGEST), which it
+predicts. Intervals are percentile bootstraps that draw whole settings with their trajectories; a prediction's has the
+scatter of settings about the line, too. DIR is the folder of a finished run of a mixture with log.diagnostics_every
+above 0, or of several.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -166,13 +167,13 @@ def measured(found: Sequence[Point]) -> Table:
 def balanced(found: Sequence[Point]) -> Table:
     """Of every drift the factor of the load-balance loss on the share: geometric mean over sizes with a t interval."""
     rows = [["KL to old", "sizes", "share with the loss over that without"]]
-    coefficients = sorted({point.balance for point in found})
+    balances = sorted({point.balance for point in found})
     for aim in dict.fromkeys(point.aim for point in found):
         logs: dict[tuple[int, int, int], list[list[float]]] = {}
         for point in found:
             if point.aim == aim:
-                of_size = logs.setdefault(point.size, [[] for _ in coefficients])
-                of_size[coefficients.index(point.balance)].append(float(np.log(point.share)))
+                of_size = logs.setdefault(point.size, [[] for _ in balances])
+                of_size[balances.index(point.balance)].append(float(np.log(point.share)))
         both = [(np.mean(one[-1]), np.mean(one[0])) for one in logs.values() if len(one) > 1 and all(one)]
         if len(both) > 1:
             d = paired_difference(*zip(*both, strict=True))
@@ -200,17 +201,44 @@ def samplers(study: Study) -> Table:
     return rows
 
 
-def fitted(line: Fit, found: Sequence[Point]) -> list[Table]:
-    """The coefficients, and the prediction of the largest size with what was measured of it, if it was."""
-    told = [f"{line.coefficients[i]:.2f} [{low:.2f}, {high:.2f}]" for i in range(4) for low, high in [line.interval(i)]]
-    rows = [["layers, experts, chosen", "KL to old", "share predicted", "measured"]]
+def coefficients(found: Sequence[Point]) -> Table:
+    """Of the line, and the factor of the share where a term's quantity is doubled."""
+    line = line_of(found)
+    ends = [(line.coefficients[i], *line.interval(i)) for i in range(4)]
+    told = [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in ends]
+    twice = [f"x{2**middle:.2f} [{2**low:.2f}, {2**high:.2f}]" for middle, low, high in ends[1:]]
+    return [["", *NAMES], ["coefficient", *told], ["of twice as much", "", *twice]]
+
+
+def predicted(found: Sequence[Point]) -> Table:
+    """What the line says of the largest size at each drift, with what was measured of it, if it was."""
+    line, rows = line_of(found), [["layers, experts, chosen", "KL to old", "share predicted", "measured"]]
     for aim in dict.fromkeys(point.aim for point in found):
         of_aim = [point for point in found if point.aim == aim]
         outcome = [point for point in of_aim if point.size == LARGEST]
         drift = float(np.exp(np.mean([np.log(point.drift) for point in outcome or of_aim])))
         seen = f"{100 * np.mean([point.share for point in outcome]):.1f} %" if outcome else "not yet run"
         rows.append([", ".join(map(str, LARGEST)), f"{drift:.2g}", line.told(LARGEST, drift), seen])
-    return [[list(NAMES), told], rows]
+    return rows
+
+
+def _of_points(make: Callable[[Sequence[Point]], Table]) -> Callable[[Study], Table]:
+    return lambda study: make(points(study)[0])
+
+
+TABLES: Mapping[str, Callable[[Study], Table]] = {
+    "log share = a + b log layers + c log (chosen / experts) + d log KL, over trajectories of all but the largest size "
+    "without the load-balance loss; intervals over settings.": _of_points(coefficients),
+    "What that line says of the largest size, which it has not seen.": _of_points(predicted),
+    "What was measured, at three drifts.": _of_points(measured),
+    "The load-balance loss (0.01), over sizes that have both.": _of_points(balanced),
+    "Samplers in other precisions, and what R3 leaves of their k3.": samplers,
+}
+
+
+def line_of(found: Sequence[Point]) -> Fit:
+    """The line through all sizes but the largest, without the load-balance loss; raises as `fit`."""
+    return fit([point for point in found if point.size != LARGEST and not point.balance])
 
 
 def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figure:
@@ -276,11 +304,11 @@ def main() -> None:
     study = load(given.dir)
     found, without = points(study)
     try:
-        line = fit([point for point in found if point.size != LARGEST])
+        line = line_of(found)
         own = [point for folder in given.workdir for point in users(folder)]
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    tables = [measured(found), balanced(found), samplers(study), *fitted(line, found)]
+    tables = [make(study) for make in TABLES.values()]
     rows = [["yours", "KL to old", "share measured", "share by the fit"]]
     for p in own:
         rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])

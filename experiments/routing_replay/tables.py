@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from experiments.routing_replay import branches, dose, horizon, kept, pooled, quoted, rates, samplers, whole_runs
+from experiments.routing_replay import branches, dose, horizon, kept, pooled, quoted, rates, samplers, scale, whole_runs
 from experiments.routing_replay.pooled import Pooled
 from experiments.routing_replay.table_parts import Table, markdown, unpacked
 from jaxrl_llm.report.read import Study
@@ -357,6 +357,7 @@ TABLES: Sequence[Entry] = (
         kept.ranked,
         ["negatives_dose"],
     ),
+    *(_headed("sizes", caption, make) for caption, make in scale.TABLES.items()),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
 ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name
