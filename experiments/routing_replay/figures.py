@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.routing_replay import dose, kept, samplers
+from experiments.routing_replay import kept, samplers, scale
 from experiments.routing_replay.pooled import Pooled, one_rollout
 from experiments.routing_replay.table_parts import mean
 from experiments.routing_replay.tables import ONE_ROLLOUT, RESULTS, study
@@ -75,19 +75,10 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
         ax.annotate(f"\u2190 {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
 
 
-def scaling(measured: Study) -> Figure:
-    """Routing's part in each setting of depth and sparsity: a line a seed, in black their geometric mean."""
-    names = list(dose.MEASURES)[:3]
-    drawn, axes = panels([f"{name} (%)" for name in names], columns=3, height=3.6)
-    settings = (dose.USUAL, *dose.SCALED)
-    told = ("4 layers,\n16 top-4", "8 layers", "16 layers", "64 experts,\ntop-2", "64 experts,\ntop-1")
-    for ax, name in zip(axes, names, strict=True):
-        values = 100 * np.array([dose.by_seed(measured, setting, name) for setting in settings])
-        ax.plot(values, "-o", color=BATCH, linewidth=0.8, markersize=3)
-        ax.plot(np.exp(np.log(values).mean(-1)), "o", color=INK, markersize=7)
-        ax.set_xticks(range(len(settings)), told, fontsize=7.5)
-        ax.set_ylim(0)
-    return drawn
+def sizes(measured: Study) -> Figure:
+    """Routing's share by depth, sparsity and drift, with the line and its prediction."""
+    found, _ = scale.points(measured)
+    return scale.figure(scale.line_of(found), found)
 
 
 def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
@@ -135,7 +126,7 @@ def main() -> None:
                 name: kept.figure(study(folder, name))
                 for name in ("negatives", "negatives_dose", "negatives_rollouts", "negatives_runs")
             },
-            "scaling": scaling(study(folder, "dose")),
+            "sizes": sizes(study(folder, "sizes")),
             "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),
         }
         for stem, drawn in figures.items():
