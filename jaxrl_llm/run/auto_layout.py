@@ -42,9 +42,11 @@ def laid_out(s: Settings, mesh: Any) -> Settings:
 
 
 def _products(s: Settings, layout: str) -> int:
-    """Multiplications of a forward over all answers of a step, each as long as it may be."""
+    """Multiplications of the layers over all answers of a step, each as long as it may be. Those of attention count
+    twice, as they take on a CPU; the head's are those of the answers in any layout."""
     config, group = s.model, s.rollout.group_size
+    layers = config.active_parameters - config.vocab_size * config.hidden_size
     answers = group if layout == "shared" else 1
     length = s.task.prompt_length + answers * s.answer_length
-    scores = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length
-    return s.rows // answers * length * (config.active_parameters + scores)
+    attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length
+    return s.rows // answers * length * (layers + 2 * attention)
