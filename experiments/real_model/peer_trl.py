@@ -54,6 +54,8 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(work["model"], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(work["model"], padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    if work["end_ids"] == [len(tokenizer)]:  # no token of the model may end an answer: GRPOTrainer asks the tokenizer
+        tokenizer.add_special_tokens({"eos_token": "<|never|>"})
     model.config.eos_token_id = model.generation_config.eos_token_id = work["end_ids"]
     seconds, rewards = CpuSeconds(), Rewards()
     seconds.wrap(model, "generate", "generate")
