@@ -135,7 +135,7 @@ def test_a_branch_is_evaluated_on_the_way_where_that_is_asked(monkeypatch):
     """What an evaluation finds is the number of rollouts so far."""
     taken, run = [], mock.Mock(Run)
     numbers = Branching(rollouts=4, evaluate=(1, 2)).numbers()
-    assert numbers == {"first": 1, "every": 1, "rollouts": 4, "evaluate": (1, 2)}
+    assert numbers == {"first": 1, "every": 1, "rollouts": 4, "evaluate": [1, 2]}
     assert Branching.of(json.loads(json.dumps(numbers))) == Branching(rollouts=4, evaluate=(1, 2))
     assert "evaluate" not in Branching(rollouts=4).numbers()  # the hash of a DIR is made of these
     monkeypatch.setattr(branching, "_taken", lambda run, state, *_: taken.append(1) or (state, {}))
