@@ -252,6 +252,7 @@ def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figu
     drawn, axes = panels(titles, columns=len(drifts), height=4.2, along="layers")
     parts = sorted({point.part for point in found}, reverse=True)
     depths = sorted({point.layers for point in found})
+    shown = sorted({point.layers for point in (*found, *own)})
     for ax, (aim, drift) in zip(axes, drifts.items(), strict=True):
         for place, part in enumerate(parts):
             ink, aside = colour(["", *map(str, parts)], str(part)), 1.04 ** (place - (len(parts) - 1) / 2)
@@ -267,7 +268,7 @@ def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figu
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.sharey(axes[0])
-        ax.set_xticks(depths, [str(depth) for depth in depths])
+        ax.set_xticks(shown, [str(depth) for depth in shown])
         ax.set_yticks(TICKS, [f"{100 * tick:g} %" for tick in TICKS])
         ax.minorticks_off()
     for point in own:

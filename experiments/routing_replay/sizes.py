@@ -59,7 +59,7 @@ def sizes(settings: Iterable[tuple[int, int, int]], balance: Sequence[float] = B
         for coefficient in balance
     ]
     shared = {**BRANCHED, **EQUAL, **UPDATES, **QUICK, "steps": 5, "log.diagnostics_every": 1}
-    runs = product(seeds(700, 5), conditions, arms(), [shared])
+    runs = product(arms(), conditions, [shared], seeds(700, 5))
     return Sweep("", runs, baseline=runs[0]["arm"], config=CONFIG, minutes=4, branching=Branching(first=1, every=2))
 
 

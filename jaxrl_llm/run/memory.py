@@ -46,8 +46,12 @@ class Memory:
     @property
     def phases(self) -> Mapping[str, Mapping[str, int]]:
         """Those that the run has, by name."""
-        phases = {"rollout": self.rollout, "update": self.update, "evaluation": self.evaluation}
-        phases |= {"warm start": self.start}
+        phases = {
+            "rollout": self.rollout,
+            "update": self.update,
+            "evaluation": self.evaluation,
+            "warm start": self.start,
+        }
         return {name: phase for name, phase in phases.items() if phase}
 
     @property

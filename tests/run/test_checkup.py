@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import check, tasks
 from jaxrl_llm.config import start_up
+from jaxrl_llm.models import scoring
 from jaxrl_llm.run import assembly, checkup, measured, posed, rehearsal
 from jaxrl_llm.run.findings import LOOK, OK, STOP, Finding, table
 from jaxrl_llm.run.memory import Memory
@@ -230,6 +231,14 @@ def test_a_run_that_does_not_fit_is_not_rehearsed(run, monkeypatch):
     rows, answers = checkup.checked(run, print)
     assert (rows[-1].check, rows[-1].verdict, answers) == ("memory", STOP, "")
     assert rows[-1].remedy.startswith("spread them over more devices")
+
+
+def test_groups_in_a_row_score_as_padded_ones_where_the_head_reads_answers_alone(tmp_path, monkeypatch):
+    """With a large vocabulary it reads as many tokens of a padded row as an answer has; a group's row holds several."""
+    monkeypatch.setattr(scoring, "_ALL", 0)
+    changes = {"model.num_experts": 0, "updates.layout": "padded", "updates.shuffle": "groups", "warm_start.steps": 0}
+    found = rehearse(assembly.build(validate(tiny_run.make_config(tmp_path, **changes))), lambda text: None)
+    assert found.shapes["shared"]["gap_max"] < 1e-4
 
 
 def test_other_shapes_are_those_that_the_config_could_have(run):

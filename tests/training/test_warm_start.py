@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.models import scoring
+from jaxrl_llm.models import save_pretrained, scoring
 from jaxrl_llm.models.transformer import Model
 from jaxrl_llm.training import warm_start as module
+from jaxrl_llm.training.step import Learner
 from jaxrl_llm.training.warm_start import WarmStartConfig, warm_start
 from tests.reference import tiny_training as tiny
 
@@ -52,6 +53,23 @@ def test_it_learns_the_tasks_answers_and_gives_them_back_from_the_cache(folder, 
     assert said[0].startswith("warm start: from")
     for a, b in zip(jax.tree.leaves(trained), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_is_trained_where_it_lies(folder, tmp_path, monkeypatch):
+    """Every update overwrites the parameters and moments that it is given: a program may not write into the memory of
+    numpy, in which what was read from a file lies, and would make them anew."""
+    save_pretrained(tiny.draw_params(MODEL), MODEL.config, tmp_path / "checkpoint")
+    update, kept = Learner.update, []
+
+    def observed(learner, state, batch, layout):
+        before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.trained)]
+        state, metrics = update(learner, state, batch, layout)
+        kept.append([x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.trained)] == before)
+        return state, metrics
+
+    monkeypatch.setattr(Learner, "update", observed)
+    start(folder, config=config(tmp_path, steps=3), pretrained=str(tmp_path / "checkpoint"))
+    assert kept == [True] * 3
 
 
 def test_it_stops_at_the_pass_rate(folder):
