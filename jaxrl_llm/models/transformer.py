@@ -24,10 +24,11 @@ from jaxrl_llm.models.attention.flash import choose_attention
 from jaxrl_llm.models.attention.grouped_query import Attention, rotation
 from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, by_layer, empty, layout_of
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
-from jaxrl_llm.models.layers import RMSNorm, matrix
+from jaxrl_llm.models.layers import FEW_ROWS, RMSNorm, Transposed, matrix, project
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 _UNROLLED = 8  # layers; for more, compile time matters
+_WORTH_TRANSPOSING = 32  # decode steps: it takes as long as 5 to 25 steps win by it
 
 
 class _Seen(NamedTuple):
@@ -163,6 +164,21 @@ class Model:
             params[kind] = tuple(jax.tree.map(lambda x, i=i: x[i], params[kind]) for i in range(count))
         return params
 
+    def for_decoding(self, params: Params, rows: int, steps: int) -> Params:
+        """Unstacked parameters as so many decode steps of so many rows want them: for few rows on a CPU, matrices are
+        kept transposed. Not those of experts, with which it takes as long, nor the router's."""
+        on_cpu = sharding.platform(self.mesh) == "cpu" and (self.mesh is None or self.mesh.size == 1)
+        if not on_cpu or not 1 < rows <= FEW_ROWS or steps < _WORTH_TRANSPOSING:
+            return params
+
+        def turned(path: Any, x: Array) -> Any:
+            matrix = x.ndim == 2 and "router" not in jax.tree_util.keystr(path)
+            return Transposed(x.T) if matrix else x
+
+        layers = {kind: jax.tree_util.tree_map_with_path(turned, params[kind]) for kind in set(self.config.kinds)}
+        ends = {name: Transposed(x.T) if name == "head" else x for name, x in params["ends"].items()}
+        return {**params, **layers, "ends": ends}
+
     @property
     def cache_layout(self) -> Layout:
         return layout_of(self.config, sharding.platform(self.mesh))
@@ -177,8 +193,12 @@ class Model:
         return ends["embedding"].T if self.config.tie_word_embeddings else ends["head"]
 
     def logits(self, params: Params, hidden: Float[Array, "*n d"]) -> Float[Array, "*n v"]:
-        """hidden @ head, accumulated and returned in float32."""
-        return jnp.matmul(hidden, self.head(params).astype(hidden.dtype), preferred_element_type=jnp.float32)
+        """hidden @ head, accumulated and returned in float32; params may be those of `for_decoding`."""
+        ends, tied = params["ends"], self.config.tie_word_embeddings
+        head: Any = ends["embedding"].T if tied else ends["head"]
+        if tied and sharding.platform(self.mesh) == "cpu":
+            head = Transposed(ends["embedding"])
+        return project(hidden, head, jnp.float32)
 
     def apply(
         self,

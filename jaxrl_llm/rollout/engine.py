@@ -129,9 +129,10 @@ class Engine:
 
     def decoder(self, params: Params, prompts: Array, lengths: Array, keys: Keys[Array, "b"], limits: Array) -> Decoder:
         model, params = _by_layer(self, params)
+        slots = min(self.slots, len(limits)) or len(limits)
         return Decoder(
             model=model,
-            params=params,
+            params=model.for_decoding(params, slots, self.max_new_tokens),
             sampling=self.sampling,
             end_ids=self.end_ids,
             prompts=prompts,

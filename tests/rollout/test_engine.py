@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
@@ -103,6 +104,22 @@ def test_the_last_answer_of_a_group_may_be_greedy(engine, sample, free):
     np.testing.assert_array_equal(both.tokens, np.where(last[:, None], greedy.tokens, free.tokens))
     expected = np.where(last[:, None], 0, free.sampler_logprobs)
     np.testing.assert_allclose(both.sampler_logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_kept_transposed_change_no_answer(tied):
+    model = Model(dataclasses.replace(tiny(), tie_word_embeddings=tied, num_experts=0, num_hidden_layers=2))
+    params = jax.jit(model.init)(jax.random.key(0))
+    unstacked = model.unstack(params)
+    kept = model.for_decoding(unstacked, 12, 32)
+    matrix = kept["dense"][0]["mlp"]["down"]
+    np.testing.assert_array_equal(matrix.value, unstacked["dense"][0]["mlp"]["down"].T)
+    for rows, steps in ((1, 32), (65, 32), (12, 31)):  # one row, many rows or few steps gain nothing
+        assert model.for_decoding(unstacked, rows, steps) is unstacked
+    tokens = jnp.arange(24).reshape(12, 2) % VOCABULARY
+    expected, found = (jax.jit(lambda p: model.logits(p, model.apply(p, tokens).hidden))(p) for p in (unstacked, kept))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(expected, model.apply(params, tokens).hidden @ model.head(params), atol=1e-5)
 
 
 def test_a_cache_of_several_stretches_changes_no_answer(engine, model, params, sample):
