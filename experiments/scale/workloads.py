@@ -54,6 +54,7 @@ class Workload:
     micro_batch_rows: int
     prompt: int = 512
     answer: int = 3584
+    remat: str = "block"
 
 
 WORKLOADS = {
@@ -61,13 +62,13 @@ WORKLOADS = {
     "30b-v5p-expert": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 4, 16, 1), rows=64, micro_batch_rows=64),
     "30b-v5p-8": Workload("qwen3-30b-a3b", "v5p:2x2x2", (1, 8, 1, 1), rows=64, micro_batch_rows=8),
     "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
-    "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=8, micro_batch_rows=8),
+    "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=32, micro_batch_rows=32),
     **{  # as many tokens a GPU on more nodes
-        f"30b-h100-{n}": Workload("qwen3-30b-a3b", f"h100:{n}", (1, n // 8, 8, 1), rows=n, micro_batch_rows=n)
+        f"30b-h100-{n}": Workload("qwen3-30b-a3b", f"h100:{n}", (1, n // 8, 8, 1), rows=4 * n, micro_batch_rows=4 * n)
         for n in (64, 256, 1024)
     },
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
-    "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=4),
+    "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=8, remat="dots"),
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k": Workload("qwen3-8b", "v5p:2x2x2", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k-context": Workload("qwen3-8b", "v5p:2x2x2", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
@@ -97,7 +98,7 @@ def settings_of(workload: Workload, layers: int | None = None, rollout_mesh: tup
         if not moe:
             config.model.num_experts = 0
     s = validate(config)
-    model = MODELS[workload.model]
+    model = dataclasses.replace(MODELS[workload.model], remat=workload.remat)
     if layers is not None:
         model = dataclasses.replace(model, num_hidden_layers=layers)
     return dataclasses.replace(s, model=model, task=dataclasses.replace(s.task, prompt_length=workload.prompt))

@@ -13,6 +13,7 @@ from jaxrl_llm.models.checkpoints.upcycling import upcycled
 from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.models.experts.moe import load_balance_loss
 from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.selected_logprobs import score_chunk
 from jaxrl_llm.models.transformer import Model, ModelOutput
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "read_published",
     "routing_dtype",
     "save_pretrained",
+    "score_chunk",
     "time_multiple",
     "upcycled",
 ]

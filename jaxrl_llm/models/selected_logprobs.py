@@ -22,8 +22,13 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
 _KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
-_CHUNK = 1024  # tokens whose logits exist at one time, on each device
 _OUT = -1e30  # the logit of what was not kept: its weight is 0, and so is weight * logit
+
+
+def score_chunk(platform: str) -> int:
+    """Tokens whose logits exist at one time, on each device. Every chunk reads the head three times and adds to its
+    gradient, which on an accelerator costs more than the memory of a larger one."""
+    return 1024 if platform == "cpu" else 4096
 
 
 def selected_logprobs(
@@ -45,7 +50,8 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    run: Any = functools.partial(_selected, temperature=float(temperature))
+    chunk = score_chunk(sharding.platform(mesh))
+    run: Any = functools.partial(_selected, temperature=float(temperature), chunk=chunk)
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
         specs = (states, PartitionSpec(), tokens, states)
@@ -63,9 +69,9 @@ def _logits(hidden: Array, head: Array, kept: Array | None, temperature: float) 
     return jnp.where(inside.at[places].set(True, mode="drop"), logits, _OUT)
 
 
-def _cut(x: Array) -> Array:
+def _cut(x: Array, chunk: int) -> Array:
     """[n ...] -> [steps, size, ...], padded with zeros. Strided, so that rows sharded over devices stay there."""
-    steps = -(-x.shape[0] // _CHUNK)
+    steps = -(-x.shape[0] // chunk)
     size = -(-x.shape[0] // steps)
     padded = jnp.pad(x, [(0, steps * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
     return padded.reshape(size, steps, *x.shape[1:]).swapaxes(0, 1)
@@ -87,29 +93,29 @@ def _chunk_forward(hidden, head, targets, kept, temperature):
     return of_target - log_partition, log_partition - mean, log_partition, weights / total[:, None]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _selected(hidden, head, targets, kept, temperature):
-    return _forward(hidden, head, targets, kept, temperature)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _selected(hidden, head, targets, kept, temperature, chunk):
+    return _forward(hidden, head, targets, kept, temperature, chunk)[0]
 
 
-def _forward(hidden, head, targets, kept, temperature):
+def _forward(hidden, head, targets, kept, temperature, chunk):
     if hidden.shape[0] * head.shape[1] <= _KEEP:
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, kept, temperature)
     else:
 
-        def one(chunk):
-            hidden, targets, kept = chunk
+        def one(tokens):
+            hidden, targets, kept = tokens
             return _chunk_forward(hidden, head, targets, kept, temperature)[:3]
 
-        parts = lax.map(one, jax.tree.map(_cut, (hidden, targets, kept)))
+        parts = lax.map(one, jax.tree.map(lambda x: _cut(x, chunk), (hidden, targets, kept)))
         logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
         probs = None
     return (logprob, entropy), (hidden, head, targets, kept, log_partition, entropy, probs)
 
 
-def _selected_fwd(hidden, head, targets, kept, temperature):
+def _selected_fwd(hidden, head, targets, kept, temperature, chunk):
     kept = None if kept is None else kept.value
-    return _forward(hidden.value, head.value, targets.value, kept, temperature)
+    return _forward(hidden.value, head.value, targets.value, kept, temperature, chunk)
 
 
 def _chunk_backward(head, probs, temperature, hidden, targets, kept, log_partition, entropy, d_logprob, d_entropy):
@@ -126,7 +132,7 @@ def _chunk_backward(head, probs, temperature, hidden, targets, kept, log_partiti
     return d_hidden, jnp.matmul(hidden.T, d_logits, preferred_element_type=jnp.float32)
 
 
-def _selected_bwd(temperature, residuals, cotangents):
+def _selected_bwd(temperature, chunk, residuals, cotangents):
     hidden, head, targets, kept, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
     d_logprob = jnp.zeros_like(log_partition) if d_logprob is None else d_logprob
@@ -134,10 +140,10 @@ def _selected_bwd(temperature, residuals, cotangents):
     if probs is not None:
         d_hidden, d_head = _chunk_backward(head, probs, temperature, *per_token)
         return d_hidden, d_head.astype(head.dtype), None, None
-    chunks = jax.tree.map(_cut, per_token)
+    chunks = jax.tree.map(lambda x: _cut(x, chunk), per_token)
 
-    def step(d_head, chunk):
-        d_hidden, of_chunk = _chunk_backward(head, None, temperature, *chunk)
+    def step(d_head, tokens):
+        d_hidden, of_chunk = _chunk_backward(head, None, temperature, *tokens)
         return d_head + of_chunk, d_hidden
 
     d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)

@@ -7,12 +7,13 @@ in the bandwidth-optimal algorithm over n devices, with `in` the operand's bytes
 
 all-gather (n - 1) in    reduce-scatter in (n - 1) / n    all-reduce 2 in (n - 1) / n    all-to-all in (n - 1) / n
 
-A permutation sends its operand. A ragged all-to-all counts its whole operand, as if every row of it were in use.
+A permutation sends its operand. A ragged all-to-all moves those rows of its first operand that an even load uses,
+into its second, which is its result.
 Between slices of TPUs XLA spells a collective as a transfer by the hosts of what the chips of a slice have made of it.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from jaxrl_llm.plan.flops import flops_of, grouped
@@ -82,7 +83,8 @@ def measure(module: Module, devices: int, filled: float = 1.0) -> tuple[Cost, Co
     """(everything outside loops of a run-time bound, one turn of the outermost such loops), for one device.
 
     Micro-batches and decode steps are such loops. A loop inside one of them (the refilling of slots) is not counted.
-    `filled` is the share of a grouped matmul's rows that hold a (token, expert) pair; its kernel skips the others.
+    `filled` is the share of the rows of a grouped matmul or a ragged all-to-all that hold a (token, expert) pair; the
+    others are skipped.
     """
     return _Reader(module, devices, filled).total(module.entry)
 
@@ -115,18 +117,18 @@ class _Reader:
     def _own(self, inside: Computation, i: Instruction) -> Cost:
         if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")) or "async-collective-done" in i.name:
             return Cost()
-        read = [shape for name in i.operands for shape in inside.by_name[name].shapes]
+        read = [shape for name in _sources(i) for shape in inside.by_name[name].shapes]
         moved = _in_memory(read) + _in_memory(i.shapes)
         kind = between_slices(i) or i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             # What starts one names its operands beside its results.
             names_both = i.opcode.endswith("-start") and len(i.shapes) > len(read)
+            moved *= self.filled if kind == "ragged-all-to-all" else 1
             return self._collective(inside, i, kind) + Cost(bytes=_in_memory(i.shapes) if names_both else moved)
         if i.opcode == "fusion":
             body = self.module.computations[i.called[0]]
-            parameters = sorted((p for p in body.instructions if p.opcode == "parameter"), key=lambda p: int(p.literal))
-            edge = zip(parameters, i.operands, strict=True)
-            moved = sum(_read(body, parameter, inside.by_name[name]) for parameter, name in edge)
+            edge = zip(body.parameters, i.operands, strict=True)
+            moved = sum(self._read(body, parameter, inside.by_name[name]) for parameter, name in edge)
             return self._fused(i, body) + Cost(bytes=moved + _written(body, i))
         if i.opcode in ("dynamic-slice", "gather", "slice", "slice-start"):
             moved = 2 * _in_memory(i.shapes[:1])
@@ -138,6 +140,27 @@ class _Reader:
         if flops is None:
             return Cost(bytes=moved, unknown=frozenset({i.name}))
         return Cost(flops * self.filled if grouped(i) else flops, moved)
+
+    def _read(self, body: Computation, parameter: Instruction, given: Instruction) -> float:
+        """Bytes that a fusion reads of one operand, perhaps by fusions inside it."""
+        whole = _in_memory(given.shapes)
+        pending, parts = [parameter], 0.0
+        while pending:
+            at = pending.pop()
+            for user in body.users[at.name]:
+                if _STEP in body.name and (user is body.root or user.opcode in _COLLECTIVES):
+                    continue  # handed on
+                if user.opcode in ("bitcast", "reshape"):
+                    pending.append(user)
+                elif user.opcode == "fusion":
+                    inner = self.module.computations[user.called[0]]
+                    places = (number for number, name in enumerate(user.operands) if name == at.name)
+                    parts += sum(self._read(inner, inner.parameters[number], given) for number in places)
+                elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
+                    parts += _in_memory(user.shapes)
+                elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
+                    return whole
+        return min(whole, parts)
 
     def _fused(self, fusion: Instruction, body: Computation) -> Cost:
         """What a fusion computes and sends; it moves only what crosses its edge."""
@@ -154,7 +177,8 @@ class _Reader:
         return cost
 
     def _collective(self, inside: Computation, i: Instruction, kind: str) -> Cost:
-        size = sum(shape.bytes for name in i.operands for shape in inside.by_name[name].shapes)
+        size = sum(shape.bytes for name in _sources(i) for shape in inside.by_name[name].shapes)
+        size *= self.filled if kind == "ragged-all-to-all" else 1
         groups = device_groups(i, self.devices)
         n = len(groups[0]) if groups else 1
         if kind == "collective-permute":
@@ -171,26 +195,13 @@ def _summed(costs: Iterable[tuple[Cost, Cost]]) -> tuple[Cost, Cost]:
     return once, turn
 
 
+def _sources(i: Instruction) -> Sequence[str]:
+    """The operands that are read: of a ragged all-to-all not where it writes, nor its numbers of rows."""
+    return i.operands[:1] if i.opcode.startswith("ragged-all-to-all") else i.operands
+
+
 def _in_memory(shapes: Iterable[Shape]) -> float:
     return float(sum(s.bytes for s in shapes if not s.fast))
-
-
-def _read(body: Computation, parameter: Instruction, given: Instruction) -> float:
-    """Bytes that a fusion reads of one operand."""
-    whole = _in_memory(given.shapes)
-    pending, parts = [parameter], 0.0
-    while pending:
-        at = pending.pop()
-        for user in body.users[at.name]:
-            if _STEP in body.name and (user is body.root or user.opcode in _COLLECTIVES):
-                continue  # handed on
-            if user.opcode in ("bitcast", "reshape"):
-                pending.append(user)
-            elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
-                parts += _in_memory(user.shapes)
-            elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
-                return whole
-    return min(whole, parts)
 
 
 def _written(body: Computation, i: Instruction) -> float:

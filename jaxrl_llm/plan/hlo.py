@@ -71,6 +71,10 @@ class Computation:
         return {i.name: i for i in self.instructions}
 
     @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        return sorted((i for i in self.instructions if i.opcode == "parameter"), key=lambda i: int(i.literal))
+
+    @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
         users = collections.defaultdict(list)
         for i in self.instructions:

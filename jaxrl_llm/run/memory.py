@@ -21,13 +21,12 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.ground import machine, sharding
-from jaxrl_llm.models import Model, ModelConfig, choose_attention
+from jaxrl_llm.models import Model, ModelConfig, choose_attention, score_chunk
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
 
-_CHUNK = 1024  # tokens whose logits exist at one time: the default of `selected_logprobs`
 _PROGRAMS = 2**28  # bytes that compiled programs and their tracing leave, measured
 
 
@@ -232,7 +231,7 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     minibatch = s.rows // s.updates.minibatches
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // (shards // context))
-    chunk = min(rows * length, -(-_CHUNK // shards))
+    chunk = min(rows * length, score_chunk(platform))
     record = 2 * config.num_moe_layers * config.num_experts_per_tok + _kept(s)  # scored and replayed
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
@@ -254,7 +253,7 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
         "moments": 2 * parameters if s.lora.rank else 0,
         "gradients": parameters * (1 + (platform == "cpu")),
         "activations": _activations(s.model, rows, length, context, tensor, platform),
-        "logits": 2 * 4 * min(rows * length, -(-_CHUNK // shards)) * _over(s.model.vocab_size, tensor),
+        "logits": 2 * 4 * min(rows * length, score_chunk(platform)) * _over(s.model.vocab_size, tensor),
     }
 
 

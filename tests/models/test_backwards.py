@@ -25,7 +25,7 @@ def chunked(hidden, head):
     """The form that computes the probabilities again, in two chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprobs_module, "_KEEP", 0)
-        patch.setattr(logprobs_module, "_CHUNK", 4)
+        patch.setattr(logprobs_module, "score_chunk", lambda platform: 4)
         return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
 
 

@@ -17,7 +17,7 @@ D, V = 8, 40
 @pytest.fixture(params=["kept", "recomputed"])
 def path(request, monkeypatch):
     """Both forms: everything in one chunk with its probabilities, and chunks of 8 tokens that recompute."""
-    monkeypatch.setattr(module, "_CHUNK", 8)
+    monkeypatch.setattr(module, "score_chunk", lambda platform: 8)
     monkeypatch.setattr(module, "_KEEP", 2**22 if request.param == "kept" else 0)
     return request.param
 
@@ -103,7 +103,7 @@ def test_bfloat16(path):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 2, 1, 1), (1, 1, 2, 2)])
 def test_every_device_walks_its_own_tokens(path, shape, monkeypatch):
     """Values and gradients inside shard_map: tokens over all devices, the head in parts that are gathered."""
-    monkeypatch.setattr(module, "_CHUNK", 2)
+    monkeypatch.setattr(module, "score_chunk", lambda platform: 2)
     mesh = sharding.make_mesh(shape)
     hidden, head, targets = _problem(24)
 
@@ -125,7 +125,7 @@ def test_memory_follows_the_chunk_not_the_batch(monkeypatch):
     """Forward and backward hold a few arrays of [chunk, vocabulary]; the plain form holds [tokens, vocabulary]."""
     n, vocab, chunk = 2048, 4096, 128
     monkeypatch.setattr(module, "_KEEP", 0)
-    monkeypatch.setattr(module, "_CHUNK", chunk)
+    monkeypatch.setattr(module, "score_chunk", lambda platform: chunk)
     args = (jnp.ones((n, D)), jnp.ones((D, vocab)), jnp.zeros(n, jnp.int32))
 
     def temporary(function):

@@ -154,3 +154,19 @@ ENTRY %main (x: f32[4,4], a: f32[4,4], b: f32[4,4]) -> f32[8,4] {
     assert cost.exchanges == {("all-gather", ((0, 1),)): (1.0, 64.0)}
     assert cost.flops == 2 * 4**3
     assert cost.bytes == (64 + 64 + 128) + 3 * 64
+
+
+def test_a_ragged_all_to_all_sends_what_it_reads_and_an_even_load_uses():
+    """Its second operand is where it writes; the others say which rows."""
+    text = """HloModule ragged
+
+ENTRY %main (x: bf16[48,8], y: bf16[48,8], s: s32[4]) -> bf16[48,8] {
+  %x = bf16[48,8]{1,0} parameter(0)
+  %y = bf16[48,8]{1,0} parameter(1)
+  %s = s32[4]{0} parameter(2)
+  ROOT %r = bf16[48,8]{1,0} ragged-all-to-all(%x, %y, %s, %s, %s, /*index=5*/%s), channel_id=1, replica_groups={{0,1,2,3}}
+}
+"""  # noqa: E501
+    cost = measure(parse(text), 4, filled=2 / 3)[0]
+    assert cost.collectives == {"ragged-all-to-all": (1.0, pytest.approx(2 * 32 * 8 * 3 / 4))}
+    assert cost.bytes == pytest.approx(2 * 2 * 32 * 8)

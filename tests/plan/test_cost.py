@@ -131,6 +131,38 @@ ENTRY %main (a: f32[2,4,3], b: f32[4,3,5]) -> f32[2,7,5] {
     assert measure(parse(text), 1)[0].flops == 2 * 2 * 5 * 3 * 4 * 4
 
 
+def test_a_slice_inside_a_fusion_inside_a_fusion_is_all_that_is_read():
+    """As XLA:TPU spells a product with one layer of a stack."""
+    text = """HloModule m
+
+%slice (s: f32[6,8,16], i: s32[]) -> f32[8,16] {
+  %s = f32[6,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %d = f32[1,8,16]{2,1,0} dynamic-slice(%s, %i, %z, %z), dynamic_slice_sizes={1,8,16}
+  ROOT %b = f32[8,16]{1,0} bitcast(%d)
+}
+
+%product (s: f32[6,8,16], i: s32[], x: f32[4,8]) -> f32[4,16] {
+  %s = f32[6,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[4,8]{1,0} parameter(2)
+  %w = f32[8,16]{1,0} fusion(%s, %i), kind=kLoop, calls=%slice
+  ROOT %y = f32[4,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (s: f32[6,8,16], i: s32[], x: f32[4,8]) -> f32[4,16] {
+  %s = f32[6,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[4,8]{1,0} parameter(2)
+  ROOT %y = f32[4,16]{1,0} fusion(%s, %i, %x), kind=kOutput, calls=%product
+}
+"""
+    cost = measure(parse(text), 1)[0]
+    assert cost.bytes == 4 * (8 * 16 + 1 + 4 * 8 + 4 * 16)  # one layer, its number, the input and the output
+    assert cost.flops == 2 * 4 * 8 * 16
+
+
 def test_memory_on_the_chip_takes_no_bandwidth():
     text = """HloModule m
 

@@ -3,7 +3,8 @@ reading and writing between its products does, not the products.
 
 The (token, expert) pairs are sorted by expert and stay in the compute type between products; what follows a product is
 computed in float32 and fused into one pass. Rows of no expert hold anything until a result leaves the sorted order, and
-are left out there, once. In both directions rows are gathered, never scattered.
+are left out there, once. In both directions rows are gathered, never scattered. W_gate and W_up are the halves of one
+product, which reads its rows once.
 """
 
 import functools
@@ -40,7 +41,7 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
     groups = group_by_expert(experts, len(w_gate))
     dot = functools.partial(dot, counts=groups.counts)
     rows = x[_tokens(groups, experts, len(w_gate))]
-    a, b = dot(rows, w_gate), dot(rows, w_up)
+    a, b = jnp.split(dot(rows, jnp.concatenate([w_gate, w_up], axis=2)), 2, axis=1)
     hidden = jax.nn.silu(a.astype(jnp.float32)) * b.astype(jnp.float32)
     out = _of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
     y = jnp.einsum("nkd,nk->nd", out, gates, preferred_element_type=jnp.float32)
@@ -63,9 +64,9 @@ def _backward(dot: Dot, residuals: Any, dy: Array) -> tuple[Array, None, Array, 
     v = v.astype(jnp.float32)
     dg = jnp.sum(v * h, axis=-1, keepdims=True)
     da, db = (g * v * b * (s + act * (1.0 - s))).astype(dtype), (g * v * act).astype(dtype)
-    by_gate, d_gate = jax.vjp(dot, rows, w_gate)[1](da)
-    by_up, d_up = jax.vjp(dot, rows, w_up)[1](db)
-    dx = _of_pairs(by_gate + by_up, groups, gates.shape)
+    d_rows, d_both = jax.vjp(dot, rows, jnp.concatenate([w_gate, w_up], axis=2))[1](jnp.concatenate([da, db], axis=1))
+    d_gate, d_up = jnp.split(d_both, 2, axis=2)
+    dx = _of_pairs(d_rows, groups, gates.shape)
     dg = _of_pairs(dg, groups, gates.shape)[..., 0]
     return jnp.sum(dx, axis=1, dtype=jnp.float32).astype(dtype), None, dg.astype(gates.dtype), (d_gate, d_up, d_down)
 
