@@ -118,8 +118,8 @@ TABLES: Sequence[Entry] = (
         partial(pooled.by_sign, second=318),
     ),
     _pooled(
-        "Whole runs at 4e-4 by what an arm cuts (`negatives_runs`); the batches are halves of one sweep.",
-        ["model", "a run of GRPO gains", "arms"],
+        "Whole runs by what an arm cuts (`negatives_runs`); the batches are halves of one sweep.",
+        ["model, rate", "a run of GRPO gains", "arms"],
         ["negatives_runs"],
         partial(pooled.by_sign, second=505),
     ),
