@@ -33,7 +33,7 @@ class WarmStartConfig(Block, prefix="warm_start."):
     target_pass_rate: float = declared(
         0.0, "stop as soon as sampled pass@1 reaches it; 0: take all steps", least=0, below=1
     )
-    evaluate_every: int = declared(20, "steps between pass rates, if there is a target", least=1)
+    evaluate_every: int = declared(20, "steps between reports, with pass rates if there is a target", least=1)
     batch_size: int = declared(64, "answers per step", least=1)
     learning_rate: float = declared(3e-3, least=0)
     seed: int = declared(0, "seed of its parameters and batches, independent of the run's seed")
@@ -135,13 +135,15 @@ def _train(
         drawn = source.next(stream, step, state)
         ((layout,),) = drawn.epochs
         state, metrics = learner.update(state, drawn.batch, layout)
-        measured = bool(config.target_pass_rate) and step % config.evaluate_every == 0
-        if measured or step == config.steps:
-            loss = M.finalize(processes.fetch(metrics))["loss/policy"]
-        if measured and evaluate is not None:
+        if step % config.evaluate_every and step < config.steps:
+            continue
+        loss = M.finalize(processes.fetch(metrics))["loss/policy"]
+        told, rate = f"warm start: step {step}/{config.steps}  loss {loss:.3f}", 0.0
+        if config.target_pass_rate and evaluate is not None and step % config.evaluate_every == 0:
             rate = evaluate(state.trained.policy)
-            log(f"warm start: step {step}/{config.steps}  loss {loss:.3f}  pass rate {rate:.3f}")
-            if rate >= config.target_pass_rate:
-                break
+            told += f"  pass rate {rate:.3f}"
+        log(told)
+        if config.target_pass_rate and rate >= config.target_pass_rate:
+            break
     log(f"warm start: done, loss {loss:.3f}")
     return state.trained.policy

@@ -38,6 +38,7 @@ def start(folder, **options):
 
 def test_it_learns_the_tasks_answers_and_gives_them_back_from_the_cache(folder, monkeypatch):
     trained, said = start(folder)
+    assert [line.split("  ")[0] for line in said[:-1]] == [f"warm start: step {step}/20" for step in range(2, 21, 2)]
     assert said[-1].startswith("warm start: done, loss")
     batch = next(tasks.supervised(TASK, seed=1, batch_size=8, data_dir=folder / "data"))
     tokens, segments, mask = (jnp.asarray(batch[name]) for name in ("tokens", "segment_ids", "loss_mask"))
