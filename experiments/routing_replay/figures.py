@@ -16,6 +16,7 @@ from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.style import INK, colour, panels
 
 BATCH = "#9a9a9a"
+REAL = "#D55E00"
 ROUNDING = 1e-9  # of k3, without noise
 SHOWN = 0.1  # a difference beyond it is written at the edge: SAPO's would hide all others
 
@@ -83,16 +84,18 @@ def sizes(measured: Study) -> Figure:
 
 def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
     """What R3 leaves of the sampler's gap (k3) against its size; and what the strongest doses of the choice alone cost,
-    and each remedy leaves of that, by the router that evaluates."""
+    which are those where GRPO loses, and each remedy leaves of that, by the router that evaluates."""
     titles = ["share of k3 that R3 leaves (%)", "accuracy less that of GRPO with the exact sampler"]
     drawn, axes = panels(titles, columns=2, height=3.8)
     gated = [(one, noise) for one in (weak, strong) for noise in one.conditions if noise.startswith("N = 4")]
-    alone = [
+    replayed = [
         (choices, sampler)
         for sampler in choices.conditions
         if any(run.ended for run in choices.select("GRPO+R3", sampler))
     ]
-    for told, ink, doses in (("gates and choice moved", BATCH, gated), ("choice alone", INK, alone)):
+    alone, real = ([one for one in replayed if ("k3" in one[1]) == moved] for moved in (True, False))
+    kinds = ("gates and choice moved", BATCH, gated), ("choice alone", INK, alone), ("bfloat16, float8", REAL, real)
+    for told, ink, doses in kinds:
         gaps = np.array(
             [[mean(one.select(arm, dose), "kl/sampler") for arm in ("GRPO", "GRPO+R3")] for one, dose in doses]
         )
@@ -101,7 +104,8 @@ def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
     axes[0].set_xscale("log")
     axes[0].set_xlabel("k3 between sampler and trainer under GRPO", fontsize=8.5, color=INK)
     axes[0].legend(fontsize=8, frameon=False)
-    places = [(sampler, router) for _, sampler in alone for router in samplers.ROUTERS]
+    lost = [sampler for _, sampler in alone if sampler.endswith("k3 0.1")]
+    places = [(sampler, router) for sampler in lost for router in samplers.ROUTERS]
     for number, arm in enumerate(choices.arms):
         found = {tuple(one.labels[1:]): one.whole for one in samplers.cost(choices, arm)}
         for x, place in enumerate(places):
