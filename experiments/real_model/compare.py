@@ -11,6 +11,7 @@ rows the floor is the products of a training step on padded rows over numpy's ra
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -104,7 +105,10 @@ def measure(
 ) -> dict[str, Any]:
     """Rewards and CPU seconds of every step of both systems, turn by turn, or apart, which takes less memory."""
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    programs = {"ours": (sys.executable, "ours"), "trl": (python, "peer_trl")}
+    programs = {
+        "ours": (sys.executable, "-m", "experiments.real_model.ours"),
+        "trl": (python, "-m", "experiments.real_model.peer_trl"),
+    }
     rows: dict[str, list[dict[str, Any]]] = {system: [] for system in programs}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,14 +118,12 @@ def measure(
             with ExitStack() as stack:
                 runners = {}
                 for system in together:
-                    program, module = programs[system]
-                    command = [program, "-m", f"experiments.real_model.{module}", "--work", str(folder / "work.json")]
-                    log = folder / f"{system}.log"
-                    runners[system] = stack.enter_context(Runner(system, command, core, environment, log))
-                for step in range(steps):
-                    for system, runner in runners.items():
-                        rows[system].append(runner.step())
-                        print(f"{system} {step + 1}: {rows[system][-1]}", file=sys.stderr, flush=True)
+                    command = [*programs[system], "--work", str(folder / "work.json")]
+                    runner = Runner(system, command, core, environment, folder / f"{system}.log")
+                    runners[system] = stack.enter_context(runner)
+                for step, (system, runner) in itertools.product(range(steps), runners.items()):
+                    rows[system].append(runner.step())
+                    print(f"{system} {step + 1}: {rows[system][-1]}", file=sys.stderr, flush=True)
     return {
         "seed": seed,
         "lengths": lengths,

@@ -123,8 +123,8 @@ class _Reader:
         if kind in _COLLECTIVES:
             # What starts one names its operands beside its results.
             names_both = i.opcode.endswith("-start") and len(i.shapes) > len(read)
-            moved *= self.filled if kind == "ragged-all-to-all" else 1
-            return self._collective(inside, i, kind) + Cost(bytes=_in_memory(i.shapes) if names_both else moved)
+            moved = _in_memory(i.shapes) if names_both else moved
+            return self._collective(inside, i, kind) + Cost(bytes=moved * self._used(kind))
         if i.opcode == "fusion":
             body = self.module.computations[i.called[0]]
             edge = zip(body.parameters, i.operands, strict=True)
@@ -140,6 +140,10 @@ class _Reader:
         if flops is None:
             return Cost(bytes=moved, unknown=frozenset({i.name}))
         return Cost(flops * self.filled if grouped(i) else flops, moved)
+
+    def _used(self, kind: str) -> float:
+        """The share of a collective's rows that travel."""
+        return self.filled if kind == "ragged-all-to-all" else 1.0
 
     def _read(self, body: Computation, parameter: Instruction, given: Instruction) -> float:
         """Bytes that a fusion reads of one operand, perhaps by fusions inside it."""
@@ -177,8 +181,7 @@ class _Reader:
         return cost
 
     def _collective(self, inside: Computation, i: Instruction, kind: str) -> Cost:
-        size = sum(shape.bytes for name in _sources(i) for shape in inside.by_name[name].shapes)
-        size *= self.filled if kind == "ragged-all-to-all" else 1
+        size = self._used(kind) * sum(shape.bytes for name in _sources(i) for shape in inside.by_name[name].shapes)
         groups = device_groups(i, self.devices)
         n = len(groups[0]) if groups else 1
         if kind == "collective-permute":

@@ -11,6 +11,7 @@ import pytest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Routing
 from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models.layers import FEW_ROWS, Transposed, project
 from jaxrl_llm.models.transformer import positions_of
 from tests.reference import transformer_numpy
 
@@ -142,6 +143,15 @@ def test_unstacked_parameters_give_the_same(tiny, params_of, forward, batch):
     }
     every = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(cast)}
     assert kept == {path for path in every if "router" in path or "norm" in path}
+
+
+@pytest.mark.parametrize(("rows", "first"), [(8, True), (FEW_ROWS, True), (FEW_ROWS + 1, False)])
+def test_few_rows_are_multiplied_by_a_transposed_weight_from_the_right(rows, first):
+    """XLA would swap the operands of a product that is transposed afterwards, and lose what the form wins."""
+    x, w = jax.random.normal(jax.random.key(0), (rows, 48)), jax.random.normal(jax.random.key(1), (48, 40))
+    run = jax.jit(lambda x, kept: project(x, Transposed(kept))).lower(x, w.T).compile()
+    np.testing.assert_allclose(run(x, w.T), x @ w, atol=1e-5)
+    assert (f"f32[40,{rows}]" in run.as_text()) == first
 
 
 def test_bfloat16_leaves_parameters_router_and_logits_in_float32(tiny, params_of, forward, batch):

@@ -114,6 +114,10 @@ def test_matrices_kept_transposed_change_no_answer(tied):
     kept = model.for_decoding(unstacked, 12, 32)
     matrix = kept["dense"][0]["mlp"]["down"]
     np.testing.assert_array_equal(matrix.value, unstacked["dense"][0]["mlp"]["down"].T)
+    engine = Engine(model, Sampling(), GROUP, 32, end_ids=(NEVER,))
+    keys = jax.random.split(jax.random.key(1), ROWS)
+    decoder = engine.decoder(params, jnp.asarray(PROMPTS), jnp.asarray(LENGTHS), keys, jnp.full(ROWS, 32))
+    np.testing.assert_array_equal(decoder.params["dense"][0]["mlp"]["down"].value, matrix.value)
     for rows, steps in ((1, 32), (65, 32), (12, 31)):  # one row, many rows or few steps gain nothing
         assert model.for_decoding(unstacked, rows, steps) is unstacked
     tokens = jnp.arange(24).reshape(12, 2) % VOCABULARY

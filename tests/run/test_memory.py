@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.models import score_chunk
 from jaxrl_llm.run import trainer
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.memory import Memory, of_device
@@ -161,6 +162,13 @@ def test_more_devices_hold_less_and_share_what_this_machine_has(tmp_path):
     one, four = (made(tmp_path, **{"mesh.shape": shape}) for shape in ((1, 1, 1, 1), (1, 4, 1, 1)))
     assert four.memory().total < 0.5 * one.memory().total
     assert of_device(four.model.mesh) == pytest.approx(of_device(one.model.mesh) / 4, rel=0.1)  # of what is free now
+
+
+def test_every_device_has_a_chunk_of_logits_of_its_own(tmp_path):
+    many = {"rollout.prompts": 64, "updates.minibatches": 1}
+    one, four = (made(tmp_path, **many, **{"mesh.shape": (1, n, 1, 1)}) for n in (1, 4))
+    assert four.settings.rows // 4 * four.settings.answer_length > score_chunk("cpu")
+    assert four.memory().update["logits"] == one.memory().update["logits"] > 0
 
 
 def test_an_evaluation_of_many_prompts_is_counted(tmp_path):
