@@ -226,6 +226,8 @@ def main() -> None:
         print(by_lengths([json.loads(path.read_text()) for path in given.by_lengths]))
         return
     if not given.table:
+        if given.steps < 2:
+            parser.error(f"--steps {given.steps} leaves none after the first, which compiles; give at least 2")
         python = given.trl_python or python_of("trl")
         run = measure(given.seed, given.steps, given.core, python, given.layout, given.lengths, given.apart)
         if given.json:

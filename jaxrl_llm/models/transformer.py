@@ -187,14 +187,16 @@ class Model:
         """For so many tokens of each row, to be filled by `apply`."""
         return empty(self.config, rows, length, self.cache_layout)
 
-    def head(self, params: Params) -> Float[Array, "d v"] | Transposed:
-        """The output matrix; the transposed embedding when tied; as `for_decoding` keeps it, if it did."""
+    def head(self, params: Params) -> Float[Array, "d v"]:
+        """The output matrix; the transposed embedding when tied."""
         ends = params["ends"]
         return ends["embedding"].T if self.config.tie_word_embeddings else ends["head"]
 
     def logits(self, params: Params, hidden: Float[Array, "*n d"]) -> Float[Array, "*n v"]:
         """hidden @ head, accumulated and returned in float32; params may be those of `for_decoding`."""
-        if self.config.tie_word_embeddings and sharding.platform(self.mesh) == "cpu":
+        if not self.config.tie_word_embeddings:
+            return project(hidden, params["ends"]["head"], jnp.float32)
+        if sharding.platform(self.mesh) == "cpu":
             return project(hidden, Transposed(params["ends"]["embedding"]), jnp.float32)
         return project(hidden, self.head(params), jnp.float32)
 
