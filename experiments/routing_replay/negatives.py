@@ -91,7 +91,7 @@ def negatives_rollouts() -> Sweep:
     return Sweep("", runs, baseline="GRPO", config=CONFIG, minutes=5, branching=LONG)
 
 
-def negatives_runs() -> Sweep:
+def negatives_runs(first: int = 500, count: int = 10) -> Sweep:
     """The tuned rate is the one found for sorting; an arm that was not tuned has GRPO's."""
     tuned = json.loads(Path(__file__).with_name("tuned.json").read_text())
     runs = []
@@ -104,7 +104,11 @@ def negatives_runs() -> Sweep:
                     {**run, **condition(task, name, f"N = {n}", rate, **fields), **model, "config": config}
                     for name, model in MODELS.items()
                 ]
-    return Sweep("", product(runs, [{"steps": 30}], seeds(500, 10)), baseline="GRPO", minutes=0.7)
+    return Sweep("", product(runs, [{"steps": 30}], seeds(first, count)), baseline="GRPO", minutes=0.7)
+
+
+def negatives_again() -> Sweep:
+    return negatives_runs(510, 20)
 
 
 def negatives_real() -> Sweep:
@@ -126,6 +130,7 @@ VARIANTS: Variants = {
     "negatives_dose": (negatives_dose, "Does a rollout's gain follow the gradient kept for A < 0?"),
     "negatives_rollouts": (negatives_rollouts, "After how many rollouts does the order of arms turn, and by drift?"),
     "negatives_runs": (negatives_runs, "Does GSPO end whole runs above the arms that one rollout prefers?"),
+    "negatives_again": (negatives_again, "Do the whole runs' results hold on seeds of a batch of its own?"),
     "negatives_real": (negatives_real, "Is the order of whole runs that of a published model on sums?"),
     "negatives_smoke": (negatives_smoke, "Does every arm run? Two rollouts of a tiny model"),
 }
