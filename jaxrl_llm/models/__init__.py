@@ -4,6 +4,7 @@ modules `lora` and `scoring`."""
 
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models.attention.attend_blocks import skips_blocks
 from jaxrl_llm.models.attention.flash import choose_attention, time_multiple
 from jaxrl_llm.models.attention.kv_cache import KVCache, Prefix
 from jaxrl_llm.models.checkpoints.model_fields import complete_fields
@@ -41,6 +42,7 @@ __all__ = [
     "routing_dtype",
     "save_pretrained",
     "score_chunk",
+    "skips_blocks",
     "time_multiple",
     "upcycled",
 ]

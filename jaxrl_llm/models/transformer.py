@@ -38,6 +38,7 @@ class _Seen(NamedTuple):
     visible: Bool[Array, "b t s"]
     segment_ids: SegmentIds
     axes: tuple[str, str | None]
+    shared_prompt: bool
 
 
 class ModelOutput(flax.struct.PyTreeNode):
@@ -258,7 +259,7 @@ class Model:
         x = sharding.constrain(x.astype(config.compute_dtype), ("rows", None), self.mesh)
         x = sharding.constrain(sharding.unflat(x, tokens.shape, axes, self.mesh), (*axes, None), self.mesh)
         rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-        seen = _Seen(rotated, visible, segment_ids, axes)
+        seen = _Seen(rotated, visible, segment_ids, axes, shared_prompt)
         if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
             x, caches, routes = self._one_by_one(params, x, seen, routing, layered)
         else:

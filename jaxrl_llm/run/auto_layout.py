@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import choose_attention
+from jaxrl_llm.models import choose_attention, skips_blocks
 from jaxrl_llm.run.agreement import check_agreement, check_rows
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.layout import UpdateConfig
@@ -38,15 +38,20 @@ def laid_out(s: Settings, mesh: Any) -> Settings:
     shuffle = "groups" if own.minibatches == 1 else own.shuffle
     found.append(dataclasses.replace(own, layout="shared", shuffle=shuffle))
     possible = [one for one in found if one.layout == "padded" or allowed(s, one, mesh)]
-    return dataclasses.replace(s, updates=min(possible, key=lambda one: _products(s, one.layout)))
+    return dataclasses.replace(s, updates=min(possible, key=lambda one: _products(s, one.layout, mesh)))
 
 
-def _products(s: Settings, layout: str) -> int:
-    """Multiplications of the layers over all answers of a step, each as long as it may be. Those of attention count
-    twice, as they take on a CPU; the head's are those of the answers in any layout."""
+def _products(s: Settings, layout: str, mesh: Any) -> int:
+    """Multiplications of the layers over all answers of a step, each as long as it may be; the head's are those of the
+    answers in any layout. Those of attention count as they take on a CPU: twice over all pairs of a row's tokens, three
+    times over the pairs that answers to a shared prompt see where other blocks are left out."""
     config, group = s.model, s.rollout.group_size
     layers = config.active_parameters - config.vocab_size * config.hidden_size
     answers = group if layout == "shared" else 1
-    length = s.task.prompt_length + answers * s.answer_length
-    attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length
-    return s.rows // answers * length * (layers + 2 * attention)
+    prompt, answer = s.task.prompt_length, s.answer_length
+    length = prompt + answers * answer
+    pairs = 2 * length**2
+    if layout == "shared" and skips_blocks(length, mesh):
+        pairs = 3 * (prompt**2 + answers * answer * (2 * prompt + answer)) // 2
+    attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return s.rows // answers * (length * layers + pairs * attention)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.ground import machine, sharding
-from jaxrl_llm.models import Model, ModelConfig, choose_attention, score_chunk
+from jaxrl_llm.models import Model, ModelConfig, choose_attention, score_chunk, skips_blocks
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
@@ -236,7 +236,9 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
         "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
-        "activations": _activations(config, rows, length, context, tensor, platform),
+        "activations": _activations(
+            config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
+        ),
         "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
@@ -257,9 +259,12 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
     }
 
 
-def _activations(config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str) -> int:
+def _activations(
+    config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str, whole_rows: bool = True
+) -> int:
     """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
     (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates.
+    whole_rows: scores of attention are arrays of whole rows.
 
     How often a width is kept beside the products was read off XLA's programs for CPUs, which keep about half of all
     bfloat16 in float32.
@@ -280,7 +285,9 @@ def _activations(config: ModelConfig, rows: int, length: int, context: int, tens
         whole += matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
-    if choose_attention(config, platform) == "plain":  # scores of a quarter of the queries at a time, never kept
+    if (
+        whole_rows and choose_attention(config, platform) == "plain"
+    ):  # scores of a quarter of the queries at a time, never kept
         one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
     return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.models.attention import attend_blocks
 from jaxrl_llm.models.attention.attend import attend, attend_causal
 from jaxrl_llm.models.layers import RMSNorm
 from tests.reference import transformer_numpy
@@ -90,3 +91,50 @@ def test_chunks_of_queries_change_nothing():
         for f in (attend, attend_causal)
     ]
     chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-5)
+
+
+def _shared_row(prompt, answers, length, padding):
+    """What a row of answers to one prompt sees, the padding at its end nothing."""
+    ids = np.repeat(np.arange(1, answers + 2), [prompt, *[length] * answers])
+    ids = np.concatenate([ids, np.zeros(padding, int)])
+    same = (ids[:, None] == ids[None]) | (ids == 1)[None]
+    return np.tril(same & (ids != 0)[None])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_blocks_that_no_query_sees_are_left_out_and_change_nothing(dtype):
+    """Two rows, whose answers end at other places, neither a whole number of blocks long; output and gradients."""
+    rng = np.random.default_rng(0)
+    rows = [_shared_row(90, 3, 100, 20), _shared_row(30, 2, 150, 80)]
+    visible = jnp.asarray(np.stack(rows))
+    shapes = [(2, 410, 4, 8), (2, 2, 410, 8), (2, 2, 410, 8)]
+    given = [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    weight = jnp.asarray(rng.standard_normal(shapes[0]), jnp.float32) * jnp.any(visible, axis=2)[:, :, None, None]
+
+    def loss(attention, *given):
+        return jnp.sum(attention(*given, visible).astype(jnp.float32) * weight)
+
+    (of_blocks, blocks), (of_rows, whole) = (
+        jax.jit(jax.value_and_grad(lambda *given, f=f: loss(f, *given), argnums=(0, 1, 2)))(*given)
+        for f in (attend_blocks.attend_blocks, attend_causal)
+    )
+    tolerance = 3e-5 if dtype == np.float32 else 0.03
+    np.testing.assert_allclose(of_blocks, of_rows, rtol=tolerance, atol=tolerance)
+    for ours, theirs in zip(blocks, whole, strict=True):
+        assert ours.dtype == dtype
+        chex.assert_trees_all_close(ours, theirs, rtol=tolerance, atol=tolerance * np.abs(np.asarray(theirs)).max())
+
+
+def test_a_block_that_no_query_sees_is_not_read():
+    """Keys of a hidden block that are not numbers would spoil every sum that they enter."""
+    visible = jnp.asarray(_shared_row(64, 2, 64, 0)[None])
+    keys = jnp.ones((1, 1, 192, 8)).at[:, :, 64:128].set(jnp.nan)
+    out = attend_blocks.attend_blocks(jnp.ones((1, 192, 1, 8)), keys, jnp.ones((1, 1, 192, 8)), visible)
+    assert np.isnan(np.asarray(out[0, 64:128])).all()
+    np.testing.assert_allclose(out[0, 128:], 1.0)
+
+
+@pytest.mark.parametrize(("cores", "time", "taken"), [(2, 512, True), (2, 511, False), (3, 512, False)])
+def test_blocks_are_left_out_of_long_rows_on_few_cores(monkeypatch, cores, time, taken):
+    monkeypatch.setattr(attend_blocks.machine, "usable_cores", lambda: list(range(cores)))
+    assert attend_blocks.skips_blocks(time, None) == taken

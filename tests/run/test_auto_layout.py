@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxrl_llm.ground import machine
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
@@ -28,7 +29,6 @@ def built(folder, **changes):
         pytest.param(DENSE | {"updates.minibatches": 1}, "shared", id="dense, one minibatch"),
         pytest.param(GROUPS | MICRO, "shared", id="dense, micro-batches of groups"),
         pytest.param(GROUPS | MICRO | {"updates.micro_batch_rows": 4}, "packed", id="dense, micro-batches of less"),
-        pytest.param(GROUPS | LONG, "padded", id="answers much longer than prompts"),
         pytest.param(GROUPS | {"model.attention_implementation": "flash"}, "padded", id="flash attention"),
         pytest.param(GROUPS | {"mesh.shape": (1, 1, 1, 1, 2)}, "padded", id="rows over devices"),
         pytest.param(GROUPS | {"critic.kind": "separate", "objective.name": "ppo"}, "padded", id="a critic"),
@@ -37,6 +37,14 @@ def built(folder, **changes):
 )
 def test_auto_is_the_allowed_layout_that_multiplies_least(tmp_path, changes, layout):
     assert built(tmp_path, **changes).settings.updates.layout == layout
+
+
+@pytest.mark.parametrize(("cores", "layout"), [(2, "shared"), (8, "padded")])
+def test_answers_much_longer_than_prompts_share_a_row_where_hidden_pairs_cost_nothing(
+    tmp_path, monkeypatch, cores, layout
+):
+    monkeypatch.setattr(machine, "usable_cores", lambda: list(range(cores)))
+    assert built(tmp_path, **GROUPS, **LONG).settings.updates.layout == layout
 
 
 def test_auto_trains_with_the_functions_of_the_layout_that_it_stands_for(tmp_path):

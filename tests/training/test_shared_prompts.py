@@ -11,8 +11,9 @@ import pytest
 
 from configs import base
 from jaxrl_llm import objectives
-from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.models import Model, scoring
+from jaxrl_llm.models.attention import grouped_query
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
@@ -140,6 +141,25 @@ def test_the_trainer_cuts_whole_groups():
     assert sorted(map(len, groups)) == [2, 2]
     assert groups[0] | groups[1] == {0, 1, 2, 3}
     assert (first.segment_ids[0, :, :16] == [1] * 4 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3).all()
+
+
+def test_a_long_row_is_attended_in_blocks(monkeypatch):
+    """Two answers of 250 tokens to one prompt, on few cores; on many no block is left out."""
+    ids = jnp.asarray(np.repeat([1, 2, 3], [20, 250, 250])[None])
+    row = jnp.arange(ids.size)[None] % CONFIG.vocab_size
+    params, calls, of_blocks = init(jax.random.key(0)), [], grouped_query.attend_blocks
+
+    def attend(*given):
+        calls.append(given)
+        return of_blocks(*given)
+
+    monkeypatch.setattr(grouped_query, "attend_blocks", attend)
+    found = []
+    for cores in (2, 8):
+        monkeypatch.setattr(machine, "usable_cores", lambda cores=cores: list(range(cores)))
+        found.append(MODEL.apply(params, row, segment_ids=ids, shared_prompt=True).hidden)
+    assert len(calls) == 1  # layers of one kind are traced once
+    np.testing.assert_allclose(*found, atol=2e-5)
 
 
 def test_flash_attention_is_refused(monkeypatch):

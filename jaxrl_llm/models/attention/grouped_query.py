@@ -11,6 +11,7 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, SegmentId
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.attend import attend, attend_cached, attend_causal
+from jaxrl_llm.models.attention.attend_blocks import attend_blocks, skips_blocks
 from jaxrl_llm.models.attention.context_parallel import attend_halves, attend_spread
 from jaxrl_llm.models.attention.flash import choose_attention, flash_attention
 from jaxrl_llm.models.attention.flash_decode import attend_filled
@@ -48,6 +49,7 @@ class Attention(nnx.Module):
         visible: Bool[Array, "b t s"],
         segment_ids: SegmentIds,
         axes: tuple[str, str | None] = sharding.MICRO_BATCH,
+        shared_prompt: bool = False,
         cache: kv_cache.LayerCache | None = None,
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[kv_cache.Keys, kv_cache.Values]]:
@@ -66,6 +68,8 @@ class Attention(nnx.Module):
                 y = flash_attention(q, keys, values, segment_ids, mesh, axes)
             elif sharding.shards(axes[1], mesh) > 1:
                 y = attend_spread(attend_halves(attend), q, keys, values, segment_ids, axes, mesh)
+            elif shared_prompt and skips_blocks(t, mesh):
+                y = attend_blocks(q, keys, values, visible)
             else:
                 y = attend_causal(q, keys, values, visible)
             kv = (jnp.swapaxes(keys, 2, 3) if layout.key_columns == 3 else keys,), (values,)
