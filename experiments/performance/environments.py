@@ -9,7 +9,7 @@ from jaxrl_llm.ground.machine import cache_folder
 __all__ = ["PEERS", "python_of"]
 
 # What pip installs, one call after the other: TRL takes the torch that is already there.
-PEERS = {"trl": (("torch==2.13.0",), ("trl==1.16.0",)), "tunix": (("google-tunix==0.1.7",),)}
+PEERS = {"trl": (("torch==2.13.0",), ("trl==1.16.0", "peft==0.21.2")), "tunix": (("google-tunix==0.1.7",),)}
 
 
 def _folder(peer: str) -> Path:

@@ -65,11 +65,11 @@ def longer(lengths: str) -> list[tuple[str, str]]:
     return [("task.template", template), ("rollout.max_new_tokens", answer), *sizes.items()]
 
 
-def work(model: Path, seed: int, steps: int, layout: str, lengths: str) -> dict[str, Any]:
+def work(model: Path, seed: int, steps: int, layout: str, lengths: str, lora_rank: int) -> dict[str, Any]:
     """The settings of both programs; the prompts of every step are those of our stream, or longer (`longer`)."""
     from jaxrl_llm import tasks
 
-    overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout)]
+    overrides = [("seed", str(seed)), ("steps", str(steps)), ("updates.layout", layout), ("lora.rank", str(lora_rank))]
     overrides.append(("updates.minibatches", "1"))  # TRL's default: on-policy
     overrides += longer(lengths) if lengths else []
     s, _ = _settings(overrides)
@@ -86,6 +86,7 @@ def work(model: Path, seed: int, steps: int, layout: str, lengths: str) -> dict[
         "rows": s.rows,
         "group_size": s.rollout.group_size,
         "max_new_tokens": s.answer_length,
+        "lora": (s.lora.rank, s.lora.alpha),
         "seed": seed,
         "steps": steps,
         **{name: getattr(s.optimizer, name) for name in ("learning_rate", "b1", "b2", "eps", "clip_norm")},
@@ -101,7 +102,7 @@ def _settings(overrides: Sequence[tuple[str, str]]) -> tuple[Any, str]:
 
 
 def measure(
-    seed: int, steps: int, core: int | None, python: str, layout: str, lengths: str, apart: bool
+    seed: int, steps: int, core: int | None, python: str, layout: str, lengths: str, apart: bool, lora_rank: int
 ) -> dict[str, Any]:
     """Rewards and CPU seconds of every step of both systems, turn by turn, or apart, which takes less memory."""
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -113,7 +114,7 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export(folder / "model")
-        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps, layout, lengths)))
+        (folder / "work.json").write_text(json.dumps(work(folder / "model", seed, steps, layout, lengths, lora_rank)))
         for together in [[system] for system in programs] if apart else [list(programs)]:
             with ExitStack() as stack:
                 runners = {}
@@ -128,19 +129,21 @@ def measure(
         "seed": seed,
         "lengths": lengths,
         "layout": layout,
-        "floor_s": floor(_settings(longer(lengths) if lengths else [])[0]),
+        "lora_rank": lora_rank,
+        "floor_s": floor(_settings([("lora.rank", str(lora_rank)), *(longer(lengths) if lengths else [])])[0]),
         **rows,
     }
 
 
 def floor(s: Any) -> float:
-    """Seconds of the products of a training step on padded rows: 6 x tokens x the parameters that each passes, of the
-    head for answers alone, and attention's scores and sums over half of a row's pairs of tokens."""
+    """Seconds of the products of a training step on padded rows: 6 x tokens x the parameters that each passes (4 x
+    those that are frozen), of the head for answers alone, and attention's products over half of a row's pairs."""
     config, time = s.model, s.task.prompt_length + s.answer_length
     head = config.vocab_size * config.hidden_size
     attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * time
-    row = (config.active_parameters - head + attention) * time + head * s.answer_length
-    return 6 * s.rows * row / (1e9 * _rate())
+    passed = (config.active_parameters - head) * time + head * s.answer_length
+    products = (4 if s.lora.rank else 6) * passed + 6 * attention * time
+    return s.rows * products / (1e9 * _rate())
 
 
 def _rate() -> float:
@@ -163,7 +166,8 @@ def by_lengths(runs: Sequence[dict[str, Any]]) -> str:
             for system in ("ours", "trl")
         )
         peaks = [max(step["peak_rss_mb"] for step in run[system]) for system in ("ours", "trl")]
-        cells = [run["lengths"] or "21+6", run["layout"]]
+        rank = run.get("lora_rank", 0)
+        cells = [run["lengths"] or "21+6", run["layout"] + (f", LoRA {rank}" if rank else "")]
         for name in ours:
             cells += [f"{ours[name]:.2f}", f"{trl[name] / ours[name]:.2f}x"]
         cells += [f"{ours['train_cpu_s'] / run['floor_s']:.2f}", f"{peaks[0] / 1e3:.1f}", f"{peaks[1] / peaks[0]:.2f}x"]
@@ -216,6 +220,7 @@ def main() -> None:
     layouts = ("auto", "padded", "packed", "shared")
     parser.add_argument("--layout", default="auto", choices=layouts, help="rows of our training step")
     parser.add_argument("--lengths", default="", help="PROMPT+ANSWER tokens instead of sums; answers of full length")
+    parser.add_argument("--lora_rank", type=int, default=0, help="of adapters on every matrix; 0: all is trained")
     parser.add_argument("--apart", action="store_true", help="ours to its end, then TRL, which takes less memory")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--trl_python", help="an interpreter with TRL; default: an environment is made for it")
@@ -229,7 +234,9 @@ def main() -> None:
         if given.steps < 2:
             parser.error(f"--steps {given.steps} leaves none after the first, which compiles; give at least 2")
         python = given.trl_python or python_of("trl")
-        run = measure(given.seed, given.steps, given.core, python, given.layout, given.lengths, given.apart)
+        run = measure(
+            given.seed, given.steps, given.core, python, given.layout, given.lengths, given.apart, given.lora_rank
+        )
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(run) + "\n")

@@ -16,6 +16,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -94,12 +95,15 @@ def main() -> None:
             disable_tqdm=True,
             seed=work["seed"],
         )
+        rank, alpha = work["lora"]  # on every matrix of a layer, as ours
+        adapters = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear") if rank else None
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=rewards.of,  # pyright: ignore[reportArgumentType]
             args=config,
             train_dataset=Dataset.from_dict({"prompt": work["prompts"], "answer": work["answers"]}),
             processing_class=tokenizer,
+            peft_config=adapters,
         )
         seconds.wrap(trainer, "_generate_and_score_completions", "generate and score")
         seconds.wrap(trainer, "training_step", "step")

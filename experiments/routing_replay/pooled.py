@@ -158,14 +158,16 @@ def several_rollouts(study: Study, second: int) -> list[Pooled]:
     ]
 
 
-def by_sign(study: Study, second: int) -> list[Pooled]:
-    """Every arm of `negatives` or its whole runs to GRPO, and its contrasts; the second batch begins with that seed.
+def by_sign(study: Study, *seconds: int) -> list[Pooled]:
+    """Every arm of `negatives` or its whole runs to GRPO, and its contrasts; labels: condition, what GRPO gains, arms.
 
-    Labels: condition, what GRPO gains, arms.
+    The second batch of a condition begins with the first of these seeds that it goes beyond.
     """
     found = []
     for condition in study.conditions:
         scale = _scale([study], condition)
+        last = max(int(run.seed) for run in study.select("GRPO", condition))
+        second = next(one for one in seconds if one <= last)
         for arm, baseline in [*((arm, "GRPO") for arm in study.arms[1:]), *CONTRASTS]:
             if not (study.select(arm, condition) and study.select(baseline, condition)):
                 continue

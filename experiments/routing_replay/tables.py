@@ -115,13 +115,14 @@ TABLES: Sequence[Entry] = (
         "two parts of one sweep, planned as one and run apart.",
         ["model, rate", "a rollout of GRPO gains", "arms"],
         ["negatives"],
-        partial(pooled.by_sign, second=318),
+        lambda study: pooled.by_sign(study, 318),
     ),
     _pooled(
-        "Whole runs by what an arm cuts (`negatives_runs`); the batches are halves of one sweep.",
+        "Whole runs by what an arm cuts (`negatives_runs`); the batches are ten seeds and twenty later "
+        "ones, or halves of the ten.",
         ["model, rate", "a run of GRPO gains", "arms"],
         ["negatives_runs"],
-        partial(pooled.by_sign, second=505),
+        lambda study: pooled.by_sign(study, 510, 505),
     ),
     _pooled(
         "Three rollouts (`predict`).",

@@ -14,7 +14,7 @@ from jaxrl_llm.models.checkpoints.upcycling import upcycled
 from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.models.experts.moe import load_balance_loss
 from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
-from jaxrl_llm.models.selected_logprobs import score_chunk
+from jaxrl_llm.models.selected_logprobs import kept_probabilities, score_chunk
 from jaxrl_llm.models.transformer import Model, ModelOutput
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "experts_of",
     "fingerprint",
     "is_recorded",
+    "kept_probabilities",
     "kv_cache",
     "load_balance_loss",
     "load_params",

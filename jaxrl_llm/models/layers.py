@@ -7,6 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from jaxrl_llm.ground.array_typing import Array, Float
 from jaxrl_llm.models.architecture import ModelConfig
@@ -30,7 +31,7 @@ def _normalise(x: Array, scale: Array, eps: float) -> Array:
 
 def _normalise_fwd(x: Array, scale: Array, eps: float) -> tuple[Array, Any]:
     y = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    inverse = lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
     return (y * inverse * _on_last_axis(scale, x.ndim)).astype(x.dtype), (x, inverse, scale)
 
 
@@ -93,11 +94,28 @@ def project(x: Float[Array, "*batch m"], weight: Any, dtype: Any = None) -> Floa
     if isinstance(weight, LowRank):
         return x @ weight.weight + (x @ weight.a) @ weight.b
     if not isinstance(weight, Transposed):
-        return jnp.matmul(x, weight, preferred_element_type=dtype)
-    y = jax.lax.dot_general(weight.value, x, (((1,), (x.ndim - 1,)), ((), ())), preferred_element_type=dtype)
+        return _product(x, weight) if dtype is None else jnp.matmul(x, weight, preferred_element_type=dtype)
+    y = lax.dot_general(weight.value, x, (((1,), (x.ndim - 1,)), ((), ())), preferred_element_type=dtype)
     if x.size <= FEW_ROWS * x.shape[-1]:
-        y = jax.lax.optimization_barrier(y)  # or XLA turns the product round again
+        y = lax.optimization_barrier(y)  # or XLA turns the product round again
     return jnp.moveaxis(y, 0, -1)
+
+
+@jax.custom_vjp
+def _product(x: Float[Array, "*batch m"], weight: Float[Array, "m n"]) -> Float[Array, "*batch n"]:
+    return x @ weight
+
+
+def _product_bwd(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    """dW = x^T dy, or (dy^T x)^T as autodiff writes it always: XLA:CPU copies the left factor of a sum over rows the
+    other way round, so that is the narrower one."""
+    x, weight = residuals
+    sums = (tuple(range(x.ndim - 1)),) * 2, ((), ())
+    of_weight = lax.dot_general(x, dy, sums) if x.shape[-1] <= dy.shape[-1] else lax.dot_general(dy, x, sums).T
+    return dy @ weight.T, of_weight
+
+
+_product.defvjp(lambda x, weight: (x @ weight, (x, weight)), _product_bwd)
 
 
 def whole(weight: Any) -> Float[Array, "*shape"]:

@@ -2,8 +2,8 @@
 
 The logits of a chunk of tokens exist only while that chunk is worked on: the forward keeps two numbers a token (the
 log of the partition sum, and the entropy), and the backward recomputes the chunk's logits. Memory is chunk x vocabulary
-however many tokens there are. If there are few logits, all tokens are one chunk, whose probabilities are kept for the
-backward, as a plain softmax does.
+however many tokens there are. If there are few logits, all tokens are one chunk, and probabilities are kept for the
+backward, as a plain softmax does; on a CPU those of all chunks are, up to a gigabyte.
 
 Kept tokens are marked in a chunk's logits and the others taken out, so the products are those of the full softmax:
 2 d v operations a token forward and 4 d v to 6 d v backward, whatever is kept, and one byte a logit for the marks.
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 
-_KEEP = 2**22  # logits (16 MB) up to which the probabilities are kept instead of recomputed
+_ONE_CHUNK = 2**22  # logits (16 MB)
 _OUT = -1e30  # the logit of what was not kept: its weight is 0, and so is weight * logit
 
 
@@ -29,6 +29,12 @@ def score_chunk(platform: str) -> int:
     """Tokens whose logits exist at one time, on each device. Every chunk reads the head three times and adds to its
     gradient, which on an accelerator costs more than the memory of a larger one."""
     return 1024 if platform == "cpu" else 4096
+
+
+def kept_probabilities(tokens: int, vocabulary: int, platform: str) -> int:
+    """Bytes of the probabilities that a forward over so many tokens leaves for its backward, on each device."""
+    kept = tokens * vocabulary <= (2**28 if platform == "cpu" else _ONE_CHUNK)
+    return 4 * tokens * vocabulary if kept else 0
 
 
 def selected_logprobs(
@@ -50,8 +56,7 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    chunk = score_chunk(sharding.platform(mesh))
-    run: Any = functools.partial(_selected, temperature=float(temperature), chunk=chunk)
+    run: Any = functools.partial(_selected, temperature=float(temperature), platform=sharding.platform(mesh))
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
         specs = (states, PartitionSpec(), tokens, states)
@@ -94,28 +99,29 @@ def _chunk_forward(hidden, head, targets, kept, temperature):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _selected(hidden, head, targets, kept, temperature, chunk):
-    return _forward(hidden, head, targets, kept, temperature, chunk)[0]
+def _selected(hidden, head, targets, kept, temperature, platform):
+    return _forward(hidden, head, targets, kept, temperature, platform, keep=False)[0]
 
 
-def _forward(hidden, head, targets, kept, temperature, chunk):
-    if hidden.shape[0] * head.shape[1] <= _KEEP:
+def _forward(hidden, head, targets, kept, temperature, platform, keep):
+    if hidden.shape[0] * head.shape[1] <= _ONE_CHUNK:
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, kept, temperature)
     else:
+        keep = keep and kept_probabilities(hidden.shape[0], head.shape[1], platform) > 0
 
         def one(tokens):
             hidden, targets, kept = tokens
-            return _chunk_forward(hidden, head, targets, kept, temperature)[:3]
+            return _chunk_forward(hidden, head, targets, kept, temperature)[: 4 if keep else 3]
 
-        parts = lax.map(one, jax.tree.map(lambda x: _cut(x, chunk), (hidden, targets, kept)))
+        cut = functools.partial(_cut, chunk=score_chunk(platform))
+        *parts, probs = (*lax.map(one, jax.tree.map(cut, (hidden, targets, kept))), None)[:4]
         logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
-        probs = None
     return (logprob, entropy), (hidden, head, targets, kept, log_partition, entropy, probs)
 
 
-def _selected_fwd(hidden, head, targets, kept, temperature, chunk):
+def _selected_fwd(hidden, head, targets, kept, temperature, platform):
     kept = None if kept is None else kept.value
-    return _forward(hidden.value, head.value, targets.value, kept, temperature, chunk)
+    return _forward(hidden.value, head.value, targets.value, kept, temperature, platform, keep=True)
 
 
 def _chunk_backward(head, probs, temperature, hidden, targets, kept, log_partition, entropy, d_logprob, d_entropy):
@@ -132,21 +138,22 @@ def _chunk_backward(head, probs, temperature, hidden, targets, kept, log_partiti
     return d_hidden, jnp.matmul(hidden.T, d_logits, preferred_element_type=jnp.float32)
 
 
-def _selected_bwd(temperature, chunk, residuals, cotangents):
+def _selected_bwd(temperature, platform, residuals, cotangents):
     hidden, head, targets, kept, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
     d_logprob = jnp.zeros_like(log_partition) if d_logprob is None else d_logprob
     per_token = (hidden, targets, kept, log_partition, entropy, d_logprob, d_entropy)
-    if probs is not None:
+    if probs is not None and probs.ndim == 2:
         d_hidden, d_head = _chunk_backward(head, probs, temperature, *per_token)
         return d_hidden, d_head.astype(head.dtype), None, None
-    chunks = jax.tree.map(lambda x: _cut(x, chunk), per_token)
+    chunks = jax.tree.map(functools.partial(_cut, chunk=score_chunk(platform)), per_token)
 
-    def step(d_head, tokens):
-        d_hidden, of_chunk = _chunk_backward(head, None, temperature, *tokens)
-        return d_head + of_chunk, d_hidden
+    def step(d_head, of_chunk):
+        probs, tokens = of_chunk
+        d_hidden, change = _chunk_backward(head, probs, temperature, *tokens)
+        return d_head + change, d_hidden
 
-    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
+    d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), (probs, chunks))
     return _join(d_hidden, targets.size), d_head.astype(head.dtype), None, None
 
 

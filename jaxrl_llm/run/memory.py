@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.ground import machine, sharding
-from jaxrl_llm.models import Model, ModelConfig, choose_attention, score_chunk, skips_blocks
+from jaxrl_llm.models import Model, ModelConfig, choose_attention, kept_probabilities, score_chunk, skips_blocks
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
@@ -239,7 +239,8 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
         "activations": _activations(
             config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
         ),
-        "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor),
+        "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor)
+        + kept_probabilities(rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
     }
@@ -255,7 +256,8 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
         "moments": 2 * parameters if s.lora.rank else 0,
         "gradients": parameters * (1 + (platform == "cpu")),
         "activations": _activations(s.model, rows, length, context, tensor, platform),
-        "logits": 2 * 4 * min(rows * length, score_chunk(platform)) * _over(s.model.vocab_size, tensor),
+        "logits": 2 * 4 * min(rows * length, score_chunk(platform)) * _over(s.model.vocab_size, tensor)
+        + kept_probabilities(rows * length, _over(s.model.vocab_size, tensor), platform),
     }
 
 

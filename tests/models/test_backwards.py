@@ -24,7 +24,8 @@ TARGETS = jnp.asarray(RNG.integers(0, 10, 6))
 def chunked(hidden, head):
     """The form that computes the probabilities again, in two chunks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logprobs_module, "_KEEP", 0)
+        patch.setattr(logprobs_module, "_ONE_CHUNK", 0)
+        patch.setattr(logprobs_module, "kept_probabilities", lambda *_: 0)
         patch.setattr(logprobs_module, "score_chunk", lambda platform: 4)
         return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
 

@@ -14,11 +14,13 @@ from jaxrl_llm.models.selected_logprobs import selected_logprobs
 D, V = 8, 40
 
 
-@pytest.fixture(params=["kept", "recomputed"])
+@pytest.fixture(params=["one chunk", "kept", "recomputed"])
 def path(request, monkeypatch):
-    """Both forms: everything in one chunk with its probabilities, and chunks of 8 tokens that recompute."""
+    """Everything in one chunk with its probabilities, and chunks of 8 tokens that keep them or recompute."""
     monkeypatch.setattr(module, "score_chunk", lambda platform: 8)
-    monkeypatch.setattr(module, "_KEEP", 2**22 if request.param == "kept" else 0)
+    monkeypatch.setattr(module, "_ONE_CHUNK", 2**22 if request.param == "one chunk" else 0)
+    if request.param == "recomputed":
+        monkeypatch.setattr(module, "kept_probabilities", lambda *_: 0)
     return request.param
 
 
@@ -124,15 +126,19 @@ def test_every_device_walks_its_own_tokens(path, shape, monkeypatch):
 def test_memory_follows_the_chunk_not_the_batch(monkeypatch):
     """Forward and backward hold a few arrays of [chunk, vocabulary]; the plain form holds [tokens, vocabulary]."""
     n, vocab, chunk = 2048, 4096, 128
-    monkeypatch.setattr(module, "_KEEP", 0)
+    monkeypatch.setattr(module, "_ONE_CHUNK", 0)
     monkeypatch.setattr(module, "score_chunk", lambda platform: chunk)
     args = (jnp.ones((n, D)), jnp.ones((D, vocab)), jnp.zeros(n, jnp.int32))
 
-    def temporary(function):
-        compiled = jax.jit(jax.grad(functools.partial(_loss, function, False), (0, 1))).lower(*args).compile()
+    def temporary(function, transform=lambda f: jax.grad(f, (0, 1))):
+        compiled = jax.jit(transform(functools.partial(_loss, function, False))).lower(*args).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temporary(selected_logprobs) < 4 * chunk * vocab * 4
+    few = 4 * chunk * vocab * 4
+    assert temporary(selected_logprobs, lambda f: f) < few
+    assert n * vocab * 4 < temporary(selected_logprobs) < n * vocab * 4 + few
+    monkeypatch.setattr(module, "kept_probabilities", lambda *_: 0)
+    assert temporary(selected_logprobs) < few
     assert temporary(_plain) > n * vocab * 4
 
 
