@@ -110,7 +110,8 @@ def _product_bwd(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Arra
     """dW = x^T dy, or (dy^T x)^T as autodiff writes it always: XLA:CPU copies the left factor of a sum over rows the
     other way round, so that is the narrower one."""
     x, weight = residuals
-    sums = (tuple(range(x.ndim - 1)),) * 2, ((), ())
+    rows = tuple(range(x.ndim - 1))
+    sums: Any = ((rows, rows), ((), ()))
     of_weight = lax.dot_general(x, dy, sums) if x.shape[-1] <= dy.shape[-1] else lax.dot_general(dy, x, sums).T
     return dy @ weight.T, of_weight
 

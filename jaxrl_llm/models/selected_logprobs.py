@@ -114,8 +114,9 @@ def _forward(hidden, head, targets, kept, temperature, platform, keep):
             return _chunk_forward(hidden, head, targets, kept, temperature)[: 4 if keep else 3]
 
         cut = functools.partial(_cut, chunk=score_chunk(platform))
-        *parts, probs = (*lax.map(one, jax.tree.map(cut, (hidden, targets, kept))), None)[:4]
-        logprob, entropy, log_partition = (_join(p, targets.size) for p in parts)
+        parts: Any = lax.map(one, jax.tree.map(cut, (hidden, targets, kept)))
+        logprob, entropy, log_partition = (_join(p, targets.size) for p in parts[:3])
+        probs = parts[3] if keep else None
     return (logprob, entropy), (hidden, head, targets, kept, log_partition, entropy, probs)
 
 
