@@ -7,8 +7,9 @@ import pytest
 
 from experiments.routing_replay import figures
 from experiments.routing_replay.dose import MEASURES, SCALED, USUAL, scaling
-from experiments.routing_replay.pooled import one_rollout, pooled, stands, stood, table
+from experiments.routing_replay.pooled import by_sign, one_rollout, pooled, stands, stood, table
 from jaxrl_llm.report.read import Branch, Study
+from tests.reference.synthetic_runs import study_of
 
 SPREAD = np.array([-0.02, -0.01, 0.0, 0.0, 0.01, 0.02])  # sd 0.01414 of six, and 0.01348 of twice these six
 
@@ -96,3 +97,18 @@ def test_depth_and_sparsity_as_factors():
     rows = scaling(Study("", runs, "GRPO"))
     assert [row[0] for row in rows] == list(SCALED)
     assert {cell for row in rows for cell in row[1 : 1 + len(MEASURES)]} == {"x2.00 [2.00, 2.00]"}
+
+
+def test_later_seeds_are_a_batch_and_a_sweep_without_them_is_halved(tmp_path):
+    """Seeds 500 to 503 of two conditions, of which one has 510 and 511 too."""
+    runs = {}
+    for condition, seeds in {"early": range(500, 504), "both": [*range(500, 504), 510, 511]}.items():
+        for arm in ("GRPO", "GSPO"):
+            for seed in seeds:
+                rows = [{"step": step, "eval/pass_at_1": 0.5 + 0.01 * step * seed % 7} for step in (0, 1)]
+                runs[arm, condition, seed] = rows
+    found = by_sign(study_of(tmp_path, runs), 510, 502)
+    assert {one.labels[0]: [(name, d.n) for name, d in one.batches.items()] for one in found} == {
+        "early": [("seeds below 502", 2), ("seeds from 502", 2)],
+        "both": [("seeds below 510", 4), ("seeds from 510", 2)],
+    }

@@ -10,6 +10,8 @@ ENDS = {
     "exact": {"GRPO": (0.9, None, 1e-13)},
     "bias": {"GRPO": (0.7, 0.8, 0.1), "GRPO+R3": (0.8, 0.75, 0.001)},
     "bfloat16": {"GRPO": (0.9, None, 1e-4)},
+    "router frozen, exact": {"GRPO": (0.8, None, 1e-13)},
+    "router frozen, bias": {"GRPO": (0.75, None, 0.1)},
 }
 
 
@@ -21,7 +23,7 @@ def study(tmp_path_factory):
         for arm, (exact, under, k3) in arms.items():
             for seed in range(800, 810):
                 more = 0.01 * (seed - 800)
-                off = 0.01 * (-1) ** (seed // 2) if arm == "GRPO" and sampler != "exact" and seed < 808 else 0.0
+                off = 0.01 * (-1) ** (seed // 2) if arm == "GRPO" and "exact" not in sampler and seed < 808 else 0.0
                 end = {
                     "step": 1,
                     "eval/pass_at_1": exact + more + off,
@@ -40,7 +42,9 @@ def test_the_cost_is_by_seed_and_router(study):
         (gains, "bias", "the exact"),
         (gains, "bias", "the sampler's"),
         (gains, "bfloat16", "the exact"),  # by rounding alone the sampler's router has no number
+        ("+0.200 [+0.200, +0.200]", "router frozen, bias", "the exact"),  # less the exact sampler with it frozen
     }
+    assert found["+0.200 [+0.200, +0.200]", "router frozen, bias", "the exact"].whole.mean == pytest.approx(-0.05)
     whole = found[gains, "bias", "the exact"]
     assert (whole.whole.n, whole.whole.mean) == (10, pytest.approx(-0.2))
     assert {name: batch.n for name, batch in whole.batches.items()} == {"seeds below 805": 5, "seeds from 805": 5}
@@ -56,5 +60,6 @@ def test_what_is_won_back_is_to_the_same_sampler(study):
 
 def test_the_gap_that_a_remedy_leaves_stands_beside_it(study):
     rows = samplers.gaps(study)
-    assert [row[:2] for row in rows] == [["exact", "GRPO"], ["bias", "GRPO"], ["bias", "GRPO+R3"], ["bfloat16", "GRPO"]]
+    first = [["exact", "GRPO"], ["bias", "GRPO"], ["bias", "GRPO+R3"], ["bfloat16", "GRPO"]]
+    assert [row[:2] for row in rows[:4]] == first
     assert rows[2][2:] == ["10", "40.00 %", "1.0e-03 (1 %)", "0.845", "0.795"]
