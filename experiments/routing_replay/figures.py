@@ -91,7 +91,7 @@ def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
     replayed = [
         (choices, sampler)
         for sampler in choices.conditions
-        if any(run.ended for run in choices.select("GRPO+R3", sampler))
+        if not sampler.startswith("router") and any(run.ended for run in choices.select("GRPO+R3", sampler))
     ]
     alone, real = ([one for one in replayed if ("k3" in one[1]) == moved] for moved in (True, False))
     kinds = ("gates and choice moved", BATCH, gated), ("choice alone", INK, alone), ("bfloat16, float8", REAL, real)

@@ -22,9 +22,9 @@ ROUTERS = {"the exact": "eval/pass_at_1", "the sampler's": "eval/sampler_pass_at
 SECOND = 805  # the first seed of the second half
 
 
-def cost(study: Study) -> list[Pooled]:
-    """GRPO with each sampler less GRPO with the exact one, where the same of the router learns; labels: what the latter
-    gains, sampler, evaluating router."""
+def cost(study: Study, arm: str = "GRPO") -> list[Pooled]:
+    """The arm with each sampler less GRPO with the exact one, where the same of the router learns; labels: what the
+    latter gains, sampler, evaluating router."""
     rows = []
     for sampler in study.conditions:
         learns = sampler[: sampler.index(", ") + 2] if sampler.startswith("router") else ""
@@ -34,7 +34,7 @@ def cost(study: Study) -> list[Pooled]:
         exact = _ends(runs, "eval/pass_at_1")
         gains = interval(paired_difference([exact[run.seed] for run in runs], [start_of(run) for run in runs]))
         for router, key in ROUTERS.items():
-            rows.append(_paired([gains, sampler, router], _ends(study.select("GRPO", sampler), key), exact))
+            rows.append(_paired([gains, sampler, router], _ends(study.select(arm, sampler), key), exact))
     return [row for row in rows if row is not None]
 
 
