@@ -28,6 +28,7 @@ from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
 from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
 
+LATER = 510  # the first seed of `negatives_again`
 POSITIVE, NEGATIVE = "gradient_weight/positive", "gradient_weight/negative"
 DOSE = "dual clip "  # an arm of the dose, before its bound
 # Which arms the hypotheses compare, beside each with GRPO.
@@ -103,15 +104,20 @@ def contrasts(study: Study) -> Table:
 
 
 def apart(study: Study) -> Table:
-    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have."""
+    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have; where
+    there is a second batch, in each batch too."""
     rows = []
     for condition in [one for one in study.conditions if "dense" in one.split(", ")]:
         for arm in study.arms[1:]:
             dense, mixture = (by_seed(study, arm, condition.replace("dense", name, 1)) for name in ("dense", "mixture"))
             both = sorted(dense.keys() & mixture.keys())
-            if len(both) >= MINIMUM_SEEDS:
-                d = paired_difference([dense[seed] for seed in both], [mixture[seed] for seed in both])
-                rows.append([condition, arm, str(d.n), interval(d), f"{d.detectable:.3f}"])
+            later = [seed for seed in both if seed >= LATER]
+            batches = {f"below {LATER}": both[: -len(later)], f"from {LATER}": later} if later else {}
+            for name, seeds in ({"": both} | batches).items():
+                if len(seeds) >= MINIMUM_SEEDS:
+                    d = paired_difference([dense[seed] for seed in seeds], [mixture[seed] for seed in seeds])
+                    told = f"{condition}, seeds {name}" if name else condition
+                    rows.append([told, arm, str(d.n), interval(d), f"{d.detectable:.3f}"])
     return rows
 
 
