@@ -65,8 +65,8 @@ class _Blocks:
         return jnp.swapaxes(x, 1, 2)
 
     def scores(self, queries: Array, keys: Array, i: Array, j: Array) -> Array:
-        visible = cut(cut(self.visible, i, 1), j, 2)
-        return jnp.where(visible[:, None, None], dot("bkgqd,bksd->bkgqs", queries, keys), _HIDDEN)
+        visible = _cut(_cut(self.visible, i, 1), j, 2)
+        return jnp.where(visible[:, None, None], _dot("bkgqd,bksd->bkgqs", queries, keys), _HIDDEN)
 
     def over_columns(self, i: Array, step: Callable[[Array, Any], Any], carry: Any) -> Any:
         """step(j, carry) for every block of columns that block i of queries sees."""
@@ -80,10 +80,10 @@ class _Blocks:
         return jnp.pad(x, [(0, self.room if axis in axes else 0) for axis in range(x.ndim)])
 
 
-dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+_dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def cut(x: Array, block: Array, axis: int) -> Array:
+def _cut(x: Array, block: Array, axis: int) -> Array:
     return lax.dynamic_slice_in_dim(x, block * BLOCK, BLOCK, axis)
 
 
@@ -92,15 +92,15 @@ def _forward(queries: Array, keys: Array, values: Array, visible: Array) -> tupl
     all_ = _Blocks(queries, keys, values, visible)
 
     def chunk(i: Array) -> tuple[Array, Array]:
-        q = cut(all_.queries, i, 3)
+        q = _cut(all_.queries, i, 3)
 
         def step(j: Array, carry: Any) -> Any:
             top, total, out = carry
-            scores = all_.scores(q, cut(all_.keys, j, 2), i, j)
+            scores = all_.scores(q, _cut(all_.keys, j, 2), i, j)
             higher = jnp.maximum(top, jnp.max(scores, axis=-1))
             weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(top - higher)
-            v = cut(all_.values, j, 2)
-            out = out * kept[..., None] + dot("bkgqs,bksd->bkgqd", weights.astype(v.dtype), v)
+            v = _cut(all_.values, j, 2)
+            out = out * kept[..., None] + _dot("bkgqs,bksd->bkgqd", weights.astype(v.dtype), v)
             return higher, total * kept + jnp.sum(weights, axis=-1), out
 
         start = jnp.full(q.shape[:-1], _HIDDEN), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
@@ -120,17 +120,17 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, No
 
     def chunk(grown: Any, given: Any) -> tuple[Any, Array]:
         i, out, partition = given
-        q, do = cut(all_.queries, i, 3), cut(cotangent, i, 3)
+        q, do = _cut(all_.queries, i, 3), _cut(cotangent, i, 3)
         along = jnp.sum(do.astype(jnp.float32) * out, axis=-1, keepdims=True)
 
         def step(j: Array, carry: Any) -> Any:
             dq, dk, dv = carry
-            k, v = cut(all_.keys, j, 2), cut(all_.values, j, 2)
+            k, v = _cut(all_.keys, j, 2), _cut(all_.values, j, 2)
             weights = jnp.exp(all_.scores(q, k, i, j) - partition[..., None])
-            ds = (weights * (dot("bkgqd,bksd->bkgqs", do, v) - along)).astype(k.dtype)
-            dk = _added(dk, dot("bkgqs,bkgqd->bksd", ds, q), j)
-            dv = _added(dv, dot("bkgqs,bkgqd->bksd", weights.astype(v.dtype), do), j)
-            return dq + dot("bkgqs,bksd->bkgqd", ds, k), dk, dv
+            ds = (weights * (_dot("bkgqd,bksd->bkgqs", do, v) - along)).astype(k.dtype)
+            dk = _added(dk, _dot("bkgqs,bkgqd->bksd", ds, q), j)
+            dv = _added(dv, _dot("bkgqs,bkgqd->bksd", weights.astype(v.dtype), do), j)
+            return dq + _dot("bkgqs,bksd->bkgqd", ds, k), dk, dv
 
         dq, *grown = all_.over_columns(i, step, (jnp.zeros(q.shape), *grown))
         return tuple(grown), dq
@@ -143,7 +143,7 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, No
 
 
 def _added(x: Array, change: Array, block: Array) -> Array:
-    return lax.dynamic_update_slice_in_dim(x, cut(x, block, 2) + change, block * BLOCK, 2)
+    return lax.dynamic_update_slice_in_dim(x, _cut(x, block, 2) + change, block * BLOCK, 2)
 
 
 attend_blocks.defvjp(_forward, _backward)
