@@ -164,11 +164,15 @@ def test_more_devices_hold_less_and_share_what_this_machine_has(tmp_path):
     assert of_device(four.model.mesh) == pytest.approx(of_device(one.model.mesh) / 4, rel=0.1)  # of what is free now
 
 
-def test_every_device_has_a_chunk_of_logits_of_its_own(tmp_path):
+def test_every_device_has_a_chunk_of_logits_of_its_own(tmp_path, monkeypatch):
     many = {"rollout.prompts": 64, "updates.minibatches": 1}
     one, four = (made(tmp_path, **many, **{"mesh.shape": (1, n, 1, 1)}) for n in (1, 4))
     assert four.settings.rows // 4 * four.settings.answer_length > score_chunk("cpu")
-    assert four.memory().update["logits"] == one.memory().update["logits"] > 0
+    with_kept = [run.memory().update["logits"] for run in (one, four)]
+    monkeypatch.setattr("jaxrl_llm.run.memory.kept_probabilities", lambda *_: 0)
+    chunks = [run.memory().update["logits"] for run in (one, four)]
+    assert chunks[0] == chunks[1] > 0
+    assert with_kept[0] - chunks[0] == 4 * (with_kept[1] - chunks[1]) > 0  # of its own tokens alone
 
 
 def test_an_evaluation_of_many_prompts_is_counted(tmp_path):
