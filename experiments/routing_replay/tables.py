@@ -122,7 +122,7 @@ TABLES: Sequence[Entry] = (
         "ones, or halves of the ten.",
         ["model, rate", "a run of GRPO gains", "arms"],
         ["negatives_runs"],
-        lambda study: pooled.by_sign(study, 510, 505),
+        lambda study: pooled.by_sign(study, kept.LATER, 505),
     ),
     _pooled(
         "Three rollouts (`predict`).",

@@ -231,7 +231,6 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     minibatch = s.rows // s.updates.minibatches
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // (shards // context))
-    chunk = min(rows * length, score_chunk(platform))
     record = 2 * config.num_moe_layers * config.num_experts_per_tok + _kept(s)  # scored and replayed
     return {
         # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
@@ -239,8 +238,7 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
         "activations": _activations(
             config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
         ),
-        "logits": 2 * 4 * chunk * _over(config.vocab_size, tensor)
-        + kept_probabilities(rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
+        "logits": _logits(rows * length, rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
     }
@@ -256,9 +254,14 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
         "moments": 2 * parameters if s.lora.rank else 0,
         "gradients": parameters * (1 + (platform == "cpu")),
         "activations": _activations(s.model, rows, length, context, tensor, platform),
-        "logits": 2 * 4 * min(rows * length, score_chunk(platform)) * _over(s.model.vocab_size, tensor)
-        + kept_probabilities(rows * length, _over(s.model.vocab_size, tensor), platform),
+        "logits": _logits(rows * length, rows * length, _over(s.model.vocab_size, tensor), platform),
     }
+
+
+def _logits(tokens: int, scored: int, vocabulary: int, platform: str) -> int:
+    """Those of a chunk and their gradient, and the probabilities that the scored tokens leave for the backward."""
+    chunk = 2 * 4 * min(tokens, score_chunk(platform)) * vocabulary
+    return chunk + kept_probabilities(scored, vocabulary, platform)
 
 
 def _activations(
@@ -287,9 +290,7 @@ def _activations(
         whole += matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
-    if (
-        whole_rows and choose_attention(config, platform) == "plain"
-    ):  # scores of a quarter of the queries at a time, never kept
+    if whole_rows and choose_attention(config, platform) == "plain":  # a quarter of the queries at a time, never kept
         one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
     return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
 

@@ -87,3 +87,5 @@ def test_the_table_of_lengths():
     run = {"lengths": "128+96", "layout": "auto", "floor_s": 8.0, "ours": steps(9, 2, 3), "trl": steps(1, 7, 5)}
     *_, row = by_lengths([run]).splitlines()
     assert row == "| 128+96 | auto | 2.00 | 2.50x | 20.00 | 2.50x | 2.50 | 9.0 | 0.78x |"
+    *_, row = by_lengths([run | {"lora_rank": 8}]).splitlines()
+    assert row.startswith("| 128+96 | auto, LoRA 8 | 2.00 |")

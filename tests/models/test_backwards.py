@@ -8,10 +8,11 @@ from jax.test_util import check_grads
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import selected_logprobs as logprobs_module
+from jaxrl_llm.models.attention import attend_blocks
 from jaxrl_llm.models.attention.attend import attend
 from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.implementations import apply_experts
-from jaxrl_llm.models.layers import _normalise
+from jaxrl_llm.models.layers import _normalise, project
 from tests.reference.grouped_rows import interpreted
 from tests.reference.slowly import first_quick
 
@@ -30,6 +31,22 @@ def chunked(hidden, head):
         return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
 
 
+def kept(hidden, head):
+    """The form that keeps the probabilities of two chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprobs_module, "_ONE_CHUNK", 0)
+        patch.setattr(logprobs_module, "kept_probabilities", lambda *_: 1)
+        patch.setattr(logprobs_module, "score_chunk", lambda platform: 4)
+        return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
+
+
+def in_blocks(queries, keys, values):
+    """Three blocks of two queries, the last with padding."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend_blocks, "BLOCK", 2)
+        return attend_blocks.attend_blocks(queries, keys, values, VISIBLE)
+
+
 def moved(x, gates, *weights):
     """Two devices, each with half of the experts."""
     mesh = sharding.make_mesh((1, 1, 2, 1))
@@ -44,8 +61,12 @@ WEIGHTS = (4, 3, 5), (4, 3, 5), (4, 5, 3)
 BACKWARDS = {
     "norm": (lambda x, scale: _normalise(x, scale, 1e-5), (2, 5), (5,)),
     "attention": (lambda q, k, v: attend(q, k, v, VISIBLE), (2, 5, 4, 3), (2, 2, 5, 3), (2, 2, 5, 3)),
+    "attention in blocks": (in_blocks, (2, 5, 4, 3), (2, 2, 5, 3), (2, 2, 5, 3)),
+    "product, wider": (project, (2, 3, 4), (4, 5)),
+    "product, narrower": (project, (6, 5), (5, 3)),
     "log-probs": (lambda h, w: logprobs_module.selected_logprobs(h, w, TARGETS, temperature=0.7), (6, 3), (3, 10)),
     "log-probs in chunks": (chunked, (6, 3), (3, 10)),
+    "log-probs in chunks that are kept": (kept, (6, 3), (3, 10)),
     "experts": (lambda x, gates, *w: block_experts(x, EXPERTS, gates, w), (6, 3), (6, 2), *WEIGHTS),
     "experts on devices": (moved, (6, 3), (6, 2), *WEIGHTS),
     "groups on a TPU": (grouped("tpu"), (8, 3), (3, 3, 2)),
@@ -53,7 +74,7 @@ BACKWARDS = {
 }
 
 
-@pytest.mark.parametrize("name", first_quick(5, BACKWARDS))
+@pytest.mark.parametrize("name", first_quick(9, BACKWARDS))
 def test_a_backward_is_the_derivative_of_its_forward(name):
     """Along random directions of all arguments together, in float32: differences of 1 % steps, right to 0.2 %."""
     f, *shapes = BACKWARDS[name]

@@ -12,7 +12,7 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float
 from jaxrl_llm.models.attention import kv_cache
 
 _CHUNK, _CHUNKS = 64, 4  # a chunk has at least 64 queries, and a row at most 4 chunks
-_MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
+MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
 
 
 @jax.custom_vjp
@@ -23,9 +23,9 @@ def attend(
     visible: Bool[Array, "b t s"],
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T / sqrt(d)) v over the visible columns; scores and softmax in float32."""
-    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
+    q = by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
     out = jnp.einsum("bkqs,bksd->bkqd", _attend_weights(q, keys, visible).astype(values.dtype), values)
-    return _by_query_head(out, queries.shape)
+    return by_query_head(out, queries.shape)
 
 
 def attend_causal(
@@ -59,14 +59,14 @@ def _attend_bwd(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, 
     dk = ds^T q / sqrt(d), dv = w^T do (FlashAttention, arXiv 2205.14135, appendix B)."""
     queries, keys, values, visible, out = residuals
     kv, scale = keys.shape[1], queries.shape[-1] ** -0.5
-    q, do, o = (_by_key_head(x, kv) for x in (queries * scale, cotangent, out))
+    q, do, o = (by_key_head(x, kv) for x in (queries * scale, cotangent, out))
     weights = _attend_weights(q, keys, visible)
     dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     dv = dot("bkqs,bkqd->bksd", weights.astype(values.dtype), do).astype(values.dtype)
     along = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), axis=-1, keepdims=True)
     ds = (weights * (dot("bkqd,bksd->bkqs", do, values) - along)).astype(keys.dtype)
     dk = dot("bkqs,bkqd->bksd", ds, q).astype(keys.dtype)
-    dq = _by_query_head(dot("bkqs,bksd->bkqd", ds, keys) * scale, queries.shape)
+    dq = by_query_head(dot("bkqs,bksd->bkqd", ds, keys) * scale, queries.shape)
     return dq.astype(queries.dtype), dk, dv, None
 
 
@@ -83,7 +83,7 @@ def attend_cached(
     """`attend` over a cache: its keys are transposed, and a stretch of columns that no row sees is skipped, except on a
     GPU, which would wait for the host at each condition. Each row of a stretch with fewer rows is shared by consecutive
     queries, and is read once."""
-    q = _by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
+    q = by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
     dot = functools.partial(jnp.einsum, "bkqx,bkxy->bkqy")
@@ -99,7 +99,7 @@ def attend_cached(
     scores = [product(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
     weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
     parts = [product(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
-    return _by_query_head(functools.reduce(jnp.add, parts), queries.shape)
+    return by_query_head(functools.reduce(jnp.add, parts), queries.shape)
 
 
 def _product(dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
@@ -110,13 +110,13 @@ def _product(dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
     return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
 
 
-def _by_key_head(queries: Array, kv: int) -> Array:
+def by_key_head(queries: Array, kv: int) -> Array:
     """Head-major, the queries of one key head side by side: both products are plain batched matmuls."""
     b, t, h, d = queries.shape
     return queries.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4).reshape(b, kv, (h // kv) * t, d)
 
 
-def _by_query_head(out: Array, shape: tuple[int, ...]) -> Array:
+def by_query_head(out: Array, shape: tuple[int, ...]) -> Array:
     b, t, h, d = shape
     kv = out.shape[1]
     return out.reshape(b, kv, h // kv, t, d).transpose(0, 3, 1, 2, 4).reshape(b, t, h, d)
@@ -126,5 +126,5 @@ def _weights(scores: Array, visible: Array) -> Array:
     """Softmax over the visible columns: [b kv (queries of a key head x t) s]."""
     b, kv, q, s = scores.shape
     t = visible.shape[1]
-    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, q // t, t, s), _MASKED)
+    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, q // t, t, s), MASKED)
     return jax.nn.softmax(scores, axis=-1).reshape(b, kv, q, s)

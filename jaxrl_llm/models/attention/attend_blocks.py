@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float
+from jaxrl_llm.models.attention.attend import MASKED, by_key_head, by_query_head
 
 BLOCK = 64  # queries, and columns, of a block
 _CORES = 2  # blocks follow one another, so that more cores multiply whole rows sooner
-_HIDDEN = -1e30  # finite: a query that sees nothing (padding) has weights that mean nothing, and no NaN
 
 
 def skips_blocks(time: int, mesh: Mesh | None) -> bool:
@@ -41,32 +41,32 @@ def attend_blocks(
 
 
 class _Blocks:
-    """Arrays padded to whole blocks, the queries of a key head side by side; seen [n n]: whether any row has a query of
-    block i that sees a column of block j."""
+    """Arrays padded to whole blocks; seen [n n]: whether a query of block i sees a column of block j in any row."""
 
     def __init__(self, queries: Array, keys: Array, values: Array, visible: Array):
         self.shape, self.room = queries.shape, -queries.shape[1] % BLOCK
-        self.queries = self.by_key_head(queries * queries.shape[-1] ** -0.5, keys.shape[1])
+        self.kv = keys.shape[1]
+        self.queries = self.of_queries(queries * queries.shape[-1] ** -0.5)
         self.keys, self.values = self._padded(keys, 2), self._padded(values, 2)
         self.visible = self._padded(visible, 1, 2)
         self.count = self.visible.shape[1] // BLOCK
         of_blocks = self.visible.reshape(-1, self.count, BLOCK, self.count, BLOCK)
         self.seen = jnp.any(of_blocks, axis=(0, 2, 4))
 
-    def by_key_head(self, x: Array, kv: int) -> Array:
+    def of_queries(self, x: Array) -> Array:
         """[b t h d] -> [b kv h/kv t d]."""
         b, t, h, d = x.shape
-        return self._padded(x.reshape(b, t, kv, h // kv, d).transpose(0, 2, 3, 1, 4), 3)
+        return self._padded(by_key_head(x, self.kv).reshape(b, self.kv, h // self.kv, t, d), 3)
 
-    def by_query_head(self, blocks: Array) -> Array:
-        """Blocks [n b kv h/kv BLOCK d] -> [b t h d]."""
+    def joined(self, blocks: Array) -> Array:
+        """Blocks of queries [n b kv h/kv BLOCK d] -> [b t h d]."""
         b, t, h, d = self.shape
-        x = jnp.moveaxis(blocks, 0, 3).reshape(b, h, -1, d)[:, :, :t]
-        return jnp.swapaxes(x, 1, 2)
+        x = jnp.moveaxis(blocks, 0, 3).reshape(b, self.kv, h // self.kv, -1, d)[:, :, :, :t]
+        return by_query_head(x.reshape(b, self.kv, -1, d), self.shape)
 
     def scores(self, queries: Array, keys: Array, i: Array, j: Array) -> Array:
         visible = _cut(_cut(self.visible, i, 1), j, 2)
-        return jnp.where(visible[:, None, None], _dot("bkgqd,bksd->bkgqs", queries, keys), _HIDDEN)
+        return jnp.where(visible[:, None, None], _dot("bkgqd,bksd->bkgqs", queries, keys), MASKED)
 
     def over_columns(self, i: Array, step: Callable[[Array, Any], Any], carry: Any) -> Any:
         """step(j, carry) for every block of columns that block i of queries sees."""
@@ -103,20 +103,20 @@ def _forward(queries: Array, keys: Array, values: Array, visible: Array) -> tupl
             out = out * kept[..., None] + _dot("bkgqs,bksd->bkgqd", weights.astype(v.dtype), v)
             return higher, total * kept + jnp.sum(weights, axis=-1), out
 
-        start = jnp.full(q.shape[:-1], _HIDDEN), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
+        start = jnp.full(q.shape[:-1], MASKED), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
         top, total, out = all_.over_columns(i, step, start)
         total = jnp.where(total == 0, 1, total)  # no block was seen
         return out / total[..., None], top + jnp.log(total)
 
     out, partition = lax.map(chunk, jnp.arange(all_.count))
-    return all_.by_query_head(out).astype(queries.dtype), (queries, keys, values, visible, out, partition)
+    return all_.joined(out).astype(queries.dtype), (queries, keys, values, visible, out, partition)
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, None]:
     """As that of `attend`, block by block: dq of a block of queries, dk and dv added up over those blocks."""
     queries, keys, values, visible, *of_blocks = residuals
     all_ = _Blocks(queries, keys, values, visible)
-    cotangent = all_.by_key_head(cotangent, keys.shape[1])
+    cotangent = all_.of_queries(cotangent)
 
     def chunk(grown: Any, given: Any) -> tuple[Any, Array]:
         i, out, partition = given
@@ -137,7 +137,7 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, No
 
     zeros = tuple(jnp.zeros(x.shape) for x in (all_.keys, all_.values))
     (dk, dv), dq = lax.scan(chunk, zeros, (jnp.arange(all_.count), *of_blocks))
-    dq = all_.by_query_head(dq) * queries.shape[-1] ** -0.5
+    dq = all_.joined(dq) * queries.shape[-1] ** -0.5
     time = queries.shape[1]
     return dq.astype(queries.dtype), dk[:, :, :time].astype(keys.dtype), dv[:, :, :time].astype(values.dtype), None
 

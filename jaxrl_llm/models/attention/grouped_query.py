@@ -54,7 +54,7 @@ class Attention(nnx.Module):
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "b t d"], tuple[kv_cache.Keys, kv_cache.Values]]:
         """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone.
-        Where axes, the logical ones of b and t, split t, `visible` is not read."""
+        Where axes, the logical ones of b and t, split t, `visible` is not read. shared_prompt: as in `Model.apply`."""
         b, t, _ = x.shape
         layout = kv_cache.layout_of(self.config, sharding.platform(mesh))
         # Two dimensions: a weight's gradient is then one matmul without a transpose.
