@@ -56,6 +56,22 @@ def test_the_matched_clip_is_of_the_doses(study):
     assert kept.matched(study, 0.2) == [["dense", "keep 0.2", "dual_clip=1.1"]]
 
 
+def test_the_two_models_in_each_batch(tmp_path):
+    """Of whole runs from seed 505 to 514: GSPO gains 0.1 more on the dense model in the first five, nothing later."""
+    runs = {}
+    for model in ("mixture", "dense"):
+        for seed in range(505, 515):
+            gains = {"GRPO": 0.0, "GSPO": 0.2 + 0.1 * (model == "dense" and seed < kept.LATER)}
+            for arm, gain in gains.items():
+                rows = [{"step": step, "eval/pass_at_1": 0.5 + gain * step} for step in (0, 1)]
+                runs[arm, f"{model}, lr 1", seed] = rows
+    rows = kept.apart(study_of(tmp_path, runs))
+    batches = "", ", seeds below 510", ", seeds from 510"
+    assert [row[0] for row in rows] == [f"dense, lr 1{batch}" for batch in batches]
+    assert [row[2] for row in rows] == ["10", "5", "5"]
+    assert [row[3].partition(" ")[0] for row in rows] == ["+0.050", "+0.100", "+0.000"]
+
+
 def test_contrasts_and_the_two_models(tmp_path):
     """Five trajectories: GSPO gains 0.1 in both models, cutting A < 0 alone 0.2, and 0.01 a seed more in the dense."""
     trajectories = {}
