@@ -4,10 +4,12 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from jaxrl_llm.ground import ranges
 from jaxrl_llm.ground.peaks import FLOPS
@@ -134,3 +136,10 @@ def _gpus(name: str, count: str) -> Sequence[Any]:
         raise ImportError("compiling for a GPU needs jax's CUDA plugin: pip install jaxrl_llm[gpu]")
     shape = f"1x{nodes or 1}x{alone or NODE}"
     return topologies.get_topology_desc("", "cuda", target_config=_TARGET.format(**_GPUS[name]), topology=shape).devices
+
+
+def lowering_for(device: Any) -> AbstractContextManager[Any]:
+    """Within it kernels are lowered for this device, which they ask the context for from jax 0.12 on."""
+    cores = getattr(device, "core_count" if device.platform == "gpu" else "num_cores", None)
+    kind = AbstractDevice(device.device_kind, cores, device.platform)
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))

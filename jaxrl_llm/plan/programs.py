@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import SLACK
 from jaxrl_llm.plan import PROGRAMS
+from jaxrl_llm.plan.chips import lowering_for
 from jaxrl_llm.plan.cost import Cost, measure
 from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.rollout.engine import Engine
@@ -82,7 +83,9 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         name: str, lower: Callable[[], jax.stages.Lowered], parts: Callable[[Cost, Cost], Any], on: Any = mesh
     ) -> Program:
         start = time.monotonic()
-        compiled: Any = lower().compile()
+        with lowering_for(devices[0]):
+            lowered = lower()
+        compiled: Any = lowered.compile()
         seconds = time.monotonic() - start
         memory = compiled.memory_analysis()
         filled = 1 / SLACK if mesh.shape["expert"] > 1 else 1.0
@@ -113,7 +116,9 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     slots = min(s.rollout.slots, rows) or rows
     chunk, chunks, steps = turns(s.rollout.prompts, s.rollout.group_size, slots, s.answer_length)
-    move = engine.lower_prepare(state.trained.policy) if "move" in only else None
+    with lowering_for(devices[0]):
+        move = engine.lower_prepare(state.trained.policy) if "move" in only else None
+        trajectory = engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
     if move is not None:
         yield program("move", lambda: move, lambda once, turn: [Part("move", once + turn, 0, 1, 0)])
     if "rollout" in only:
@@ -126,7 +131,6 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             ],
             engine.model.mesh,
         )
-    trajectory = engine.lower(state.trained.policy, s.rollout.prompts, width).out_info
     trajectory = trajectory.replace(rewards=jax.ShapeDtypeStruct((rows,), jnp.float32))
     if s.rollout.lag:
         trajectory = trajectory.replace(versions=trajectory.tokens)

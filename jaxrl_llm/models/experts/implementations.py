@@ -42,7 +42,8 @@ def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None
 def _say_which_kernels() -> None:
     logging.warning(
         "model.experts_implementation='auto' takes 'grouped' on a GPU: the Triton kernels of "
-        "jaxrl_llm/models/experts/triton_matmul.py, which have only run interpreted, never on a GPU. Set it to "
+        "jaxrl_llm/models/experts/triton_matmul.py, and on Hopper one of tokamax where it is installed, which "
+        "have only run interpreted, never on a GPU. Set it to "
         "'grouped' to take them without this message, or to 'dense' for XLA's matmuls of every expert for every token"
     )
 

@@ -3,11 +3,12 @@
 multiply     out_i = rows_i @ weights_e, or @ weights_e^T     one program per (tile of rows, block of columns)
 accumulate   d weights_e = sum of rows_i^T cotangent_i        one program per (group, block of weights_e)
 
+In place of the first a Hopper GPU takes the kernel of tokamax where that is installed (`mosaic_matmul.py`).
+
 Rows are sorted by group, and a tile lies inside one: a schedule made on the device names each tile's group and rows,
 with room for every way of cutting m rows into groups, so that nothing waits for the host.
 
-Source: MegaBlocks, arXiv 2211.15841. The library tokamax has such kernels, from Python 3.12 and jax 0.11.1 on; its last
-release for Python 3.11, 0.0.12, adds rows of another group to the gradient of a group without rows.
+Source: MegaBlocks, arXiv 2211.15841.
 """
 
 import functools
@@ -20,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxrl_llm.ground.array_typing import Array, Float, Int
+from jaxrl_llm.models.experts import mosaic_matmul
 
 # By bytes of an operand: the sides of a program's block of the result, the places of the summed axis that it takes at a
 # time, warps and stages. For bfloat16 what tokamax's tables record as best on an H100: a forward of 393216 rows, 128
@@ -78,6 +80,8 @@ grouped_matmul_gpu.defvjp(_fwd, _bwd)
 
 def _multiply(rows: Array, weights: Array, counts: Array, transposed: bool, interpret: bool) -> Array:
     """rows_i [m d] @ weights_e [e d f], or @ weights_e^T [e f d] if transposed, summed in float32."""
+    if not interpret and mosaic_matmul.fits(rows, straight := weights.swapaxes(1, 2) if transposed else weights):
+        return mosaic_matmul.multiply(rows, straight, counts)
     m, d = rows.shape
     f = weights.shape[1 if transposed else 2]
     (tile, columns), inner, warps, stages = _MULTIPLY[rows.dtype.itemsize]
