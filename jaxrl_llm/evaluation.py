@@ -117,11 +117,15 @@ def _answers(
     from jaxrl_llm import tasks
     from jaxrl_llm.report.statistics import half_width
     from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+    from jaxrl_llm.run.memory import evaluated_at_once
 
     task = target.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
-    model = policy.model if policy.run is None else policy.run.sampler
-    evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, target.slots)
+    model, slots = policy.model, target.slots
+    if policy.run is not None:
+        model = policy.run.sampler
+        slots = evaluated_at_once(policy.run.settings, model, len(prompts["uid"]), given.samples)
+    evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, slots)
     rates, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:

@@ -19,7 +19,7 @@ from jaxrl_llm.rollout.protocol import RolloutEngine
 from jaxrl_llm.rollout.remote import RemoteEngine
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.auto_layout import laid_out
-from jaxrl_llm.run.memory import Memory, needed
+from jaxrl_llm.run.memory import Memory, evaluated_at_once, needed
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.answers import Answers
@@ -52,7 +52,8 @@ class Run:
         """Reads the held-out prompts, which are made where they are not there yet."""
         s = self.settings
         held_out = tasks.all_prompts(s.task, "test", limit=s.evaluation.prompts, data_dir=s.data_dir)
-        return Evaluator(self.sampler, s.task, held_out, s.evaluation.samples, s.answer_length, s.rollout.slots)
+        slots = evaluated_at_once(s, self.sampler, len(held_out["uid"]), s.evaluation.samples)
+        return Evaluator(self.sampler, s.task, held_out, s.evaluation.samples, s.answer_length, slots)
 
     def pass_rates(self, state: TrainState) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """What the evaluator finds of the policy, and under the router of rollouts where that is another one."""

@@ -28,6 +28,7 @@ from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
 
 _PROGRAMS = 2**28  # bytes that compiled programs and their tracing leave, measured
+_EVALUATED = 2**31  # bytes of cache that answers of an evaluation may take on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +179,19 @@ def _of_rollout(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
 
 def _of_evaluation(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
     """What the answers to the held-out prompts take, a greedy one to each beside the samples."""
-    group = s.evaluation.samples + 1
-    rows = s.evaluation.prompts * group
-    shape = s.evaluation.prompts, group, min(s.rollout.slots, rows) or rows
+    asked = s.evaluation.prompts, s.evaluation.samples
+    shape = asked[0], asked[1] + 1, evaluated_at_once(s, sampler, *asked)
     return {"merged": merged, **_of_answers(s, sampler, s.model.dtype, *shape)}
+
+
+def evaluated_at_once(s: Settings, sampler: Model, prompts: int, samples: int) -> int:
+    """Answers that an evaluation decodes at once: rollout.slots; where that is 0 all whose cache is small, else those
+    whose cache is, or as many as a rollout has if those are more."""
+    group, rows = samples + 1, prompts * (samples + 1)
+    if s.rollout.slots:
+        return min(s.rollout.slots, rows)
+    cache = _of_answers(s, sampler, s.model.dtype, prompts, group, rows)["cache"]
+    return rows if cache <= _EVALUATED else min(rows, max(s.rows, rows * _EVALUATED // cache))
 
 
 def _of_answers(s: Settings, sampler: Model, dtype: str, prompts: int, group: int, slots: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import score_chunk
-from jaxrl_llm.run import trainer
+from jaxrl_llm.run import memory, trainer
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.memory import Memory, of_device
 from jaxrl_llm.run.settings import validate
@@ -182,6 +182,20 @@ def test_an_evaluation_of_many_prompts_is_counted(tmp_path):
     assert one.evaluation == {name: size for name, size in one.rollout.items() if name != "records"}
     assert two.evaluation["cache"] == 2 * one.evaluation["cache"]
     assert two.phases["evaluation"] is two.evaluation
+
+
+def test_an_evaluation_of_long_answers_takes_turns(tmp_path, monkeypatch):
+    """Where all of its answers would take more cache than it may: as many as may, or as a rollout has."""
+    run = made(tmp_path, **{"evaluation.samples": 3, "evaluation.prompts": 64, "rollout.slots": 0})
+    s, rows = run.settings, 64 * 4
+    whole = run.memory().evaluation["cache"]
+    assert run.evaluator.slots == rows
+    monkeypatch.setattr(memory, "_EVALUATED", whole // 2)
+    assert s.rows < memory.evaluated_at_once(s, run.sampler, 64, 3) == rows // 2
+    assert run.memory().evaluation["cache"] < whole
+    monkeypatch.setattr(memory, "_EVALUATED", 1)
+    assert memory.evaluated_at_once(s, run.sampler, 64, 3) == s.rows
+    assert memory.evaluated_at_once(s, run.sampler, 1, 3) == 4
 
 
 def test_supervised_training_that_is_yet_to_be_done_is_counted(tmp_path):
