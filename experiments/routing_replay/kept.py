@@ -54,13 +54,14 @@ def table(study: Study) -> Table:
 
 
 def ends(study: Study) -> Table:
-    """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts,
-    sampled accuracy at the end, difference, what would be detected, how many collapsed."""
+    """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts and its
+    median over all, sampled accuracy at the end, difference, what would be detected, how many collapsed."""
     rows = []
     for condition, arm in _each(study):
         runs = [run for run in study.select(arm, condition) if run.ended]
         end = float(np.mean([SAMPLED.measure(run) for run in runs]))
-        numbers = [f"{mean(runs, 'kl/old', last=5):.3f}", f"{end:.3f}"]
+        drift = np.median(np.concatenate([run.series("kl/old")[1] for run in runs]))
+        numbers = [f"{mean(runs, 'kl/old', last=5):.3f} / {drift:.3f}", f"{end:.3f}"]
         differs = _differs(study, arm, condition) or ["", ""]
         rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
     return rows

@@ -48,6 +48,7 @@ SHARES = ["sweep", "setting", "GRPO, by variance", "median", "GRPO+R2, by varian
 DOSES = ["setting", "states", "GRPO, before -> after", "experts changed", "Var(log r)", "share", "part", "beyond 0.2"]
 NUMBERS = ["sweep", "what", "number"]
 HELD_OUT = "Differences are to GRPO in held-out sampled accuracy, with 95 % paired-t intervals over seeds"
+STABLE = ["highest stable rate", "at an edge", "factor to GRPO", "if a loss counts 0.05 at most"]
 TAILS = ["beyond 0.2", "beyond ln 2"]
 KEPT = ["kept, A > 0 / A < 0", "KL to old"]
 
@@ -86,6 +87,21 @@ def _by_cut(name: str, caption: str) -> Entry:
 def _apart(name: str) -> Entry:
     columns = ["condition", "arm", "n", "dense less mixture", "detectable"]
     return Entry(name, "The dense model's difference to GRPO less the mixture's.", columns, kept.apart, [name])
+
+
+def _contrasts(name: str) -> Entry:
+    columns = ["condition", "arms", "n", "difference", "detectable", "corrected p"]
+    caption = "The arms that the hypotheses compare; p is corrected (Holm) for all rows."
+    return Entry(name, caption, columns, kept.contrasts, [name])
+
+
+def _ends(name: str, what: str) -> Entry:
+    caption = (
+        f"Whole runs of {what}: held-out sampled accuracy at the end, its difference to GRPO by seed, not corrected; "
+        "the gradient kept; the drift of a rollout (KL to old), mean of the last five and median of all; collapses."
+    )
+    columns = ["condition", "arm", "seeds", *KEPT, "end", "difference", "detectable", "collapsed"]
+    return Entry(name, caption, columns, kept.ends, [name])
 
 
 def _batches(second: int) -> list[str]:
@@ -280,15 +296,7 @@ TABLES: Sequence[Entry] = (
         "curves",
         "Held-out sampled accuracy at the end of 30 rollouts, six learning rates, five seeds; the highest rate at "
         "which an arm ends no lower than it started, and its factor to GRPO's.",
-        [
-            "N",
-            "arm",
-            *("6e-06", "2e-05", "6e-05", "0.0002", "0.0006", "0.002"),
-            "highest stable rate",
-            "at an edge",
-            "factor to GRPO",
-            "if a loss counts 0.05 at most",
-        ],
+        ["N", "arm", *("6e-06", "2e-05", "6e-05", "0.0002", "0.0006", "0.002"), *STABLE],
         rates.table,
         ["curves"],
     ),
@@ -320,26 +328,15 @@ TABLES: Sequence[Entry] = (
         "One rollout of 32 updates from shared states, by what an arm cuts: the gradient kept for A > 0 and A < 0, the "
         "drift (KL to old) and the difference to GRPO, whose state stands before and after its rollout.",
     ),
-    Entry(
-        "negatives",
-        "The arms that the hypotheses compare; p is corrected (Holm) for all rows.",
-        ["condition", "arms", "n", "difference", "detectable", "corrected p"],
-        kept.contrasts,
-        ["negatives"],
-    ),
+    _contrasts("negatives"),
     _apart("negatives"),
-    Entry(
-        "negatives_runs",
-        "Whole runs of 30 rollouts: held-out sampled accuracy at the end, its difference to GRPO by seed, not "
-        "corrected; the gradient kept; the drift of a rollout (KL to old) over the last five; collapses.",
-        ["condition", "arm", "seeds", *KEPT, "end", "difference", "detectable", "collapsed"],
-        kept.ends,
-        ["negatives_runs"],
-    ),
+    _ends("negatives_runs", "30 rollouts"),
     _apart("negatives_runs"),
     _headed(
         "negatives_runs", "In training reward, by stretches of rollouts: no hypothesis, not corrected.", kept.along
     ),
+    _ends("negatives_real", "16 rollouts of SmolLM2-135M-Instruct on sums, a dense model"),
+    _contrasts("negatives_real"),
     _headed(
         "negatives_rollouts",
         "Branches of 16 rollouts at 4e-4, ten trajectories: differences in sampled accuracy on the way, not corrected.",

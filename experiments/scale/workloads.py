@@ -61,6 +61,7 @@ WORKLOADS = {
     "30b-v5p": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 64, 1, 1), rows=64, micro_batch_rows=64),
     "30b-v5p-expert": Workload("qwen3-30b-a3b", "v5p:4x4x4", (1, 4, 16, 1), rows=64, micro_batch_rows=64),
     "30b-v5p-256": Workload("qwen3-30b-a3b", "v5p:4x8x8", (1, 16, 16, 1), rows=256, micro_batch_rows=256),
+    "30b-v5p-1024": Workload("qwen3-30b-a3b", "v5p:8x8x16", (1, 16, 64, 1), rows=1024, micro_batch_rows=1024),
     "30b-v5p-8": Workload("qwen3-30b-a3b", "v5p:2x2x2", (1, 8, 1, 1), rows=64, micro_batch_rows=8),
     "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
     "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=32, micro_batch_rows=32),
