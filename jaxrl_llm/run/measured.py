@@ -13,7 +13,7 @@ from jaxrl_llm.run.findings import LOOK, OK, STOP, Finding
 from jaxrl_llm.run.memory import Memory, spelled
 from jaxrl_llm.run.rehearsal import Rehearsal
 from jaxrl_llm.tasks import UNKNOWN
-from jaxrl_llm.training.pending import disagreement
+from jaxrl_llm.training.pending import disagreement, moved_by_a_flip
 
 _FAR = 0.2  # nats on average: ten times what rounding to bfloat16 makes
 _SHOWN = 3  # answers
@@ -58,8 +58,7 @@ def sampler(s: Settings, r: Rehearsal) -> Finding | None:
         f"to trainer: mean |delta log p| {gap['gap_mean']:.1e} nats, k3 {gap['gap_k3']:.1e}, "
         f"{gap['gap_share']:.1%} of tokens above 1e-2"
     )
-    answers = 1 / s.rows
-    if not disagreement(gap, "gap", "float32", answers):
+    if not disagreement(gap, "gap", "float32", moved_by_a_flip(s.rows, s.rollout.group_size, s.model.num_experts)):
         return Finding("sampler", seen)
     exact = s.model.dtype == s.sampler_precision == "float32" and not s.rollout.allow_truncated
     if exact:

@@ -21,7 +21,7 @@ from jaxrl_llm.run.observed import Observed, speed
 from jaxrl_llm.run.opening import closing, opening
 from jaxrl_llm.training.experience import diagnose
 from jaxrl_llm.training.optimizer import make_schedule
-from jaxrl_llm.training.pending import Pending
+from jaxrl_llm.training.pending import Pending, moved_by_a_flip
 from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.sources import Drawn
 from jaxrl_llm.training.state import TrainState, settled
@@ -148,7 +148,7 @@ def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) ->
         "dtype": s.model.dtype,
         "sampler_dtype": s.sampler_precision,
         "truncated": s.rollout.allow_truncated,
-        "answers": s.rows,
+        "flipped": moved_by_a_flip(s.rows, s.rollout.group_size, s.model.num_experts),
     }
     return state, Pending(step, host, scored, updates, drawn.samples, bounds)
 

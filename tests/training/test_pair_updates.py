@@ -111,7 +111,7 @@ def test_a_run_lays_pairs_out_whole():
     members = [set(part[part >= 0] // TIME) for part in layout.index]
     assert sum(map(len, members)) == 2 * PAIRS
     assert all({row ^ 1 for row in rows} == rows for rows in members)
-    bounds = dict(dtype="float32", sampler_dtype="float32", truncated=False, answers=2 * PAIRS)
+    bounds = dict(dtype="float32", sampler_dtype="float32", truncated=False, flipped=0.0)
     with pytest.raises(ValueError, match=r"step 3, update 2 of 2: 25\.0% of pairs lack one of their answers"):
         check_updates(3, {}, [{"pairs/incomplete": 0.0}, {"pairs/incomplete": 0.25}], **bounds)
 

@@ -367,7 +367,7 @@ def test_a_lost_row_raises():
     lost = recorded().replace(experts=recorded().experts.at[:, 3, 2].set(255))
     scored = M.finalize(experience("R3", routing=lost).metrics)
     with pytest.raises(ValueError, match=r"step 9: 2 .*no recorded routing"):
-        check_updates(9, scored, [], dtype="float32", sampler_dtype="bfloat16", truncated=False, answers=2000)
+        check_updates(9, scored, [], dtype="float32", sampler_dtype="bfloat16", truncated=False, flipped=0.0)
 
 
 def test_a_dense_model_and_a_record_of_another_model_raise():
