@@ -76,6 +76,16 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
         ax.annotate(f"\u2190 {middle:+.3f}", (0.01, y), xycoords=("axes fraction", "data"), fontsize=8.5, va="center")
 
 
+def negatives(one_rollout: Study, whole_runs: Study) -> Figure:
+    """What an arm gains in one rollout by the gradient of wrong answers that it keeps; and when GSPO ends whole runs
+    above the arm that leads there."""
+    titles = ["one rollout at 4e-4: accuracy less GRPO's", "whole runs: accuracy of GSPO less negatives cut"]
+    drawn, axes = panels(titles, columns=2, height=4.2)
+    kept.draw_kept(axes[0], one_rollout, one_rollout.conditions)
+    kept.draw_drift(axes[1], whole_runs)
+    return drawn
+
+
 def sizes(measured: Study) -> Figure:
     """Routing's share by depth, sparsity and drift, with the line and its prediction."""
     found, _ = scale.points(measured)
@@ -126,9 +136,10 @@ def main() -> None:
         figures = {
             "forest": forest(sweeps),
             "finding": finding(sweeps),
+            "negatives": negatives(*(study(folder, name) for name in ("negatives", "negatives_runs"))),
             **{
                 name: kept.figure(study(folder, name))
-                for name in ("negatives", "negatives_dose", "negatives_rollouts", "negatives_runs")
+                for name in ("negatives_dose", "negatives_rollouts", "negatives_runs")
             },
             "sizes": sizes(study(folder, "sizes")),
             "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -60,8 +61,7 @@ def ends(study: Study) -> Table:
     for condition, arm in _each(study):
         runs = [run for run in study.select(arm, condition) if run.ended]
         end = float(np.mean([SAMPLED.measure(run) for run in runs]))
-        drift = np.median(np.concatenate([run.series("kl/old")[1] for run in runs]))
-        numbers = [f"{mean(runs, 'kl/old', last=5):.3f} / {drift:.3f}", f"{end:.3f}"]
+        numbers = [f"{mean(runs, 'kl/old', last=5):.3f} / {drift(runs):.3f}", f"{end:.3f}"]
         differs = _differs(study, arm, condition) or ["", ""]
         rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
     return rows
@@ -267,22 +267,52 @@ def _along_kept(study: Study) -> Figure:
     title = f"{SAMPLED.title}, less {study.baseline}'s"
     drawn, axes = panels([": ".join(filter(None, (one, title))) for one in beside], columns=2, height=4.2)
     for ax, one in zip(axes, beside, strict=True):
-        shown = [condition for condition in study.conditions if condition.partition(", ")[2] == one]
-        places: dict[str, tuple[float, str, str]] = {}
-        for condition, filled in zip(shown, [True] + [False] * len(shown), strict=False):
-            for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
-                ink, found = colour(study.arms, arm), difference(study, arm, condition)
-                x = mean(study.select(arm, condition), NEGATIVE) + (0 if filled else 0.012)
-                if found.n >= MINIMUM_SEEDS:
-                    ax.plot([x, x], [found.low, found.high], color=ink, linewidth=1.2, zorder=1)
-                ax.plot(x, found.mean, "o", color=ink, markerfacecolor=ink if filled else "white", markersize=6)
-                places.setdefault(arm, (found.mean, arm, ink))
-        ax.axhline(0, color=INK, linewidth=0.8)
-        models = [condition.partition(", ")[0] for condition in shown]
-        told = "gradient kept for A < 0" + (f" (filled {models[0]}, hollow {models[1]})" if len(models) > 1 else "")
-        ax.set_xlabel(told, fontsize=8.5, color=INK)
-        label_ends(ax, list(places.values()))
+        draw_kept(ax, study, [condition for condition in study.conditions if condition.partition(", ")[2] == one])
     return drawn
+
+
+def draw_kept(ax: Axes, study: Study, shown: Sequence[str]) -> None:
+    """Each arm's difference to the baseline by the gradient that it keeps for A < 0."""
+    places: dict[str, tuple[float, str, str]] = {}
+    for condition, filled in zip(shown, [True] + [False] * len(shown), strict=False):
+        for arm in [arm for arm in study.arms[1:] if study.select(arm, condition)]:
+            ink, found = colour(study.arms, arm), difference(study, arm, condition)
+            x = mean(study.select(arm, condition), NEGATIVE) + (0 if filled else 0.012)
+            _point(ax, x, found, ink, filled)
+            places.setdefault(arm, (found.mean, arm, ink))
+    ax.axhline(0, color=INK, linewidth=0.8)
+    models = [condition.partition(", ")[0] for condition in shown]
+    told = "gradient kept for A < 0" + (f" (filled {models[0]}, hollow {models[1]})" if len(models) > 1 else "")
+    ax.set_xlabel(told, fontsize=8.5, color=INK)
+    label_ends(ax, list(places.values()))
+
+
+def draw_drift(ax: Axes, study: Study) -> None:
+    """Of whole runs the lead of GSPO over the first of CONTRASTS by the drift of that arm, by condition."""
+    arm, other = CONTRASTS[0]
+    own = dataclasses.replace(study, baseline=arm)
+    for condition in [one for one in study.conditions if study.select(other, one)]:
+        x, found = drift(study.select(arm, condition)), difference(own, other, condition)
+        _task, model, *told = condition.split(", ")
+        _point(ax, x, found, colour(study.arms, other), model != "dense")
+        if model != "dense":
+            edge, away = (found.high, 4) if found.mean > 0 else (found.low, -12)
+            ax.annotate(", ".join(told), (x, edge), (0, away), textcoords="offset points", fontsize=7, ha="center")
+    ax.axhline(0, color=INK, linewidth=0.8)
+    ax.set_xscale("log")
+    ax.margins(x=0.15)
+    ax.set_xlabel(f"KL to old in a rollout of {arm.removeprefix('GRPO, ')}, median", fontsize=8.5, color=INK)
+
+
+def _point(ax: Axes, x: float, found: PairedDifference, ink: str, filled: bool) -> None:
+    if found.n >= MINIMUM_SEEDS:
+        ax.plot([x, x], [found.low, found.high], color=ink, linewidth=1.2, zorder=1)
+    ax.plot(x, found.mean, "o", color=ink, markerfacecolor=ink if filled else "white", markersize=6)
+
+
+def drift(runs: Sequence[Run]) -> float:
+    """The median of KL to old over all their rollouts."""
+    return float(np.median(np.concatenate([run.series("kl/old")[1] for run in runs])))
 
 
 def _along_rollouts(study: Study) -> Figure:

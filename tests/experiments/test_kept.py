@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.routing_replay import kept
 from tests.reference.synthetic_runs import study_of
@@ -120,6 +121,23 @@ def test_whole_runs(tmp_path):
     assert cut[4:7] == ["0.100 / 0.100", "0.400", "-0.100 [-0.100, -0.100]"]
     (panel,) = kept.figure(study).axes
     assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}
+
+
+def test_the_lead_over_whole_runs_by_drift(tmp_path):
+    """Five seeds: GSPO ends 0.2 above cutting A < 0 on the mixture, 0.1 on the dense model, which drift by 0.3 and 0.4
+    in the median rollout."""
+    runs = {}
+    for model, lead, drift in (("mixture", 0.2, 0.3), ("dense", 0.1, 0.4)):
+        for seed in range(5):
+            for arm, end in (("GRPO", 0.5), ("GSPO", 0.4 + lead), ("GRPO, negatives cut", 0.4)):
+                rows = [{"step": step, "kl/old": kl} for step, kl in ((1, 0.0), (2, drift), (3, 9.0))]
+                rows[-1]["eval/pass_at_1"] = end
+                runs[arm, f"sorting, {model}, N = 8", seed] = [{"step": 0, "eval/pass_at_1": 0.5}, *rows]
+    ax = Figure().subplots()
+    kept.draw_drift(ax, study_of(tmp_path, runs))
+    points = [tuple(map(float, one.get_xydata()[0])) for one in ax.lines if one.get_marker() == "o"]
+    assert points == [pytest.approx((0.3, 0.2)), pytest.approx((0.4, 0.1))]
+    assert [text.get_text() for text in ax.texts] == ["N = 8"]
 
 
 def test_a_stop_is_set_against_the_same_seeds_without_it(tmp_path):
