@@ -58,7 +58,8 @@ def sampler(s: Settings, r: Rehearsal) -> Finding | None:
         f"to trainer: mean |delta log p| {gap['gap_mean']:.1e} nats, k3 {gap['gap_k3']:.1e}, "
         f"{gap['gap_share']:.1%} of tokens above 1e-2"
     )
-    if not disagreement(gap, "gap", "float32", moved_by_a_flip(s.rows, s.rollout.group_size, s.model.num_experts)):
+    flipped = moved_by_a_flip(s.rows, s.rollout.group_size, s.model.num_experts)
+    if not disagreement(gap, "gap", "float32", flipped=flipped):
         return Finding("sampler", seen)
     exact = s.model.dtype == s.sampler_precision == "float32" and not s.rollout.allow_truncated
     if exact:

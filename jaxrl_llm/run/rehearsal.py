@@ -24,7 +24,7 @@ from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.auto_layout import allowed
 from jaxrl_llm.run.trainer import learn
 from jaxrl_llm.training.collect import DynamicSampling
-from jaxrl_llm.training.gaps import flips
+from jaxrl_llm.training.gaps import flips, gap
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
 from jaxrl_llm.training.replay import in_scoring
 from jaxrl_llm.training.rollouts import Rollouts
@@ -155,9 +155,8 @@ def _apart(logprobs: PerToken, other: PerToken, mask: Mask) -> dict[str, M.Metri
     """Of the answers: |log p - log q| on average, at most, and above 1e-2; and the k3 of p / q."""
     size = jnp.abs(logprobs - other)
     return {
-        "gap_mean": M.Mean.of(size, mask),
+        **{f"gap_{what}": value for what, value in gap(size, mask).items()},
         "gap_max": M.Maximum.of(size, mask),
-        "gap_share": M.Mean.of((size > 1e-2) * 1.0, mask),
         "gap_k3": M.Mean.of(k3(token_log_ratio(logprobs, other, mask)), mask),
     }
 

@@ -43,21 +43,30 @@ def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing 
     """
     assert batch.sampler_logprobs is not None
     mask = batch.loss_mask if batch.age is None else batch.loss_mask & (batch.age == 0)
-    gap = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, mask)
-    return gap | _flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch)
+    found = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, mask)
+    return found | _flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch)
 
 
 def old_against_current(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
     """pi_old against the training forward over `batch`, which gave these log-probs and this routing."""
     assert batch.old_logprobs is not None
-    gap = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
-    return gap | _flips("routing/flips_old_current", batch.routing.scored, routing, batch)
+    found = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
+    return found | _flips("routing/flips_old_current", batch.routing.scored, routing, batch)
 
 
 def _gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
-    """Mean |delta log p| and the share of tokens above 1e-2: what the run-time checks read."""
-    size = jnp.abs(difference)
-    return {f"{name}_mean": M.Mean.of(size, mask), f"{name}_share": M.Mean.of((size > 1e-2) * 1.0, mask)}
+    """What the run-time checks read: `gap` of |delta log p|."""
+    return {f"{name}_{what}": value for what, value in gap(jnp.abs(difference), mask).items()}
+
+
+def gap(size: PerToken, mask: Mask) -> dict[str, M.Metric]:
+    """The mean, the share of tokens above 1e-2, and the mean of the rest of them."""
+    above = size > 1e-2
+    return {
+        "mean": M.Mean.of(size, mask),
+        "share": M.Mean.of(above * 1.0, mask),
+        "rest": M.Mean.of(size, mask & ~above),
+    }
 
 
 def _flips(name: str, old: Routing | None, current: Routing | None, batch: TrainBatch) -> dict[str, M.Metric]:

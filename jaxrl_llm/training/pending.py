@@ -110,24 +110,27 @@ def moved_by_a_flip(answers: int, group_size: int, experts: int) -> float:
     return max(1, min(group_size, answers / 20)) / answers if experts else 0.0
 
 
-def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> None:
-    if found := disagreement(values, name, dtype, allowed):
+def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, flipped: float = 0.0) -> None:
+    if found := disagreement(values, name, dtype, flipped=flipped):
         raise ValueError(
             f"{what} is not 1: {found}; two passes over the same tokens disagree, so every ratio would be wrong"
         )
 
 
-def disagreement(values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0) -> str:
+def disagreement(values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0, flipped: float = 0.0) -> str:
     """What is beyond the bounds of two passes over the same tokens, "" where they hold or nothing was compared.
 
     Args:
-      values: mean |delta log p| and the share of tokens above 1e-2, as `NAME_mean` and `NAME_share`.
+      values: of |delta log p| the mean, the share of tokens above 1e-2 and the mean of the rest, as `NAME_mean`,
+        `NAME_share` and `NAME_rest`.
       allowed: a share of tokens that may be above 1e-2, where the dtype allows less.
+      flipped: as allowed, and these tokens may be off by anything: the bound of the mean is that of the rest.
     """
-    most, mean, share = max(allowed, _SHARE[dtype]), values.get(f"{name}_mean"), values.get(f"{name}_share")
-    if mean is None or share is None or math.isnan(mean):
+    most, share = max(allowed, flipped, _SHARE[dtype]), values.get(f"{name}_share")
+    if share is None or math.isnan(share):
         return ""  # nothing was scored, or no token counts
-    bound = _MEAN[dtype] + (share if allowed else 0.0)  # a token that a flip moves may be off by a nat
-    if mean <= bound and share <= most:
+    mean, bound = values[f"{name}_rest" if flipped else f"{name}_mean"], _MEAN[dtype]
+    if not mean > bound and share <= most:
         return ""
-    return f"mean |delta log p| {mean:.2e} (bound {bound:.0e}), {share:.2%} of tokens above 1e-2 (bound {most:.1%})"
+    of = " of the rest" if flipped else ""
+    return f"mean |delta log p| {mean:.2e}{of} (bound {bound:.0e}), {share:.2%} of tokens above 1e-2 (bound {most:.1%})"

@@ -109,7 +109,7 @@ def test_a_verifier_that_gives_nothing_is_seen(run):
     assert "0 of 64 right answers get at least 1" in rows["verifier"].seen
 
 
-GAP = {"gap_mean": 0.03, "gap_max": 0.5, "gap_share": 0.4, "gap_k3": 1e-3}
+GAP = {"gap_mean": 0.03, "gap_max": 0.5, "gap_share": 0.4, "gap_rest": 0.01, "gap_k3": 1e-3}
 SPACED = {"reverse": False, "strict": False, "spaced": True}
 FAULTS = {  # what a rehearsal shows, the row, its verdict, what it says
     "layout": ({"shapes": {"packed": GAP}}, "batch shape", LOOK, "packed 3.0e-02 (max 5.0e-01)"),

@@ -197,15 +197,15 @@ def test_a_loss_that_is_not_finite_leaves_the_state_and_stops_the_run(value):
         )
 
 
-FIRST = {"check/current_old_mean": 0.0, "check/current_old_share": 0.0}
+FIRST = {"check/current_old_mean": 0.0, "check/current_old_share": 0.0, "check/current_old_rest": 0.0}
 
 
 @pytest.mark.parametrize("name", ["current_old", "old_sampler"])
 def test_ratios_that_should_be_one_are_checked(name):
     """On the mean and on the share of tokens, never on the maximum; bfloat16 has a wider bound or none."""
 
-    def check(mean, share, dtype="float32", **options):
-        values = {f"check/{name}_mean": mean, f"check/{name}_share": share}
+    def check(mean, share, dtype="float32", rest=0.0, **options):
+        values = {f"check/{name}_mean": mean, f"check/{name}_share": share, f"check/{name}_rest": rest}
         scored, update = (values, FIRST) if name == "old_sampler" else ({}, values)
         usual = {"dtype": dtype, "sampler_dtype": dtype, "truncated": False, "flipped": 0.0}
         check_updates(5, scored, [update], **(usual | options))
@@ -221,9 +221,9 @@ def test_ratios_that_should_be_one_are_checked(name):
         check(1.0, 1.0, truncated=True)
         flipped = moved_by_a_flip(256, 8, 16)
         check(2.7e-4, 4.6e-3, flipped=flipped)  # seen once: 13 tokens of 2816 behind a flipped near-tie
-        for mean, share in ((5e-3, 4.6e-3), (0.0, 3.2e-2), (2e-4, 0.0)):
-            with pytest.raises(ValueError, match=r"bound 3\.1%"):
-                check(mean, share, flipped=flipped)
+        for share, rest in ((3.2e-2, 0.0), (4.6e-3, 2e-4), (1.0, float("nan"))):
+            with pytest.raises(ValueError, match=r"of the rest .*bound 3\.1%"):
+                check(1e-3, share, rest=rest, flipped=flipped)
 
 
 def test_what_a_flipped_near_tie_may_move():
