@@ -187,11 +187,14 @@ def _of_evaluation(s: Settings, sampler: Model, merged: int) -> dict[str, int]:
 def evaluated_at_once(s: Settings, sampler: Model, prompts: int, samples: int) -> int:
     """Answers that an evaluation decodes at once: rollout.slots; where that is 0 all whose cache is small, else those
     whose cache is, or as many as a rollout has if those are more."""
-    group, rows = samples + 1, prompts * (samples + 1)
+    rows = prompts * (samples + 1)
     if s.rollout.slots:
         return min(s.rollout.slots, rows)
-    cache = _of_answers(s, sampler, s.model.dtype, prompts, group, rows)["cache"]
-    return rows if cache <= _EVALUATED else min(rows, max(s.rows, rows * _EVALUATED // cache))
+    # In turns no slot shares its prompt with others.
+    whole, in_turns = (
+        _of_answers(s, sampler, s.model.dtype, prompts, samples + 1, slots)["cache"] for slots in (rows, rows - 1)
+    )
+    return rows if whole <= _EVALUATED else min(rows, max(s.rows, rows * _EVALUATED // in_turns))
 
 
 def _of_answers(s: Settings, sampler: Model, dtype: str, prompts: int, group: int, slots: int) -> dict[str, int]:

@@ -191,8 +191,8 @@ def test_an_evaluation_of_long_answers_takes_turns(tmp_path, monkeypatch):
     whole = run.memory().evaluation["cache"]
     assert run.evaluator.slots == rows
     monkeypatch.setattr(memory, "_EVALUATED", whole // 2)
-    assert s.rows < memory.evaluated_at_once(s, run.sampler, 64, 3) == rows // 2
-    assert run.memory().evaluation["cache"] < whole
+    assert s.rows < memory.evaluated_at_once(s, run.sampler, 64, 3) < rows
+    assert run.memory().evaluation["cache"] == pytest.approx(whole / 2, rel=0.02)
     monkeypatch.setattr(memory, "_EVALUATED", 1)
     assert memory.evaluated_at_once(s, run.sampler, 64, 3) == s.rows
     assert memory.evaluated_at_once(s, run.sampler, 1, 3) == 4
