@@ -121,9 +121,9 @@ def _answers(
 
     task = target.task
     prompts = tasks.all_prompts(task, given.split, limit=given.prompts, data_dir=target.data_dir)
-    model, slots = policy.model, target.slots
-    if policy.run is not None:
-        model = policy.run.sampler
+    model = policy.model if policy.run is None else policy.run.sampler
+    slots = target.slots
+    if policy.run is not None and target.task is policy.run.settings.task:  # another task has lengths of its own
         slots = evaluated_at_once(policy.run.settings, model, len(prompts["uid"]), given.samples)
     evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, slots)
     rates, rows = evaluator(policy.params)

@@ -29,8 +29,10 @@ def flops_of(inside: Computation, i: Instruction) -> float | None:
 
 def grouped(i: Instruction) -> bool:
     """Whether it is the kernel of a grouped matmul, which skips rows past the last group."""
+    if i.opcode != "custom-call":
+        return False
     mosaic = i.attribute("custom_call_target").strip('"').startswith("mosaic_gpu")  # of tokamax, the only one there is
-    return i.opcode == "custom-call" and (mosaic or "gmm" in i.name or _TRITON.search(i.attributes) is not None)
+    return mosaic or "gmm" in i.name or _TRITON.search(i.attributes) is not None
 
 
 def _convolution(i: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:

@@ -1,5 +1,7 @@
 """Every backward that is written by hand, against differences of its own forward."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,20 +24,11 @@ VISIBLE = jnp.asarray(np.tril(np.ones((2, 5, 5), bool)))
 TARGETS = jnp.asarray(RNG.integers(0, 10, 6))
 
 
-def chunked(hidden, head):
-    """The form that computes the probabilities again, in two chunks."""
+def chunked(hidden, head, kept):
+    """Log-probs of two chunks, whose probabilities the backward computes again or has kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprobs_module, "_ONE_CHUNK", 0)
-        patch.setattr(logprobs_module, "kept_probabilities", lambda *_: 0)
-        patch.setattr(logprobs_module, "score_chunk", lambda platform: 4)
-        return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
-
-
-def kept(hidden, head):
-    """The form that keeps the probabilities of two chunks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logprobs_module, "_ONE_CHUNK", 0)
-        patch.setattr(logprobs_module, "kept_probabilities", lambda *_: 1)
+        patch.setattr(logprobs_module, "kept_probabilities", lambda *_: int(kept))
         patch.setattr(logprobs_module, "score_chunk", lambda platform: 4)
         return logprobs_module.selected_logprobs(hidden, head, TARGETS, temperature=0.7)
 
@@ -65,8 +58,8 @@ BACKWARDS = {
     "product, wider": (project, (2, 3, 4), (4, 5)),
     "product, narrower": (project, (6, 5), (5, 3)),
     "log-probs": (lambda h, w: logprobs_module.selected_logprobs(h, w, TARGETS, temperature=0.7), (6, 3), (3, 10)),
-    "log-probs in chunks": (chunked, (6, 3), (3, 10)),
-    "log-probs in chunks that are kept": (kept, (6, 3), (3, 10)),
+    "log-probs in chunks": (functools.partial(chunked, kept=False), (6, 3), (3, 10)),
+    "log-probs in chunks that are kept": (functools.partial(chunked, kept=True), (6, 3), (3, 10)),
     "experts": (lambda x, gates, *w: block_experts(x, EXPERTS, gates, w), (6, 3), (6, 2), *WEIGHTS),
     "experts on devices": (moved, (6, 3), (6, 2), *WEIGHTS),
     "groups on a TPU": (grouped("tpu"), (8, 3), (3, 3, 2)),

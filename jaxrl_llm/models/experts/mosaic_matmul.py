@@ -44,8 +44,8 @@ def multiply(rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: 
     of its own here."""
     import tokamax  # pyright: ignore
 
-    run: Any = functools.partial(tokamax.ragged_dot, implementation=[_kernel()], preferred_element_type=rows.dtype)
-    return run(rows, weights, counts)
+    kernel = {"implementation": [_kernel()], "preferred_element_type": rows.dtype}
+    return tokamax.ragged_dot(rows, weights, counts, **kernel)
 
 
 @functools.cache
