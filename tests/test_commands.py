@@ -236,15 +236,20 @@ def test_a_checkpoint_is_evaluated_as_its_dir_is(run, chats, tmp_path):
     assert {"step": 1, **json.loads((tmp_path / "told.json").read_text())} == told
 
 
-def test_a_policy_on_the_task_of_the_users_own_config(run, chats, tmp_path):
+def test_a_policy_on_the_task_of_the_users_own_config(run, chats, tmp_path, monkeypatch):
+    """With the slots of that config, also where the policy is that of a run."""
     (tmp_path / "mine.py").write_text(OWN_TASK)
     workdir, made, _ = chats
+    slots, answered = [], Evaluator.__call__
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: slots.append(self.slots) or answered(self, params))
     for place in (("--workdir", workdir), ("--checkpoint", made.settings.pretrained)):
         arguments = ("--prompts=2", "--samples=1", "--k=1", f"--config.task.data_dir={tmp_path}")
-        code, said, error = run(evaluation, *place, *arguments, f"--config={tmp_path / 'mine.py'}")
+        own = (f"--config={tmp_path / 'mine.py'}", "--config.rollout.slots=3")
+        code, said, error = run(evaluation, *place, *arguments, *own)
         assert (code, error) == (0, "")
         assert re.search("^shout, 2 test prompts", said, re.MULTILINE)
         assert "!  greedy: " in said
+    assert slots == [3, 3]
 
 
 def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, monkeypatch):
