@@ -79,10 +79,12 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
 def negatives(one_rollout: Study, whole_runs: Study) -> Figure:
     """What an arm gains in one rollout by the gradient of wrong answers that it keeps; and when GSPO ends whole runs
     above the arm that leads there."""
-    titles = ["one rollout at 4e-4: accuracy less GRPO's", "whole runs: accuracy of GSPO less negatives cut"]
-    drawn, axes = panels(titles, columns=2, height=4.2)
-    kept.draw_kept(axes[0], one_rollout, one_rollout.conditions)
-    kept.draw_drift(axes[1], whole_runs)
+    rates = {"4e-4": "lr 0.0004", "2e-4": "lr 0.0002"}
+    titles = [f"one rollout at {rate}: accuracy less GRPO's" for rate in rates]
+    drawn, axes = panels([*titles, "whole runs: GSPO less negatives cut"], columns=2, height=3.8)
+    for axis, rate in zip(axes, rates.values(), strict=False):
+        kept.draw_kept(axis, one_rollout, [name for name in one_rollout.conditions if name.endswith(rate)])
+    kept.draw_drift(axes[2], whole_runs)
     return drawn
 
 

@@ -127,8 +127,8 @@ TABLES: Sequence[Entry] = (
         ONE_ROLLOUT,
     ),
     _pooled(
-        "One rollout at 4e-4 by what an arm cuts, on the mixture and on a dense model (`negatives`); the batches are "
-        "two parts of one sweep, planned as one and run apart.",
+        "One rollout by what an arm cuts, on the mixture and on a dense model (`negatives`); the batches are two parts "
+        "of one sweep, planned as one, which at 4e-4 were run apart.",
         ["model, rate", "a rollout of GRPO gains", "arms"],
         ["negatives"],
         lambda study: pooled.by_sign(study, 318),

@@ -15,7 +15,7 @@ from jaxrl_llm.models.experts.expert_parallel import SLACK
 from jaxrl_llm.models.experts.moe import load_balance_loss
 from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.selected_logprobs import kept_probabilities, score_chunk
-from jaxrl_llm.models.transformer import Model, ModelOutput
+from jaxrl_llm.models.transformer import Model, ModelOutput, in_a_loop
 
 __all__ = [
     "EXACT",
@@ -32,6 +32,7 @@ __all__ = [
     "complete_fields",
     "experts_of",
     "fingerprint",
+    "in_a_loop",
     "is_recorded",
     "kept_probabilities",
     "kv_cache",

@@ -31,6 +31,15 @@ _UNROLLED = 8  # layers; for more, compile time matters
 _WORTH_TRANSPOSING = 32  # decode steps: it takes as long as 5 to 25 steps win by it
 
 
+def in_a_loop(config: ModelConfig, platform: str, layers: int) -> bool:
+    """Whether so many equal layers are trained in a loop of XLA or one after the other.
+
+    A loop stacks what the backward needs, which on a CPU costs more than compiling a few layers. Remat stacks little,
+    and without the loop XLA would keep what it was told to compute again.
+    """
+    return config.remat != "none" or platform != "cpu" or layers > _UNROLLED
+
+
 class _Seen(NamedTuple):
     """What a block is told of the tokens besides their states; axes are the logical axes of b and t."""
 
@@ -306,9 +315,7 @@ class Model:
 
             here = slice(places.start, places.stop)
             stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
-            # A rolled scan stacks what the backward needs, which on a CPU costs more than compiling a few layers. Remat
-            # stacks little, and without the loop XLA would keep what it was told to compute again.
-            rolled = self.config.remat != "none" or sharding.platform(self.mesh) != "cpu" or len(places) > _UNROLLED
+            rolled = in_a_loop(self.config, sharding.platform(self.mesh), len(places))
             body = self._rematerialised(without_cache, prevent_cse=len(places) == 1)  # one turn is no loop to XLA
             inputs = (stack, _of_layers(here, kind, routing))
             x, route = jax.lax.scan(body, x, inputs, unroll=1 if rolled else len(places))

@@ -21,7 +21,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.ground import machine, sharding
-from jaxrl_llm.models import Model, ModelConfig, choose_attention, kept_probabilities, score_chunk, skips_blocks
+from jaxrl_llm.models import (
+    Model,
+    ModelConfig,
+    choose_attention,
+    in_a_loop,
+    kept_probabilities,
+    score_chunk,
+    skips_blocks,
+)
 from jaxrl_llm.models.lora import adapter_axes
 from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.training.state import TrainState, state_shardings
@@ -301,19 +309,23 @@ def _activations(
     d, tokens = config.hidden_size, rows * -(-length // context)
     heads = _over(config.num_attention_heads, tensor) * config.head_dim
     keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
-    products, whole = 0, 0
+    products, whole, kept = 0, 0, 0
     for kind in config.kinds:
         chosen = config.num_experts_per_tok if kind == "moe" else 1
         width = _over(chosen * config.moe_intermediate_size if kind == "moe" else config.intermediate_size, tensor)
         matmuls = tokens * size * (heads + keys + (1 + chosen) * d + 2 * width)
         products += matmuls
         # Norms' inputs and outputs, what the experts are given; what is rotated and lies by heads; the gated product.
-        whole += matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
+        every = matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
+        whole += every
+        # A loop stacks what autodiff asks for, keys and values by blocks of queries, and not what is computed again.
+        stacked = kind == "dense" and in_a_loop(config, platform, len(config.kinds))
+        kept += tokens * size * (5 * d + 2 * heads + 5 * keys // 2 + 2 * width) if stacked else every
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
     if whole_rows and choose_attention(config, platform) == "plain":  # a quarter of the queries at a time, never kept
         one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
-    return {"none": whole, "block": starts + one, "dots": starts + products + one}[config.remat] + one
+    return {"none": kept, "block": starts + one, "dots": starts + products + one}[config.remat] + one
 
 
 def _local(tree: Any, where: Any) -> int:
