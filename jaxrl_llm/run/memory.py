@@ -261,12 +261,12 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // (shards // context))
     record = 2 * config.num_moe_layers * config.num_experts_per_tok + _kept(s)  # scored and replayed
+    activations = _activations(
+        config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
+    )
     return {
-        # On a CPU the optimizer's changes are arrays of their own; elsewhere they are fused with what they change.
-        "gradients": parameters * ((1 if micro == minibatch else 2) + (platform == "cpu")),
-        "activations": _activations(
-            config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
-        ),
+        "gradients": parameters * (1 if micro == minibatch else 2),
+        "activations": max(activations, _changes(parameters, platform)),
         "logits": _logits(rows * length, rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
@@ -281,10 +281,18 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
     rows, length = -(-s.warm_start.batch_size // (shards // context)), s.task.prompt_length + s.task.answer_length
     return {
         "moments": 2 * parameters if s.lora.rank else 0,
-        "gradients": parameters * (1 + (platform == "cpu")),
-        "activations": _activations(s.model, rows, length, context, tensor, platform),
+        "gradients": parameters,
+        "activations": max(
+            _activations(s.model, rows, length, context, tensor, platform), _changes(parameters, platform)
+        ),
         "logits": _logits(rows * length, rows * length, _over(s.model.vocab_size, tensor), platform),
     }
+
+
+def _changes(parameters: int, platform: str) -> int:
+    """The optimizer's, where the activations were: arrays of their own on a CPU, elsewhere fused with what they
+    change."""
+    return parameters if platform == "cpu" else 0
 
 
 def _logits(tokens: int, scored: int, vocabulary: int, platform: str) -> int:

@@ -203,7 +203,7 @@ def test_supervised_training_that_is_yet_to_be_done_is_counted(tmp_path):
     config = {"lora.rank": 2, "warm_start.steps": 1}
     run = made(tmp_path, **config)
     before = run.memory()
-    assert before.start["moments"] == before.start["gradients"] == 2 * before.stays["frozen base"]
+    assert before.start["moments"] == 2 * before.start["gradients"] == 2 * before.stays["frozen base"]
     assert before.temporaries is before.start
     assert "warm start" in " ".join(before.lines())
     s = run.settings
