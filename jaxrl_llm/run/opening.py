@@ -63,14 +63,15 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
 
 
 def folded(pieces: Sequence[str], separator: str, width: int = 69) -> list[str]:
-    """The joined pieces in lines of at most `width`; a line ends inside a piece only if that is longer."""
+    """The joined pieces in lines of at most `width`; a line ends inside a piece only if that is longer, and inside no
+    word, which may be a path."""
     lines = [""]
     for place, piece in enumerate(pieces):
         piece += separator if place + 1 < len(pieces) else ""
         if len(lines[-1] + piece.rstrip()) <= width:
             lines[-1] += piece
         else:
-            *whole, last = textwrap.wrap(piece.rstrip(), width)
+            *whole, last = textwrap.wrap(piece.rstrip(), width, break_long_words=False, break_on_hyphens=False)
             lines += [*whole, last + piece[len(piece.rstrip()) :]]
     return [line.rstrip() for line in lines if line]
 
