@@ -50,7 +50,6 @@ class Memory:
     evaluation: Mapping[str, int] = dataclasses.field(default_factory=dict)
     process: int = 0  # on a CPU, what is no array: the interpreter, libraries, programs
     start: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of supervised training that is yet to be done
-    saving: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of a checkpoint beside which nothing trains
 
     @property
     def phases(self) -> Mapping[str, Mapping[str, int]]:
@@ -60,7 +59,6 @@ class Memory:
             "update": self.update,
             "evaluation": self.evaluation,
             "warm start": self.start,
-            "checkpoint": self.saving,
         }
         return {name: phase for name, phase in phases.items() if phase}
 
@@ -115,7 +113,6 @@ _REMEDIES = {
     "batch": "lower warm_start.batch_size",
     "moments": "spread the model over more devices with mesh.shape, or set warm_start.steps=0",
     "gradients": "spread the model over more devices with mesh.shape",
-    "copy": "spread the model over more devices with mesh.shape",
     "activations": "lower updates.micro_batch_rows, or set model.remat=block",
     "records": "lower rollout.prompts, or rollout.top_k where it cuts",
 }
@@ -149,20 +146,15 @@ def needed(
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
-    saving = {}
     if _here(mesh)[0].platform == "cpu":  # what a checkpoint is written from, while updates overwrite the state
-        copy, every = trained + moments + stays.get("critic", 0), s.checkpoint.local_every or s.checkpoint.every
-        if min(every, s.checkpoint.every) < s.steps:
-            stays["checkpoint"] = copy
-        else:
-            saving["copy"] = copy
+        stays["checkpoint"] = trained + moments + stays.get("critic", 0)
     if s.rollout.lag:
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
     evaluation = {} if s.objective.learns_rewards else _of_evaluation(s, sampler, merged)
     before = _of_start(s, learner.model) if start else {}
     update = _of_update(s, trained, mesh)
-    return Memory(stays, rollout, update, of_device(mesh), evaluation, _of_process(mesh), before, saving)
+    return Memory(stays, rollout, update, of_device(mesh), evaluation, _of_process(mesh), before)
 
 
 def of_device(mesh: jax.sharding.Mesh) -> int | None:

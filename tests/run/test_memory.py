@@ -215,21 +215,6 @@ def test_supervised_training_that_is_yet_to_be_done_is_counted(tmp_path):
     assert whole.start["moments"] == 0
 
 
-def test_a_checkpoint_at_the_end_alone_is_beside_no_update(tmp_path):
-    often, seldom, near = (
-        made(tmp_path, **changes).memory()
-        for changes in (
-            {"steps": 4, "checkpoint.every": 2},
-            {"steps": 4, "checkpoint.every": 4},
-            {"steps": 4, "checkpoint.every": 4, "checkpoint.local_every": 2},
-        )
-    )
-    assert often.stays == seldom.stays | {"checkpoint": seldom.saving["copy"]} == near.stays
-    assert seldom.saving["copy"] == often.stays["parameters"] + often.stays["optimizer"]
-    assert often.saving == near.saving == {}
-    assert often.total > seldom.total
-
-
 def test_the_process_is_counted_where_a_cpu_holds_everything(tmp_path):
     memory = made(tmp_path).memory()
     assert memory.process > 2**28
