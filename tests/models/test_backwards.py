@@ -14,6 +14,7 @@ from jaxrl_llm.models.attention import attend_blocks
 from jaxrl_llm.models.attention.attend import attend
 from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.implementations import apply_experts
+from jaxrl_llm.models.experts.moe import _gated
 from jaxrl_llm.models.layers import _normalise, project
 from tests.reference.grouped_rows import interpreted
 from tests.reference.slowly import first_quick
@@ -74,3 +75,17 @@ def test_a_backward_is_the_derivative_of_its_forward(name):
     arguments = [jnp.asarray(np.random.default_rng(i).standard_normal(s), jnp.float32) for i, s in enumerate(shapes)]
     with jax.default_matmul_precision("highest"):
         check_grads(jax.jit(f), arguments, order=1, modes=("rev",), eps=1e-2, atol=2e-3, rtol=2e-3)
+
+
+def test_a_gated_product_keeps_two_arrays_of_its_width():
+    """The gate and up products; autodiff alone would keep the sigmoid and the two products of silu and of up, too."""
+    gate, up, down = (jnp.asarray(RNG.normal(size=shape)) for shape in ((2, 3, 7), (2, 3, 7), (7, 5)))
+
+    def kept(product):
+        _, back = jax.vjp(product, gate, up, down)
+        return sum(x.shape == gate.shape for x in jax.tree.leaves(back)), back(jnp.ones((2, 3, 5)))
+
+    (two, given), (more, wanted) = kept(_gated), kept(lambda gate, up, down: (jax.nn.silu(gate) * up) @ down)
+    assert two == 2 < more
+    for one, other in zip(given, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
