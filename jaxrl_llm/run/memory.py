@@ -253,12 +253,10 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     micro = min(s.updates.micro_batch_rows, minibatch) or minibatch
     rows = -(-micro // answers // (shards // context))
     record = 2 * config.num_moe_layers * config.num_experts_per_tok + _kept(s)  # scored and replayed
-    activations = _activations(
-        config, rows, length, context, tensor, platform, whole_rows=answers == 1 or not skips_blocks(length, mesh)
-    )
+    whole_rows = answers == 1 or not skips_blocks(length, mesh)
     return {
         "gradients": parameters * (1 if micro == minibatch else 2),
-        "activations": max(activations, _changes(parameters, platform)),
+        "activations": _activations(config, rows, length, context, tensor, platform, parameters, whole_rows),
         "logits": _logits(rows * length, rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
@@ -274,17 +272,9 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
     return {
         "moments": 2 * parameters if s.lora.rank else 0,
         "gradients": parameters,
-        "activations": max(
-            _activations(s.model, rows, length, context, tensor, platform), _changes(parameters, platform)
-        ),
+        "activations": _activations(s.model, rows, length, context, tensor, platform, parameters),
         "logits": _logits(rows * length, rows * length, _over(s.model.vocab_size, tensor), platform),
     }
-
-
-def _changes(parameters: int, platform: str) -> int:
-    """The optimizer's, where the activations were: arrays of their own on a CPU, elsewhere fused with what they
-    change."""
-    return parameters if platform == "cpu" else 0
 
 
 def _logits(tokens: int, scored: int, vocabulary: int, platform: str) -> int:
@@ -294,10 +284,19 @@ def _logits(tokens: int, scored: int, vocabulary: int, platform: str) -> int:
 
 
 def _activations(
-    config: ModelConfig, rows: int, length: int, context: int, tensor: int, platform: str, whole_rows: bool = True
+    config: ModelConfig,
+    rows: int,
+    length: int,
+    context: int,
+    tensor: int,
+    platform: str,
+    parameters: int,
+    whole_rows: bool = True,
 ) -> int:
     """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
     (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates.
+    parameters: bytes of what is trained. On a CPU it is at least these, since the optimizer's changes are arrays of
+    their own in the same place; elsewhere they are fused with what they change.
     whole_rows: scores of attention are arrays of whole rows.
 
     How often a width is kept beside the products was read off XLA's programs for CPUs, which keep about half of all
@@ -325,7 +324,8 @@ def _activations(
     starts, one = layers * tokens * d * size, whole // layers
     if whole_rows and choose_attention(config, platform) == "plain":  # a quarter of the queries at a time, never kept
         one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
-    return {"none": kept, "block": starts + one, "dots": starts + products + one}[config.remat] + one
+    needed = {"none": kept, "block": starts + one, "dots": starts + products + one}[config.remat] + one
+    return max(needed, parameters) if platform == "cpu" else needed
 
 
 def _local(tree: Any, where: Any) -> int:
