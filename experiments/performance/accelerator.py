@@ -6,7 +6,7 @@ Compute is bfloat16; parameters, moments and gradients are float32 where they ta
 bfloat16. A model runs in a process of its own. A figure is the wall time of the best repeat; what the first one took
 more is `compile s`.
 
-A mixture of experts is measured after its grouped matmul was held to the dense form (`grouped.py`); a kernel that is
+A mixture of experts is measured after its grouped matmul was held to the dense form (`kernels.py`); a kernel that is
 wrong on this device is an error.
 
 MFU        model FLOPs (`roofline.train_flops`) / seconds / peak bfloat16 FLOP/s; a step is all micro-batches and AdamW
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.performance import grouped, roofline
+from experiments.performance import kernels, roofline
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model, ModelConfig, choose_attention
@@ -121,7 +121,7 @@ def measure(
     count, memory = roofline.parameters(Model(case.model)), (here.memory_stats() or {}).get("bytes_limit")
     config = dataclasses.replace(case.model, param_dtype=parameter_dtype(count, memory))
     chosen = implementations(config)
-    matmul = grouped.check() if chosen["experts"] == "grouped" else None
+    matmul = kernels.grouped() if chosen["experts"] == "grouped" else None
     case = dataclasses.replace(case, model=config)
     params = Model(config).init_sharded(jax.random.key(0))
     decode = _decode(case, params, repeats, device)  # first: the peak of the memory only grows
@@ -157,8 +157,8 @@ def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> d
         limits, lengths = np.full(case.slots, answer, np.int32), np.full(prompts, case.prompt, np.int32)
         return engine.generate(params, tokens, lengths, np.arange(prompts), jax.random.key(1), limits)
 
-    whole, compile_s = grouped.times(lambda: run(case.answer), repeats)
-    first, _ = grouped.times(lambda: run(1), repeats)
+    whole, compile_s = kernels.times(lambda: run(case.answer), repeats)
+    first, _ = kernels.times(lambda: run(1), repeats)
     seconds = (whole - first) / (case.answer - 1)
     used = _experts_used(run(case.answer), case)
     columns = case.prompt + case.answer / 2  # answer token i = 1 .. answer - 1 is fed where prompt + i columns are seen
@@ -212,7 +212,7 @@ def _train(case: Case, params: Any, repeats: int, device: roofline.Device) -> di
         skipped = metrics["update/not_finite"]
         return state
 
-    seconds, compile_s = grouped.times(run, repeats)
+    seconds, compile_s = kernels.times(run, repeats)
     if float(skipped.value) > 0:
         raise RuntimeError("the update was skipped: its loss or gradient is not finite")
     flops = roofline.train_flops(case.model, rows, width)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm import tasks
-from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground import precision, sharding
 from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.digests import digest
@@ -172,6 +172,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
       ValueError: the mesh does not fit the devices, or the devices not the rows; data are missing or do not fit.
     """
     mesh = sharding.make_mesh(s.mesh.shape, devices, s.mesh.dcn_shape)
+    precision.set_products((s.model.dtype, s.rollout.dtype), sharding.platform(mesh))
     s = laid_out(s, mesh)
     if trains:
         check_rows(s, mesh.size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm import models, tasks
+from jaxrl_llm.ground import precision, sharding
 from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run
@@ -64,6 +65,7 @@ def from_checkpoint(
         raise ValueError(f"--checkpoint={path} is the DIR of a run; give it as --workdir={path}")
     own = tasks.load_tokenizer(tokenizer or path)
     model, params = models.load_pretrained(path, dtype=dtype, mesh=mesh)
+    precision.set_products((model.config.dtype,), sharding.platform(mesh))
     if own.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer of {tokenizer or path} has {own.vocab_size} tokens, the model {model.config.vocab_size}; "
