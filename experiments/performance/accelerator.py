@@ -6,8 +6,8 @@ Compute is bfloat16; parameters, moments and gradients are float32 where they ta
 bfloat16. A model runs in a process of its own. A figure is the wall time of the best repeat; what the first one took
 more is `compile s`.
 
-A mixture of experts is measured after its grouped matmul was held to the dense form (`kernels.py`); a kernel that is
-wrong on this device is an error.
+A model is measured after the kernels that it takes were held to plain products (`kernels.py`); one that is wrong on
+this device is an error.
 
 MFU        model FLOPs (`roofline.train_flops`) / seconds / peak bfloat16 FLOP/s; a step is all micro-batches and AdamW
 bandwidth  bytes that a decode step must read (weights of the batch once, and the cache) / seconds / bytes a second;
@@ -121,6 +121,7 @@ def measure(
     count, memory = roofline.parameters(Model(case.model)), (here.memory_stats() or {}).get("bytes_limit")
     config = dataclasses.replace(case.model, param_dtype=parameter_dtype(count, memory))
     chosen = implementations(config)
+    checked = kernels.attention() if chosen["attention"] == "flash" else {}
     matmul = kernels.grouped() if chosen["experts"] == "grouped" else None
     case = dataclasses.replace(case, model=config)
     params = Model(config).init_sharded(jax.random.key(0))
@@ -136,6 +137,7 @@ def measure(
         "dtype": config.dtype,
         "remat": config.remat,
         **chosen,
+        "attention_kernels": checked,
         "grouped_matmul": matmul,
         "train": train,
         "decode": decode,
@@ -251,6 +253,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"{train['rows']} rows of {train['tokens'] // train['rows']} tokens in micro-batches of "
             f"{train['micro_batch_rows']}, {decode['slots']} slots"
         )
+        for kernel, found in figures["attention_kernels"].items():
+            notes.append(f"{name}: attention's kernel {kernel} is the plain form's to {max(found['errors']):.1g}")
         for dtype, kernel in (figures["grouped_matmul"] or {}).items():
             forward, both = (kernel[part] / 1e12 for part in ("forward", "forward_and_backward"))
             notes.append(

@@ -112,7 +112,8 @@ def attention(sizes: tuple[int, int, int, int, int] = ATTENTION, repeats: int = 
             return out, *pull(cotangent.astype(jnp.float32))
 
         errors = _compare(kernel, plain, q, k, v)
-        for name, error in zip(("result", *(f"gradient of {x}" for x in ("queries", "keys", "values"))), errors):
+        parts = "result", "gradient of queries", "gradient of keys", "gradient of values"
+        for name, error in zip(parts, errors, strict=True):
             _hold("flash attention", name, error, _ROUNDING, "model.attention_implementation=plain")
         pairs = b * h * t * (t + 1) / 2  # of the kernel, which does not leave out other segments
         seconds, _ = times(lambda: kernel(q, k, v), repeats)

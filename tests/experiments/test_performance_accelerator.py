@@ -1,6 +1,7 @@
 """The accelerator benchmark: its counts by hand, its identities on tiny models, its choices by platform."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -8,9 +9,10 @@ import sys
 import jax
 import pytest
 
-from experiments.performance import accelerator, grouped, roofline, turns
+from experiments.performance import accelerator, kernels, roofline, turns
 from experiments.performance.accelerator import CASES, SMALLEST, Case
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.attention import flash_decode
 from jaxrl_llm.models.transformer import Model
 
 # By hand, d = 32, 2 query heads and 1 key head of size 16, vocabulary 128, tied, one layer:
@@ -129,19 +131,47 @@ def test_kernels_are_chosen_by_platform(monkeypatch):
 
 def test_a_grouped_matmul_is_held_to_the_dense_form(monkeypatch):
     """The check of an accelerator's kernel, with this machine's; one that forgets a group is found."""
-    sizes, right = (48, 8, 16, 24), grouped.grouped_matmul
-    for kernel in grouped.check(sizes, repeats=1).values():
+    sizes, right = (48, 8, 16, 24), kernels.grouped_matmul
+    for kernel in kernels.grouped(sizes, repeats=1).values():
         assert max(kernel["errors"]) < 1e-2
         assert kernel["forward"] > 0 < kernel["forward_and_backward"]
 
     def forgetful(rows, weights, counts, platform):
         return right(rows, weights.at[0].set(0), counts, platform)
 
-    monkeypatch.setattr(grouped, "grouped_matmul", forgetful)
+    monkeypatch.setattr(kernels, "grouped_matmul", forgetful)
     with pytest.raises(
-        RuntimeError, match=r"wrong on cpu in bfloat16: its result is off by .*model.experts_implementation=dense"
+        RuntimeError, match=r"in bfloat16 is wrong on cpu: its result is off by .*model.experts_implementation=dense"
     ):
-        grouped.check(sizes, repeats=1)
+        kernels.grouped(sizes, repeats=1)
+
+
+def test_the_kernels_of_attention_are_held_to_plain_products(monkeypatch):
+    """XLA stands in for cuDNN and an interpreter for the GPU; one that sees later tokens is found. A CPU has none."""
+    sizes, library = (4, 258, 4, 2, 16), jax.nn.dot_product_attention
+    assert kernels.attention(sizes, repeats=1) == {}
+
+    def stand_in(*arrays, implementation, is_causal, **mask):
+        assert implementation == "cudnn"
+        return library(*arrays, is_causal=is_causal, **mask)
+
+    interpreted = functools.partial(flash_decode.attend_filled, interpret=True)
+    monkeypatch.setattr(sharding, "platform", lambda mesh: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(flash_decode, "attend_filled", interpreted)
+    found = kernels.attention(sizes, repeats=1)
+    assert [(name, len(kernel["errors"])) for name, kernel in found.items()] == [("flash", 4), ("decode", 1)]
+
+    monkeypatch.setattr(
+        flash_decode, "attend_filled", lambda q, k, v, seen, filled: interpreted(q, k, v, seen, filled * 0 + 256)
+    )
+    with pytest.raises(
+        RuntimeError, match=r"decode over a cache is wrong on gpu: its result .*attention_impl\w+=plain"
+    ):
+        kernels.attention(sizes, repeats=1)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *arrays, **_: library(*arrays))
+    with pytest.raises(RuntimeError, match="flash attention is wrong on gpu: its result is off by"):
+        kernels.attention(sizes, repeats=1)
 
 
 def test_parameters_are_float32_where_they_fit():
@@ -175,3 +205,10 @@ def test_the_accelerator_command(tmp_path):
     refused = subprocess.run([*command, "--remat", "all"], capture_output=True, text=True, cwd=turns.ROOT)
     assert refused.returncode == 1
     assert "model.remat='all' is unknown" in refused.stderr
+
+
+def test_the_page_has_the_measured_table():
+    folder = turns.ROOT / "experiments/performance"
+    rows = accelerator.table(json.loads((folder / "results/h100.json").read_text())).split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 2
+    assert all(row in (folder / "details.md").read_text() for row in rows)

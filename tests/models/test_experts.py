@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models.experts import implementations as experts_module
 from jaxrl_llm.models.experts.expert_blocks import group_by_expert
 from jaxrl_llm.models.experts.implementations import apply_experts, choose_implementation
 from tests.reference import transformer_numpy
@@ -177,27 +176,14 @@ def test_rows_that_the_mesh_does_not_divide():
     _close(_value_and_grads("blocks", *problem, mesh=mesh), _value_and_grads("dense", *problem))
 
 
-def test_choice():
+def test_choice(monkeypatch):
     assert choose_implementation("auto") == "blocks"
     assert choose_implementation("auto", sharding.make_mesh((2, 2, 1, 1))) == "blocks"
     assert choose_implementation("auto", sharding.make_mesh((2, 1, 2, 1))) == "blocks"
     assert choose_implementation("grouped", sharding.make_mesh((1, 1, 1, 4))) == "grouped"
-
-
-def test_auto_says_once_which_kernels_it_takes_on_a_gpu(monkeypatch):
-    """They have never run on one. A choice by name, and other platforms, say nothing."""
-    said = []
-    monkeypatch.setattr(experts_module.logging, "warning", said.append)
-    experts_module._say_which_kernels.cache_clear()
-    for platform, chosen in (("cpu", "blocks"), ("tpu", "grouped"), ("gpu", "grouped"), ("gpu", "grouped")):
+    for platform in ("gpu", "tpu"):
         monkeypatch.setattr(sharding, "platform", lambda mesh, platform=platform: platform)
-        assert choose_implementation("grouped") == "grouped"
-        assert not said or platform == "gpu"
-        assert choose_implementation("auto") == chosen
-    (message,) = said
-    for part in ("model.experts_implementation='auto'", "triton_matmul.py", "only run interpreted", "to 'dense'"):
-        assert part in message
-    experts_module._say_which_kernels.cache_clear()
+        assert choose_implementation("auto") == "grouped"
 
 
 def test_nothing_of_all_experts_times_all_tokens_is_allocated():

@@ -93,10 +93,10 @@ def test_the_kernel_of_tokamax(counts, d, f, monkeypatch):
 
 
 def test_when_the_kernel_of_tokamax_is_taken(monkeypatch):
-    """On a Hopper GPU, for bfloat16, whole blocks, and a block of rows for each group."""
+    """On a Hopper GPU, for bfloat16, whole blocks, and many rows for each group."""
     monkeypatch.setattr(mosaic_matmul, "installed", lambda: True)
 
-    def taken(device, m=256, d=128, f=192, dtype=jnp.bfloat16):
+    def taken(device, m=2048, d=128, f=192, dtype=jnp.bfloat16):
         rows, weights = jnp.zeros((m, d), dtype), jnp.zeros((2, d, f), dtype)
         monkeypatch.setattr(backend, "get_default_device", lambda: device)
         return mosaic_matmul.fits(rows, weights)
@@ -104,7 +104,7 @@ def test_when_the_kernel_of_tokamax_is_taken(monkeypatch):
     assert taken(HOPPER)
     others = types.SimpleNamespace(platform="gpu", compute_capability="8.0"), types.SimpleNamespace(platform="cpu")
     assert not any(map(taken, others))
-    refused = {"m": 128}, {"m": 260}, {"d": 96}, {"f": 96}, {"dtype": jnp.float32}
+    refused = {"m": 2040}, {"m": 2052}, {"d": 96}, {"f": 96}, {"dtype": jnp.float32}
     assert not any(taken(HOPPER, **fields) for fields in refused)
 
 

@@ -4,7 +4,7 @@ reading and writing between its products does, not the products.
 The (token, expert) pairs are sorted by expert and stay in the compute type between products; what follows a product is
 computed in float32 and fused into one pass. Rows of no expert hold anything until a result leaves the sorted order, and
 are left out there, once. In both directions rows are gathered, never scattered. W_gate and W_up are the halves of one
-product, which reads its rows once.
+product, which reads its rows once; a decode step, whose time is that of reading the matrices, does not copy them first.
 """
 
 import functools
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import Groups, group_by_expert
+
+_TILE = 128  # rows of an expert from which the products and not the matrices take the time
 
 # (rows, weights, counts=) -> rows_i @ weights_e, undefined past the last group: `grouped_matmul` of a platform
 Dot = Callable[..., Array]
@@ -41,7 +43,10 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
     groups = group_by_expert(experts, len(w_gate))
     dot = functools.partial(dot, counts=groups.counts)
     rows = x[_tokens(groups, experts, len(w_gate))]
-    a, b = jnp.split(dot(rows, jnp.concatenate([w_gate, w_up], axis=2)), 2, axis=1)
+    if len(rows) < _TILE * len(w_gate):
+        a, b = dot(rows, w_gate), dot(rows, w_up)
+    else:
+        a, b = jnp.split(dot(rows, jnp.concatenate([w_gate, w_up], axis=2)), 2, axis=1)
     hidden = jax.nn.silu(a.astype(jnp.float32)) * b.astype(jnp.float32)
     out = _of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
     y = jnp.einsum("nkd,nk->nd", out, gates, preferred_element_type=jnp.float32)

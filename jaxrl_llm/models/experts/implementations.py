@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 from jax import lax
 from jax.sharding import Mesh
 
@@ -28,24 +27,10 @@ _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: und
 
 
 def choose_implementation(implementation: str = "auto", mesh: Mesh | None = None) -> str:
-    """The implementation that will run. `auto` goes by the platform of the mesh; on a GPU it says, once in a process,
-    which kernels it takes."""
+    """The implementation that will run; `auto` goes by the platform of the mesh."""
     if implementation != "auto":
         return implementation
-    platform = sharding.platform(mesh)
-    if platform == "gpu":
-        _say_which_kernels()
-    return "blocks" if platform == "cpu" else "grouped"
-
-
-@functools.cache  # once in a process
-def _say_which_kernels() -> None:
-    logging.warning(
-        "model.experts_implementation='auto' takes 'grouped' on a GPU: the Triton kernels of "
-        "jaxrl_llm/models/experts/triton_matmul.py, and on Hopper one of tokamax where it is installed, which "
-        "have only run interpreted, never on a GPU. Set it to "
-        "'grouped' to take them without this message, or to 'dense' for XLA's matmuls of every expert for every token"
-    )
+    return "blocks" if sharding.platform(mesh) == "cpu" else "grouped"
 
 
 def apply_experts(
