@@ -293,11 +293,15 @@ def draw_drift(ax: Axes, study: Study) -> None:
     own = dataclasses.replace(study, baseline=arm)
     for condition in [one for one in study.conditions if study.select(other, one)]:
         x, found = drift(study.select(arm, condition)), difference(own, other, condition)
-        _task, model, *told = condition.split(", ")
+        task, model, *told = condition.split(", ")
         _point(ax, x, found, colour(study.arms, other), model != "dense")
         if model != "dense":
-            edge, away = (found.high, 4) if found.mean > 0 else (found.low, -12)
-            ax.annotate(", ".join(told), (x, edge), (0, away), textcoords="offset points", fontsize=7, ha="center")
+            place = {"textcoords": "offset points", "fontsize": 7}
+            if task == "sorting":
+                edge, away = (found.high, 4) if found.mean > 0 else (found.low, -12)
+                ax.annotate(", ".join(told), (x, edge), (0, away), ha="center", **place)
+            else:
+                ax.annotate(f"{task},\n{', '.join(told)}", (x, found.mean), (10, 0), va="center", **place)
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set_xscale("log")
     ax.margins(x=0.15)
