@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from configs import gspo
+from experiments.performance.accelerator import CASES
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.run.settings import Settings, validate
 
@@ -40,7 +41,11 @@ MODELS = {
         moe_intermediate_size=768,
         **_QWEN3,
     ),
+    # what `experiments.performance.accelerator` measures
+    "1b-dense": CASES["dense"].model,
+    "1b-moe": CASES["moe"].model,
 }
+_MEASURED = {"rows": 64, "micro_batch_rows": 8, "prompt": 256, "answer": 768, "remat": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +76,8 @@ WORKLOADS = {
     },
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=8, remat="dots"),
+    "1b-dense-h100": Workload("1b-dense", "h100:1", (1, 1, 1, 1), **_MEASURED),
+    "1b-moe-h100": Workload("1b-moe", "h100:1", (1, 1, 1, 1), **_MEASURED),
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k": Workload("qwen3-8b", "v5p:2x2x2", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),
     "8b-v5p-32k-context": Workload("qwen3-8b", "v5p:2x2x2", (1, 2, 1, 1, 4), rows=8, micro_batch_rows=2, answer=32768),
