@@ -1,5 +1,6 @@
 """The figures of the page, from the committed data: `python -m experiments.routing_replay.figures` writes results/."""
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,10 +89,11 @@ def negatives(one_rollout: Study, whole_runs: Study) -> Figure:
     return drawn
 
 
-def sizes(measured: Study) -> Figure:
-    """Routing's share by depth, sparsity and drift, with the line and its prediction."""
+def sizes(measured: Study, anchor: Study) -> Figure:
+    """Routing's share by depth, sparsity and drift, with the line and its prediction, and real weights."""
     found, _ = scale.points(measured)
-    return scale.figure(scale.line_of(found), found)
+    own = [dataclasses.replace(one, setting="SmolLM2,\nupcycled") for one in scale.by_condition(anchor)]
+    return scale.figure(scale.line_of(found), found, own)
 
 
 def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
@@ -143,7 +145,7 @@ def main() -> None:
                 name: kept.figure(study(folder, name))
                 for name in ("negatives_dose", "negatives_rollouts", "negatives_runs")
             },
-            "sizes": sizes(study(folder, "sizes")),
+            "sizes": sizes(study(folder, "sizes"), study(folder, "anchor")),
             "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),
         }
         for stem, drawn in figures.items():

@@ -280,19 +280,38 @@ def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figu
     return drawn
 
 
-def users(folder: Path) -> list[Point]:
-    """A point a run of the folder.
+def users(study: Study) -> list[Point]:
+    """A point a run.
 
     Raises:
-        ValueError: no run of it diagnosed its routing.
+        ValueError: no run diagnosed its routing.
     """
-    found = [point_of([run], run.label) for run in load(folder).runs]
+    found = [point_of([run], run.label) for run in study.runs]
     known = [point for point in found if point is not None]
     if not known:
         raise ValueError(
-            f"no run in {folder} has routing/share_of_variance; run a mixture with log.diagnostics_every=1"
+            f"no run in {study.runs[0].workdir.parent} has routing/share_of_variance; run a mixture with "
+            "log.diagnostics_every=1"
         )
     return known
+
+
+def beside(line: Fit, own: Sequence[Point]) -> Table:
+    """Of runs that are not in the fit: drift, share, and the share by the fit."""
+    rows = [["run", "KL to old", "share measured", "share by the fit"]]
+    for p in own:
+        rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])
+    return rows
+
+
+def anchored(study: Study, anchor: Study) -> Table:
+    """`beside` of each run and of all runs of a learning rate together."""
+    return beside(line_of(points(study)[0]), [*users(anchor), *by_condition(anchor)])
+
+
+def by_condition(study: Study) -> list[Point]:
+    together = [point_of(study.select(study.baseline, one), f"all at {one}") for one in study.conditions]
+    return [point for point in together if point is not None]
 
 
 def main() -> None:
@@ -306,14 +325,11 @@ def main() -> None:
     found, without = points(study)
     try:
         line = line_of(found)
-        own = [point for folder in given.workdir for point in users(folder)]
+        own = [point for folder in given.workdir for point in users(load(folder))]
     except (ValueError, OSError) as error:
         parser.error(str(error))
     tables = [make(study) for make in TABLES.values()]
-    rows = [["yours", "KL to old", "share measured", "share by the fit"]]
-    for p in own:
-        rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])
-    tables += [rows] if own else []
+    tables += [beside(line, own)] if own else []
     print("\n".join(markdown(table) for table in tables), end="")
     if without:
         print(

@@ -70,6 +70,37 @@ def smoke() -> Sweep:
     return replace(sweep, runs=runs, config=f"{CONFIG}:smoke", minutes=2)
 
 
+# `python -m jaxrl_llm.upcycle --from SMOLLM2.gguf --to runs/smollm2_8_experts --experts 8 --chosen 2 --redraw 0.5`
+UPCYCLED = {
+    "model.pretrained": "runs/smollm2_8_experts",
+    "model.num_experts": 8,
+    "model.num_experts_per_tok": 2,
+    "model.moe_intermediate_size": 1536,
+}
+# Sums of one digit, of which there are 86; what is held out is no outcome.
+FEW_SUMS = {"task.options.digits": 1, "task.options.train_size": 64, "task.options.test_size": 14}
+FEW_SUMS |= {"evaluation.prompts": 14, "evaluation.samples": 4, "evaluation.every": 1000}
+
+
+def anchor() -> Sweep:
+    """24 GB of memory, of which the checkpoint at the end takes a third."""
+    start = {"steps": 120, "batch_size": 32, "learning_rate": 1e-4, "target_pass_rate": 0.3, "evaluate_every": 20}
+    setting = {
+        **UPCYCLED,
+        **FEW_SUMS,
+        **{f"warm_start.{name}": value for name, value in start.items()},
+        "steps": 3,
+        "updates.minibatches": 8,
+        "updates.layout": "packed",
+        "log.diagnostics_every": 1,
+    }
+    runs = [
+        {"arm": "GRPO", "condition": f"lr {rate:g}", "optimizer.learning_rate": rate, "seed": seed}
+        for rate, seed in ((2e-5, 720), (2e-5, 721), (2e-5, 722), (3e-6, 720))
+    ]
+    return Sweep("", product(runs, [setting]), baseline="GRPO", config="configs/smollm2_sums_grpo.py", minutes=15)
+
+
 EVERY = [(layers, *experts) for layers in LAYERS for experts in EXPERTS]
 VARIANTS: Variants = {
     "sizes": (
@@ -80,6 +111,7 @@ VARIANTS: Variants = {
         lambda: sizes([LARGEST]),
         "Does the share at 32 layers, top-8 of 128, fall where the others predict it?",
     ),
+    "anchor": (anchor, "Does the share of real weights, SmolLM2 upcycled, fall where the line has it?"),
     "sizes_smoke": (smoke, "Do the arms of one drift and the samplers run? A tiny model"),
 }
 

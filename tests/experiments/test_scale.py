@@ -92,13 +92,31 @@ def test_a_run_of_your_own_is_a_point(tmp_path, drift):
     model = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8}
     row, run = {"step": 1, "routing/log_ratio_var": 0.1, "routing/share_of_variance": 0.3, **drift}, tmp_path / "run"
     write_rows(run, [row], config={"config": {"model": model}})
-    (own,) = scale.users(run)
+    (own,) = scale.users(load(run))
     assert (own.size, own.drift, own.share) == ((48, 128, 8), pytest.approx(0.05), pytest.approx(0.3))
     found = made(0.1)
     scale.figure(scale.fit(found), found, [own]).savefig(tmp_path / "figure.png")
     (run / "config.json").write_text(json.dumps({"config": {"model": model | {"num_experts": None}}}))
     with pytest.raises(ValueError, match=r"does not hold model.num_experts; set it in the run's config"):
         scale.point_of(load(run).runs, "")
+
+
+def test_runs_of_real_weights_stand_beside_the_line(tmp_path, monkeypatch):
+    """A row a run, and one of all runs of a learning rate, weighted by their variance: (0.1 + 3 * 0.3) / 4 = 0.25."""
+    model = {"config": {"model": {"num_hidden_layers": 30, "num_experts": 8, "num_experts_per_tok": 2}}}
+    rows = {}
+    for seed, var, share in ((720, 0.1, 0.1), (721, 0.3, 0.3)):
+        routing = {"log_ratio_var": var, "share_of_variance": share, "kl_fresh": var}
+        rows["GRPO", "lr 2e-05", seed] = [{"step": 1, **{f"routing/{name}": x for name, x in routing.items()}}]
+    anchor = study_of(tmp_path, rows, config=model)
+    monkeypatch.setattr(scale, "points", lambda study: (made(0.0), 0))
+    header, *found = scale.anchored(anchor, anchor)
+    assert [row[:3] for row in found] == [
+        ["GRPO, lr 2e-05, seed 720", "0.1", "10.0 %"],
+        ["GRPO, lr 2e-05, seed 721", "0.3", "30.0 %"],
+        ["all at lr 2e-05", "0.2", "25.0 %"],
+    ]
+    assert len(header) == len(found[0])
 
 
 def test_a_sweep_gives_a_point_a_trajectory_and_drift(tmp_path):
