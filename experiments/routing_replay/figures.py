@@ -92,7 +92,8 @@ def negatives(one_rollout: Study, whole_runs: Study) -> Figure:
 def sizes(measured: Study, anchor: Study) -> Figure:
     """Routing's share by depth, sparsity and drift, with the line and its prediction, and real weights."""
     found, _ = scale.points(measured)
-    own = [dataclasses.replace(one, setting="SmolLM2,\nupcycled") for one in scale.by_condition(anchor)]
+    own = scale.by_condition(anchor)
+    own = [dataclasses.replace(one, setting=f"SmolLM2, upcycled,\nKL {one.drift:.2g}") for one in own]
     return scale.figure(scale.line_of(found), found, own)
 
 

@@ -252,7 +252,8 @@ def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figu
     drawn, axes = panels(titles, columns=len(drifts), height=4.2, along="layers")
     parts = sorted({point.part for point in found}, reverse=True)
     depths = sorted({point.layers for point in found})
-    shown = sorted({point.layers for point in (*found, *own)})
+    # a tick too close to another would be printed over it
+    shown = depths + [p.layers for p in own if all(abs(np.log(p.layers / depth)) > 0.2 for depth in depths)]
     for ax, (aim, drift) in zip(axes, drifts.items(), strict=True):
         for place, part in enumerate(parts):
             ink, aside = colour(["", *map(str, parts)], str(part)), 1.04 ** (place - (len(parts) - 1) / 2)
