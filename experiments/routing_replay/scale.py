@@ -275,7 +275,7 @@ def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figu
     for point in own:
         ax = axes[int(np.argmin([abs(np.log(point.drift / drift)) for drift in drifts.values()]))]
         ax.plot(point.layers, point.share, "x", color=INK, markersize=9, markeredgewidth=2)
-        place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "right"}
+        place = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
         ax.annotate(point.setting, (point.layers, point.share), fontsize=8.5, **place)
     drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return drawn

@@ -94,8 +94,11 @@ def anchor() -> Sweep:
         "updates.layout": "packed",
         "log.diagnostics_every": 1,
     }
+    rates = {720: (2e-5, 3e-6), 721: (2e-5,), 722: (2e-5,)}
     runs = [
-        {"arm": "GRPO", "condition": "lr 2e-05", "optimizer.learning_rate": 2e-5, "seed": 720 + i} for i in range(3)
+        {"arm": "GRPO", "condition": f"lr {rate:g}", "optimizer.learning_rate": rate, "seed": seed}
+        for seed, own in rates.items()
+        for rate in own
     ]
     return Sweep("", product(runs, [setting]), baseline="GRPO", config="configs/smollm2_sums_grpo.py", minutes=15)
 
