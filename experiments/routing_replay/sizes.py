@@ -94,11 +94,10 @@ def anchor() -> Sweep:
         "updates.layout": "packed",
         "log.diagnostics_every": 1,
     }
-    rates = {720: (2e-5, 3e-6), 721: (2e-5,), 722: (2e-5,)}
     runs = [
-        {"arm": "GRPO", "condition": f"lr {rate:g}", "optimizer.learning_rate": rate, "seed": seed}
-        for seed, own in rates.items()
-        for rate in own
+        {"arm": "GRPO", "condition": f"lr {rate:g}", "optimizer.learning_rate": rate, "seed": seed, **more}
+        for rate, own, more in ((2e-5, (720, 721, 722), {}), (3e-6, (720,), {"updates.micro_batch_rows": 8}))
+        for seed in own
     ]
     return Sweep("", product(runs, [setting]), baseline="GRPO", config="configs/smollm2_sums_grpo.py", minutes=15)
 

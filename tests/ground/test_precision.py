@@ -4,6 +4,9 @@ import jax
 import pytest
 
 from jaxrl_llm.ground import precision
+from jaxrl_llm.run import assembly, loaded
+from jaxrl_llm.run.settings import validate
+from tests.reference import tiny_run
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,14 @@ def test_a_run_in_bfloat16_after_one_in_float32_and_what_the_user_has_set(monkey
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "tensorfloat32")
     precision.set_products(["float32"], "gpu")
     assert jax.config.jax_default_matmul_precision is None, "JAX has read it itself"
+
+
+def test_runs_and_published_checkpoints_say_what_they_compute_in(monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setattr(precision, "set_products", lambda dtypes, platform: said.append((tuple(dtypes), platform)))
+    settings = validate(tiny_run.make_config(tmp_path, **{"rollout.dtype": "bfloat16"}))
+    run = assembly.build(settings)
+    monkeypatch.setattr(loaded.tasks, "load_tokenizer", lambda path: settings.task.tokenizer)
+    monkeypatch.setattr(loaded.models, "load_pretrained", lambda path, **_: (run.model, None))
+    loaded.from_checkpoint(tmp_path / "published")
+    assert said == [(("float32", "bfloat16"), "cpu"), (("float32",), "cpu")]
