@@ -184,6 +184,7 @@ def test_no_seed_of_the_negatives_stands_in_another_sweep():
     assert sum(map(len, own)) == len(set().union(*own) - used - set(range(24, 46)))
     runs = negatives.get_sweep("negatives@dense,lr 0.0004").runs
     assert {run["condition"] for run in runs} == {"dense, lr 0.0004"}
+    assert {run["seed"] for run in negatives.get_sweep("negatives@dense,seed 301").runs} == {301}
     assert runs == [run for run in negatives.get_sweep("negatives").runs if run in runs]
     with pytest.raises(ValueError, match=r"negatives@sparse has no run; the parts of negatives are dense, lr 0.0002"):
         negatives.get_sweep("negatives@sparse")
