@@ -16,6 +16,8 @@ _FLAGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "LIBTPU_INIT_ARGS",
         {
             "xla_enable_async_all_gather": "true",
+            # or a gather over several axes of a torus becomes an all-reduce of zeros and the own slice: twice the bytes
+            "xla_tpu_prefer_async_allgather_to_allreduce": "true",
             "xla_enable_async_all_reduce": "true",
             "xla_tpu_enable_async_collective_fusion": "true",
             "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from jaxrl_llm.config import flags
 from jaxrl_llm.ground import ranges
 from jaxrl_llm.ground.peaks import FLOPS
 
@@ -116,6 +117,7 @@ def _tpus(topology: str, name: str, shape: str, slices: int) -> Sequence[Any]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError("compiling for a TPU needs libtpu: pip install jaxrl_llm[tpu]")
+    flags.set_flags("tpu")  # those of a run, which libtpu reads when it is loaded
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if name == "v4":
         options["chip_config_name"] = "megacore"  # one device a chip, as JAX on a v4 has it

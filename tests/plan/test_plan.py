@@ -172,6 +172,21 @@ def test_no_dense_form_on_gpus(tmp_path, mesh):
 
 
 @needs_libtpu
+@pytest.mark.parametrize("shape", [(1, 4, 16, 1), (1, 64, 1, 1)])
+def test_weights_in_slices_are_gathered_over_the_whole_torus(shape):
+    """By flags.py; without it the gather is an all-reduce of zeros and the own slice, which sends twice as much."""
+    _, devices = topology_devices("v5p:4x4x4")
+    mesh = sharding.make_mesh(shape, devices)
+    axes = {"x": ("rows", None), "w": ("embed", "mlp"), "y": ("rows", None)}
+    sizes = {"x": (64, 128), "w": (128, 256), "y": (64, 256)}
+    where = {name: jax.NamedSharding(mesh, sharding.spec(axes[name], sizes[name], mesh)) for name in sizes}
+    x, w = (jax.ShapeDtypeStruct(sizes[name], jnp.bfloat16, sharding=where[name]) for name in "xw")
+    program = jax.jit(jnp.matmul, out_shardings=where["y"]).lower(x, w).compile().as_text()
+    assert "all-gather" in program
+    assert "all-reduce" not in program
+
+
+@needs_libtpu
 def test_a_topology_that_libtpu_lacks():
     with pytest.raises(ValueError, match="none that libtpu knows"):
         topology_devices("v5e:3x5")
