@@ -45,6 +45,7 @@ class Point:
     above: float  # share of tokens with |log r| > ln 2; of |routing part| > ln 2
     above_routing: float
     aim: str = ""  # the arm, which stopped at a drift
+    seed: int = 0
     balance: float = 0.0  # coefficient of the load-balance loss
 
     @property
@@ -99,7 +100,7 @@ def points(study: Study) -> tuple[list[Point], int]:
             runs = study.select(arm, condition)
             for seed in dict.fromkeys(run.seed for run in runs):
                 point = point_of([run for run in runs if run.seed == seed], condition)
-                found += [dataclasses.replace(point, aim=arm)] if point else []
+                found += [dataclasses.replace(point, aim=arm, seed=seed)] if point else []
                 without += point is None
     return found, without
 
@@ -201,25 +202,55 @@ def samplers(study: Study) -> Table:
     return rows
 
 
+def batches(found: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of the first seed, of those that ran after it, and of all."""
+    seeds = sorted({point.seed for point in found})
+    parts = {"all": list(found)}
+    if len(seeds) > 1:
+        first, later = ([point for point in found if (point.seed > seeds[0]) == after] for after in (False, True))
+        parts = {f"seed {seeds[0]}": first, f"seeds {seeds[1]} to {seeds[-1]}": later, **parts}
+    return parts
+
+
 def coefficients(found: Sequence[Point]) -> Table:
-    """Of the line, and the factor of the share where a term's quantity is doubled."""
-    line = line_of(found)
-    ends = [(line.coefficients[i], *line.interval(i)) for i in range(4)]
-    told = [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in ends]
-    twice = [f"x{2**middle:.2f} [{2**low:.2f}, {2**high:.2f}]" for middle, low, high in ends[1:]]
-    return [["", *NAMES], ["coefficient", *told], ["of twice as much", "", *twice]]
+    """Of the line of each batch and of all, and the factor of the share where a term's quantity is doubled."""
+    rows = [["trajectories", *NAMES]]
+    for name, some in batches(found).items():
+        line = line_of(some)
+        ends = [(line.coefficients[i], *line.interval(i)) for i in range(4)]
+        rows.append([name, *(f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in ends)])
+        twice = [f"x{2**middle:.2f} [{2**low:.2f}, {2**high:.2f}]" for middle, low, high in ends[1:]]
+        rows.append(["of twice as much", "", *twice])
+    return rows
 
 
 def predicted(found: Sequence[Point]) -> Table:
-    """What the line says of the largest size at each drift, with what was measured of it, if it was."""
-    line, rows = line_of(found), [["layers, experts, chosen", "KL to old", "share predicted", "measured"]]
+    """What the line of each batch says of the largest size at each drift, with what was measured of it, if it was."""
+    parts = batches(found)
+    lines = {name: line_of(some) for name, some in parts.items()}
+    rows = [
+        [
+            "layers, experts, chosen",
+            "KL to old",
+            *(f"predicted by {name}" for name in lines),
+            *map("measured, {}".format, parts),
+        ]
+    ]
     for aim in dict.fromkeys(point.aim for point in found):
         of_aim = [point for point in found if point.aim == aim]
         outcome = [point for point in of_aim if point.size == LARGEST]
         drift = float(np.exp(np.mean([np.log(point.drift) for point in outcome or of_aim])))
-        seen = f"{100 * np.mean([point.share for point in outcome]):.1f} %" if outcome else "not yet run"
-        rows.append([", ".join(map(str, LARGEST)), f"{drift:.2g}", line.told(LARGEST, drift), seen])
+        told = [line.told(LARGEST, drift) for line in lines.values()]
+        seen = [_mean_share([point for point in outcome if point in some]) for some in parts.values()]
+        rows.append([", ".join(map(str, LARGEST)), f"{drift:.2g}", *told, *seen])
     return rows
+
+
+def _mean_share(outcome: Sequence[Point]) -> str:
+    """With the number of its trajectories."""
+    if not outcome:
+        return "not yet run"
+    return f"{100 * np.mean([point.share for point in outcome]):.1f} % ({len(outcome)})"
 
 
 def _of_points(make: Callable[[Sequence[Point]], Table]) -> Callable[[Study], Table]:
