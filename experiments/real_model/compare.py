@@ -7,7 +7,8 @@
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
 the prompts are those that our run draws, in its order. The random numbers that sample the answers differ. Of longer
-rows the floor is the products of a training step on padded rows over numpy's rate of float32 products on that core.
+rows the floor is the products of a training step on padded rows over the rate of float32 products on that core, numpy's
+or XLA's.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def floor(s: Any) -> float:
 
 
 def _rate() -> float:
-    """GFLOP/s of numpy's products on one core, in a process that has one thread for them."""
+    """GFLOP/s of products on one core, in a process that has one thread for numpy's."""
     program = "from experiments.performance.workload import gemm_gflops; print(gemm_gflops())"
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     found = subprocess.run([sys.executable, "-c", program], env=os.environ | threads, capture_output=True, check=True)
