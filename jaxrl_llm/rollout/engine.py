@@ -17,7 +17,7 @@ from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.models import EXACT, Model, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.loops import decode
-from jaxrl_llm.rollout.placement import in_place, move, places
+from jaxrl_llm.rollout.placement import in_place, move, places, spread_rows
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.trajectory import Trajectory
 
@@ -109,7 +109,7 @@ class Engine:
             raise ValueError(f"limits of shape {limits.shape} must be one for each of {count} answers")
         width = bucket(int(np.max(lengths, initial=1)), prompts.shape[1], self.prompt_buckets)
         out = _generate(self, width, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
-        return out if self.rows_on in (None, self.model.mesh) else _spread(self.rows_on, out)
+        return out if self.rows_on in (None, self.model.mesh) else spread_rows(self.rows_on, out)
 
     def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
         """For `count` prompts of at most `width` tokens, from the abstract parameters that `prepare` would be given."""
@@ -199,12 +199,6 @@ def _generate(
     trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
     rest = sharding.constrain_rows(trajectory.replace(routing=None), decoder.model.mesh)
     return rest.replace(routing=sharding.constrain_rows(trajectory.routing, decoder.model.mesh, 1))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _spread(mesh: jax.sharding.Mesh, trajectory: Trajectory) -> Trajectory:
-    """Spread the rows over another mesh, in a program of its own: one with kernels may know a single mesh."""
-    return sharding.constrain_rollout(trajectory, mesh)
 
 
 def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:

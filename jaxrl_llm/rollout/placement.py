@@ -5,6 +5,7 @@ heads and widths (tensor) that stay where they are. Both meshes have the same de
 of both meet in one program.
 """
 
+import functools
 import itertools
 import operator
 from typing import Any
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Params
 from jaxrl_llm.models import Model
+from jaxrl_llm.rollout.trajectory import Trajectory
 
 _Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh that cut it, the coarsest first
 
@@ -56,6 +58,12 @@ def move(params: Params, source: Model, target: Model) -> dict[str, Any]:
         return x
 
     return jax.tree.map(one, dict(params), places(source, params), places(target, params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def spread_rows(mesh: Mesh | None, trajectory: Trajectory) -> Trajectory:
+    """Spread the rows over another mesh, in a program of its own: one with kernels may know a single mesh."""
+    return sharding.constrain_rollout(trajectory, mesh)
 
 
 def route(here: NamedSharding, there: NamedSharding, ndim: int) -> list[NamedSharding]:

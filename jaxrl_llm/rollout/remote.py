@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model, Routing, load_params, routing_dtype, save_pretrained
 from jaxrl_llm.rollout import handshake
+from jaxrl_llm.rollout.placement import spread_rows
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.server import Answer, Fault, Server
 from jaxrl_llm.rollout.serving import Serving, addresses
@@ -294,7 +294,7 @@ class RemoteEngine:
             routing=None if experts is None else Routing(jnp.asarray(experts)),
             versions=jnp.asarray(versions),
         )
-        return _placed(self.rows_on, out)
+        return spread_rows(self.rows_on, out)
 
 
 def _no_experts(model: Model, rows: int, width: int) -> np.ndarray:
@@ -306,8 +306,3 @@ def _no_experts(model: Model, rows: int, width: int) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=2)
 def _seeds(key: Key, uids: Array, group_size: int) -> Array:
     return jax.vmap(lambda one: jax.random.bits(one, dtype=jnp.uint32))(answer_keys(key, uids, group_size))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _placed(mesh: jax.sharding.Mesh | None, trajectory: Trajectory) -> Trajectory:
-    return sharding.constrain_rollout(trajectory, mesh)

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.metrics import finalize, merge
+from tests.objectives.test_splits import gradients
 from tests.reference import pair_loops
 from tests.reference.slowly import first_quick
 
@@ -246,18 +247,6 @@ def test_supervised_training_is_reinforce_of_given_answers():
     np.testing.assert_allclose(loss, -batch["logprobs"][batch["mask"]].mean(), rtol=1e-6)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def part(objective, counts, batch, num_sequences=None):
-    """What one micro-batch adds: the gradient of the sum of its totals over the minibatch's counts."""
-    learnt = {key: batch[key] for key in ("logprobs", "scores")}
-
-    def total(x):
-        terms, metrics = objective.evaluate(**{**batch, **x}, num_sequences=num_sequences)
-        return sum(value / jnp.maximum(counts[name], 1) for name, (value, _) in terms.items()), metrics
-
-    return jax.value_and_grad(total, has_aux=True)(learnt)
-
-
 def centred(name):
     return objectives.make(name, **({"center_rewards_coefficient": 0.1} if name == "reward_model" else {}))
 
@@ -275,14 +264,14 @@ def test_no_split_changes_anything(name):
     with jax.enable_x64(True):
         counts = objective.counts(jnp.asarray(batch["mask"]))
         assert {float(x) for x in counts.values()} == {4.0}
-        (loss, metrics), whole = part(objective, counts, batch)
-        (filled, _), _ = part(objective, objective.counts(jnp.asarray(empty["mask"])), empty)
+        (loss, metrics), whole = gradients(objective, counts, batch)
+        (filled, _), _ = gradients(objective, objective.counts(jnp.asarray(empty["mask"])), empty)
         np.testing.assert_allclose(filled, loss, rtol=1e-12)
-        halves = [part(objective, counts, {key: x[i : i + 4] for key, x in batch.items()}) for i in (0, 4)]
+        halves = [gradients(objective, counts, {key: x[i : i + 4] for key, x in batch.items()}) for i in (0, 4)]
         ids = jnp.asarray(packed["sequence_ids"])
         packed_counts = objective.counts(jnp.asarray(packed["mask"]), ids, 8)
         assert packed_counts == counts
-        (packed_loss, packed_metrics), packed_gradient = part(objective, packed_counts, packed, 8)
+        (packed_loss, packed_metrics), packed_gradient = gradients(objective, packed_counts, packed, 8)
     np.testing.assert_allclose(sum(float(value) for (value, _), _ in halves), loss, rtol=1e-12)
     np.testing.assert_allclose(packed_loss, loss, rtol=1e-12)
     for key, gradient in whole.items():
@@ -300,9 +289,9 @@ def test_devices_change_nothing(name, devices):
     rows = jax.sharding.NamedSharding(sharding.make_mesh((devices, 1, 1, 1)), jax.sharding.PartitionSpec("data"))
     with jax.enable_x64(True):
         counts = objective.counts(jnp.asarray(batch["mask"]))
-        (loss, metrics), gradient = part(objective, counts, {key: jnp.asarray(x) for key, x in batch.items()})
+        (loss, metrics), gradient = gradients(objective, counts, {key: jnp.asarray(x) for key, x in batch.items()})
         spread = {key: jax.device_put(x, rows) for key, x in batch.items()}
-        (spread_loss, spread_metrics), spread_gradient = part(objective, counts, spread)
+        (spread_loss, spread_metrics), spread_gradient = gradients(objective, counts, spread)
     assert len(spread["logprobs"].sharding.device_set) == devices
     np.testing.assert_allclose(spread_loss, loss, rtol=1e-12)
     assert finalize(spread_metrics) == pytest.approx(finalize(metrics), rel=1e-6, abs=1e-7)

@@ -72,7 +72,7 @@ def gradients(objective, counts, batch, num_sequences=None):
         terms, metrics = objective.evaluate(**{**batch, **x}, num_sequences=num_sequences)
         return sum(value / jnp.maximum(counts[name], 1) for name, (value, _) in terms.items()), metrics
 
-    names = ("logprobs", "values", "entropy")
+    names = ("logprobs", "values", "entropy", "scores")
     return jax.value_and_grad(total, has_aux=True)({name: batch[name] for name in names if name in batch})
 
 

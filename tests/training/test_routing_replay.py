@@ -26,6 +26,7 @@ from jaxrl_llm.training.replay import ReplayConfig, blank_record
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
+from tests.reference.step_by_hand import forward
 
 MODEL = tiny.make_model()
 LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
@@ -72,11 +73,6 @@ def assert_equal(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def forward(model, params, tokens, segment_ids, routing):
-    return model.apply(params, tokens, segment_ids=segment_ids, routing=routing, router_logits=True)
 
 
 def fresh_and_again(model, params, seed=0):
