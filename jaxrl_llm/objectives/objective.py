@@ -34,7 +34,7 @@ class TermsBase(abc.ABC):
         """Terms of one batch, with sign and coefficient inside the total, and metrics that merge over micro-batches."""
 
     def terms(self, **arrays: Any) -> Terms:
-        """{name: (total, count)}: what a training step accumulates. Arguments as for `evaluate`."""
+        """{name: (total, count)}, without the metrics. Arguments as for `evaluate`."""
         return self.evaluate(**arrays)[0]
 
     def __call__(self, **arrays: Any) -> tuple[Float[Array, ""], dict[str, Metric]]:
