@@ -237,7 +237,7 @@ def predicted(found: Sequence[Point]) -> Table:
         ]
     ]
     for aim in dict.fromkeys(point.aim for point in found):
-        of_aim = [point for point in found if point.aim == aim]
+        of_aim = [point for point in found if point.aim == aim and not point.balance]
         outcome = [point for point in of_aim if point.size == LARGEST]
         drift = float(np.exp(np.mean([np.log(point.drift) for point in outcome or of_aim])))
         told = [line.told(LARGEST, drift) for line in lines.values()]

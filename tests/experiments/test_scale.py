@@ -72,7 +72,7 @@ def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
 def test_a_batch_is_the_first_seed_or_those_after_it():
     later = [dataclasses.replace(p, seed=p.seed + 1 + i % 2, share=2 * p.share) for i, p in enumerate(made(0.0))]
     largest = [scale.Point("largest", *LARGEST, 0.02, 0.3, 0.1, 0.01, 0.001, "KL 0.02", seed) for seed in (0, 1, 2)]
-    found = [*made(0.0), *later, *largest]
+    found = [*made(0.0), *later, *largest, dataclasses.replace(largest[0], balance=0.01, share=0.9)]
     assert [row[0] for row in scale.coefficients(found)[1::2]] == ["seed 0", "seeds 1 to 2", "all"]
     constants = [float(row[1].split()[0]) for row in scale.coefficients(found)[1::2]]
     assert constants == pytest.approx([-2.0, -2.0 + np.log(2), -2.0 + np.log(2) / 2], abs=0.01)
