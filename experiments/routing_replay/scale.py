@@ -137,7 +137,7 @@ def fit(found: Sequence[Point]) -> Fit:
         ValueError: the points do not part the four terms: give several depths, sparsities and drifts.
     """
     rows, logs = np.array([point.row for point in found]).reshape(-1, 4), np.log([point.share for point in found])
-    if np.linalg.matrix_rank(rows) < 4:
+    if _rank(found) < 4:
         raise ValueError(f"{len(found)} points do not part layers, sparsity and drift; run more settings of `sizes`")
     settings = [point.setting for point in found]
     members = [np.flatnonzero([setting == one for setting in settings]) for one in dict.fromkeys(settings)]
@@ -203,13 +203,13 @@ def samplers(study: Study) -> Table:
 
 
 def batches(found: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of the first seed, of those that ran after it, and of all."""
-    seeds = sorted({point.seed for point in found})
-    parts = {"all": list(found)}
+    """The points of the first seed and of those that ran after it, where each gives a line, and of all."""
+    seeds, parts = sorted({point.seed for point in found}), {}
     if len(seeds) > 1:
         first, later = ([point for point in found if (point.seed > seeds[0]) == after] for after in (False, True))
-        parts = {f"seed {seeds[0]}": first, f"seeds {seeds[1]} to {seeds[-1]}": later, **parts}
-    return parts
+        if all(_rank(_of_line(some)) == 4 for some in (first, later)):
+            parts = {f"seed {seeds[0]}": first, f"seeds {seeds[1]} to {seeds[-1]}": later}
+    return {**parts, "all": list(found)}
 
 
 def coefficients(found: Sequence[Point]) -> Table:
@@ -269,7 +269,15 @@ TABLES: Mapping[str, Callable[[Study], Table]] = {
 
 def line_of(found: Sequence[Point]) -> Fit:
     """The line through all sizes but the largest, without the load-balance loss; raises as `fit`."""
-    return fit([point for point in found if point.size != LARGEST and not point.balance])
+    return fit(_of_line(found))
+
+
+def _of_line(found: Sequence[Point]) -> list[Point]:
+    return [point for point in found if point.size != LARGEST and not point.balance]
+
+
+def _rank(found: Sequence[Point]) -> int:
+    return int(np.linalg.matrix_rank(np.array([point.row for point in found]).reshape(-1, 4)))
 
 
 def figure(line: Fit, found: Sequence[Point], own: Sequence[Point] = ()) -> Figure:

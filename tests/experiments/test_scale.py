@@ -80,6 +80,8 @@ def test_a_batch_is_the_first_seed_or_those_after_it():
     assert row[-3:] == ["30.0 % (1)", "30.0 % (2)", "30.0 % (3)"]
     first, second = (float(cell.split()[0]) for cell in row[2:4])
     assert second == pytest.approx(2 * first, rel=0.01)
+    begun = [point for point in found if point.seed == 0 or point.layers == 4]  # the later seeds are not yet a line
+    assert list(scale.batches(begun)) == ["all"]
 
 
 def test_the_load_balance_loss_is_a_factor_over_sizes():
