@@ -100,7 +100,7 @@ def points(study: Study) -> tuple[list[Point], int]:
             runs = study.select(arm, condition)
             for seed in dict.fromkeys(run.seed for run in runs):
                 point = point_of([run for run in runs if run.seed == seed], condition)
-                found += [dataclasses.replace(point, aim=arm, seed=seed)] if point else []
+                found += [dataclasses.replace(point, aim=arm, seed=int(seed))] if point else []
                 without += point is None
     return found, without
 
