@@ -12,13 +12,15 @@ So a rollout has its rows on all axes but tensor, and a micro-batch has them on 
 context. Without that axis the two are the same.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "expert", "tensor", "context")
@@ -234,6 +236,54 @@ def _parts(axes: Sequence[str | None], shape: tuple[int, int], mesh: Mesh | None
         return [1, 1]
     local = NamedSharding(mesh, spec(axes, shape, mesh)).shard_shape(shape)
     return [whole // part for whole, part in zip(shape, local, strict=True)]
+
+
+def gathered(part: jax.Array, cuts: Iterable[Any], mesh: Mesh) -> jax.Array:
+    """Inside shard_map, an array of which each device holds the part that `cuts`, of a spec, leave it, whole in all
+    dimensions that they name. Its gradient is summed, and each device gets its part."""
+    for dimension, cut in enumerate(cuts):
+        if axes := several(cut, mesh):
+            part = _gathered(part, axes, dimension, _stages(axes, mesh))
+    return part
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gathered(part: jax.Array, axes: tuple[str, ...], dimension: int, stages: Any) -> jax.Array:
+    return jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
+
+
+def _gathered_bwd(axes: tuple[str, ...], dimension: int, stages: Any, _: None, whole: jax.Array) -> tuple[jax.Array]:
+    # libtpu scatters along no dimension that is the last one in memory: it would sum all of it on every device.
+    at = max(min(dimension, whole.ndim - 2), 0)
+    part = whole.swapaxes(dimension, at)
+    part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
+    for groups in stages:
+        part = jax.lax.psum_scatter(part, axes, scatter_dimension=at, tiled=True, axis_index_groups=groups)
+    return (part.swapaxes(dimension, at),)
+
+
+_gathered.defvjp(lambda part, *how: (_gathered(part, *how), None), _gathered_bwd)
+
+
+def _stages(axes: tuple[str, ...], mesh: Mesh) -> Any:
+    """The groups of places on an axis that a sum is scattered over, stage by stage; None: over all at once.
+
+    libtpu scatters over two dimensions of a torus. Over three it would sum everywhere, which sends twice as much, so
+    there it is the first two before the last.
+    """
+    along = np.moveaxis(mesh.devices, AXES.index(axes[0]), 0).reshape(mesh.shape[axes[0]], -1)[:, 0]
+    at = np.array([getattr(device, "coords", ()) for device in along])
+    if len(axes) > 1 or np.count_nonzero(np.ptp(at, axis=0)) < 3:
+        return (None,)
+    n = len(along)
+    line = max(k for k in range(1, n) if n % k == 0 and np.count_nonzero(np.ptp(at[:k], axis=0)) < 2)
+    lines = np.arange(n).reshape(-1, line)
+    return tuple(tuple(map(tuple, groups.tolist())) for groups in (lines.T, lines))
+
+
+def several(cut: str | Sequence[str] | None, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of more than one device among those that cut a dimension, as a spec has them."""
+    return tuple(name for name in ([cut] if isinstance(cut, str) else cut or ()) if mesh.shape[name] > 1)
 
 
 def put_rows(tree: Any, mesh: Mesh | None) -> Any:

@@ -1,6 +1,7 @@
 """What all layers are made of: a norm, a weight, and a weight with a low-rank change beside it."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -8,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm.ground.array_typing import Array, Float
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import Array, Float, Tokens
 from jaxrl_llm.models.architecture import ModelConfig
 
 
@@ -117,6 +120,36 @@ def _product_bwd(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Arra
 
 
 _product.defvjp(lambda x, weight: (x @ weight, (x, weight)), _product_bwd)
+
+
+def embedded(
+    embedding: Float[Array, "v d"], tokens: Tokens, dtype: Any, axes: Sequence[str | None], mesh: Mesh | None
+) -> Float[Array, "b t d"]:
+    """The rows of these tokens, whose logical axes are `axes`, in `dtype`.
+
+    A device that holds a slice of the width takes it for the tokens of all that hold the others, and one all-to-all
+    exchanges width for tokens, as another does for the gradient. Where data cuts the rows too, XLA's partitioner would
+    sum the gradient of the whole embedding over all devices.
+    """
+    if mesh is None or mesh.size == 1:
+        return jnp.take(embedding, tokens, axis=0).astype(dtype)
+    cuts, rows = sharding.spec(("vocab", "embed"), embedding.shape, mesh), sharding.spec(axes, tokens.shape, mesh)
+    vocabulary, width = (sharding.several(cut, mesh) for cut in cuts)
+
+    def on_device(embedding: Array, tokens: Array) -> Array:
+        place = lax.all_gather(tokens.reshape(-1), width, tiled=True) if width else tokens.reshape(-1)
+        if vocabulary:
+            place -= lax.axis_index(vocabulary) * len(embedding)
+            here = (place >= 0) & (place < len(embedding))
+            x = jnp.where(here[:, None], jnp.take(embedding, jnp.where(here, place, 0), axis=0), 0)
+            x = lax.psum(x.astype(dtype), vocabulary)
+        else:
+            x = jnp.take(embedding, place, axis=0).astype(dtype)
+        x = lax.all_to_all(x, width, 0, 1, tiled=True) if width else x
+        return x.reshape(*tokens.shape, -1)
+
+    out = PartitionSpec(*rows, None)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=(cuts, rows), out_specs=out, check_vma=False)(embedding, tokens)
 
 
 def whole(weight: Any) -> Float[Array, "*shape"]:

@@ -99,8 +99,7 @@ def score(
         router_logits=router_logits,
         shared_prompt=shared_prompt,
     )
-    # Pinned, so that slices are cast before they are gathered.
-    head = sharding.constrain(model.head(params).astype(out.hidden.dtype), ("embed", "vocab"), model.mesh)
+    head = model.head(params).astype(out.hidden.dtype)
 
     def of(states: Array, targets: Array, kept: Array | None) -> tuple[PerToken, ...]:
         def flat(x: Array) -> Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
@@ -52,15 +52,20 @@ def selected_logprobs(
 
     Products accumulate in float32 and all that follows is float32. The gradient of an entropy that is not used costs
     nothing. On the mesh of the enclosing jit every device scores its own tokens with the full head, which is gathered
-    once; XLA's partitioner would gather it for every chunk.
+    once, and its gradient scattered once; XLA's partitioner would do so for every chunk.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
     run: Any = functools.partial(_selected, temperature=float(temperature), platform=sharding.platform(mesh))
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
-        specs = (states, PartitionSpec(), tokens, states)
-        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)
+        slices = sharding.spec(("embed", "vocab"), head.shape, mesh)
+
+        def on_device(hidden: Array, head: Array, *of_token: Any, run: Any = run) -> tuple[Array, Array]:
+            return run(hidden, sharding.gathered(head, slices, mesh), *of_token)
+
+        specs = (states, slices, tokens, states)
+        run = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)
     return run(hidden, head, targets.astype(jnp.int32), kept)
 
 

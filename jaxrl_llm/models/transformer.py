@@ -24,7 +24,7 @@ from jaxrl_llm.models.attention.flash import choose_attention
 from jaxrl_llm.models.attention.grouped_query import Attention, rotation
 from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, by_layer, empty, layout_of
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
-from jaxrl_llm.models.layers import FEW_ROWS, RMSNorm, Transposed, matrix, project
+from jaxrl_llm.models.layers import FEW_ROWS, RMSNorm, Transposed, embedded, matrix, project
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 _UNROLLED = 8  # layers; for more, compile time matters
@@ -263,10 +263,7 @@ class Model:
                 same |= (segment_ids == 1)[:, None, :]
             visible = same & causal[None]
         axes = sharding.MICRO_BATCH if cache is None and not prefill else sharding.ROLLOUT
-        # As a list of tokens, so that the exchange of width for tokens is one all-to-all.
-        x = jnp.take(params["ends"]["embedding"], sharding.flat(tokens, axes, self.mesh), axis=0)
-        x = sharding.constrain(x.astype(config.compute_dtype), ("rows", None), self.mesh)
-        x = sharding.constrain(sharding.unflat(x, tokens.shape, axes, self.mesh), (*axes, None), self.mesh)
+        x = embedded(params["ends"]["embedding"], tokens, config.compute_dtype, axes, self.mesh)
         rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         seen = _Seen(rotated, visible, segment_ids, axes, shared_prompt)
         if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):

@@ -85,6 +85,57 @@ def test_tokens_side_by_side_stay_on_their_devices(shape):
     np.testing.assert_array_equal(jax.jit(lambda x: sharding.unflat(x, (4, 6), axes, mesh))(flat), x)
 
 
+STAGES = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+
+
+@pytest.mark.parametrize("stages", [(None,), STAGES], ids=["at once", "in stages"])
+@pytest.mark.parametrize("axes", [("embed", None, "mlp"), (None, "mlp", "embed")], ids=str)
+def test_a_gathered_array_and_its_gradient(stages, axes, monkeypatch):
+    """y_r = sum_ij x_r w_ij c_rij over rows r on four devices, w in slices of them: dw = sum_r x_r c_r."""
+    mesh = sharding.make_mesh((1, 4, 1, 1))
+    monkeypatch.setattr(sharding, "_stages", lambda *_: stages)
+    x, c, w = (jax.random.normal(jax.random.key(i), size) for i, size in enumerate([(8,), (8, 8, 3, 8), (8, 3, 8)]))
+    w = w if axes[0] == "embed" else w.swapaxes(0, 1)
+    c = c.reshape(8, *w.shape)
+    cuts = sharding.spec(axes, w.shape, mesh)
+
+    def run(x, c, part):
+        return jnp.einsum("r,rijk,ijk->r", x, c, sharding.gathered(part, cuts, mesh))
+
+    rows = sharding.rows(mesh).spec
+    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, cuts), out_specs=rows, check_vma=False)
+    y, pull = jax.vjp(lambda w: split(x, c, w), w)
+    np.testing.assert_allclose(y, jnp.einsum("r,rijk,ijk->r", x, c, w), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(pull(jnp.ones(8))[0], jnp.einsum("r,rijk->ijk", x, c), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "axes", "stages"),
+    [
+        ((4, 4, 4), (1, 64, 1, 1), ("fsdp",), [(4, 16), (16, 4)]),
+        ((4, 8, 8), (1, 256, 1, 1), ("fsdp",), [(8, 32), (32, 8)]),
+        ((4, 4, 4), (4, 16, 1, 1), ("fsdp",), None),
+        ((4, 4, 4), (1, 4, 16, 1), ("fsdp", "expert"), None),
+    ],
+)
+def test_a_sum_over_three_dimensions_of_a_torus_is_scattered_over_two_and_one(size, shape, axes, stages):
+    """Groups of the first stage lie in a plane, of the second on a line; together they leave part i to device i."""
+    mesh = sharding.make_mesh(shape, chips("TPU v5", size, (2, 2, 1)))
+    found = sharding._stages(axes, mesh)
+    if stages is None:
+        assert found == (None,)
+        return
+    assert [np.shape(groups) for groups in found] == stages
+    for groups, dimensions in zip(found, (2, 1), strict=True):
+        for group in groups:
+            at = np.array([mesh.devices.flat[i].coords for i in group])
+            assert np.count_nonzero(np.ptp(at, axis=0)) == dimensions
+    parts = {i: np.arange(mesh.size) for i in range(mesh.size)}
+    for groups in found:
+        parts = {i: np.split(parts[i], len(group))[place] for group in groups for place, i in enumerate(group)}
+    assert all(part == [i] for i, part in parts.items())
+
+
 class Chip(SimpleNamespace):
     """As jax lists a TPU's: by host, a rectangle of chips each, and within it by coordinates."""
 

@@ -11,8 +11,10 @@ import pytest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Routing
 from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.layers import FEW_ROWS, Transposed, project
+from jaxrl_llm.models.layers import FEW_ROWS, Transposed, embedded, project
 from jaxrl_llm.models.transformer import positions_of
+from jaxrl_llm.plan.cost import measure
+from jaxrl_llm.plan.hlo import parse
 from tests.reference import transformer_numpy
 
 MOE = dict(num_experts=4, num_experts_per_tok=2)
@@ -225,6 +227,43 @@ def test_parameters_are_born_sharded(tiny, forward, batch, shape):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), params, expected)
     logits, _ = forward(model, params, *batch)
     np.testing.assert_allclose(logits, forward(alone, expected, *batch)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (1, 1, 1, 4), (1, 2, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize("vocabulary", [8, 10])
+@pytest.mark.parametrize("axes", [sharding.MICRO_BATCH, sharding.ROLLOUT], ids=["micro-batch", "rollout"])
+def test_embeddings_on_a_mesh(shape, vocabulary, axes):
+    """Rows of the whole table and their gradient, where it is cut by width, by vocabulary or (10 over 4) not at all."""
+    mesh = sharding.make_mesh(shape)
+    table, cotangent = (jax.random.normal(jax.random.key(i), n) for i, n in enumerate([(vocabulary, 8), (4, 6, 8)]))
+    tokens = jax.random.randint(jax.random.key(2), (4, 6), 0, vocabulary)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(table, mesh):
+        x, pull = jax.vjp(lambda table: embedded(table, tokens, jnp.float32, axes, mesh), table)
+        return x, pull(cotangent)[0]
+
+    for found, wanted in zip(run(table, mesh), run(table, None), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_embeddings_is_summed_in_slices():
+    """Over data 2 x fsdp 2: width for tokens and back by all-to-all, and each slice [v d/2] summed over data."""
+    mesh, (v, d, b, t) = sharding.make_mesh((2, 2, 1, 1)), (64, 16, 4, 6)
+    where = sharding.shardings([("vocab", "embed")], [jax.ShapeDtypeStruct((v, d), jnp.float32)], mesh)[0]
+    table = jax.ShapeDtypeStruct((v, d), jnp.float32, sharding=where)
+    tokens = jax.ShapeDtypeStruct((b, t), jnp.int32, sharding=sharding.micro_batch(mesh))
+
+    def loss(table, tokens):
+        return jnp.sum(embedded(table, tokens, jnp.float32, sharding.MICRO_BATCH, mesh) ** 2)
+
+    gradient = jax.jit(jax.grad(loss), out_shardings=where)
+    once, _ = measure(parse(gradient.lower(table, tokens).compile().as_text()), mesh.size)
+    of_slice, of_tokens = 4 * v * d / 2, 4 * (2 * b * t / 4) * d / 2
+    assert once.collectives["all-reduce"] == (1.0, 2 * of_slice / 2)
+    assert once.collectives["all-to-all"] == (2.0, 2 * of_tokens / 2)
+    assert set(once.collectives) == {"all-reduce", "all-to-all", "all-gather"}
+    assert once.collectives["all-gather"][1] <= 2 * 4 * b * t / 4  # tokens
 
 
 def test_axes_name_every_dimension(tiny):

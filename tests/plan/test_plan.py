@@ -12,9 +12,11 @@ import pytest
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import experts_of
+from jaxrl_llm.models.experts.implementations import apply_experts
 from jaxrl_llm.plan.__main__ import main
-from jaxrl_llm.plan.chips import CHIPS, topology_devices
-from jaxrl_llm.plan.cost import Cost
+from jaxrl_llm.plan.chips import CHIPS, lowering_for, topology_devices
+from jaxrl_llm.plan.cost import Cost, measure
+from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.plan.programs import Part, Program, turns
 from jaxrl_llm.plan.roofline import roofline
 from jaxrl_llm.plan.table import Compiled, as_rows, table
@@ -184,6 +186,34 @@ def test_weights_in_slices_are_gathered_over_the_whole_torus(shape):
     program = jax.jit(jnp.matmul, out_shardings=where["y"]).lower(x, w).compile().as_text()
     assert "all-gather" in program
     assert "all-reduce" not in program
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("topology", "shape"), [("v5p:4x4x4", (1, 64, 1, 1)), ("v5p:4x4x4", (1, 4, 16, 1)), ("v5e:2x2", (1, 4, 1, 1))]
+)
+def test_gradients_of_experts_are_scattered(topology, shape):
+    """And not summed whole on every device, which sends twice as much: the sums of each weight [e d f]."""
+    _, devices = topology_devices(topology)
+    mesh, (n, e, d, f) = sharding.make_mesh(shape, devices), (8192, 128, 2048, 768)  # of Qwen3-30B-A3B
+    axes = {"x": ("rows", None), "k": ("rows", None), "g": ("expert", "embed", "mlp"), "d": ("expert", "mlp", "embed")}
+    sizes = {"x": (n, d), "k": (n, 2), "g": (e, d, f), "d": (e, f, d)}
+    where = {name: jax.NamedSharding(mesh, sharding.spec(axes[name], sizes[name], mesh)) for name in sizes}
+
+    def loss(weights, x, experts, gates):
+        return jnp.sum(apply_experts(x, experts, gates, *weights, mesh=mesh).astype(jnp.float32))
+
+    def array(name, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(sizes[name], dtype, sharding=where[name])
+
+    weights = array("g"), array("g"), array("d")
+    gradient = jax.jit(jax.grad(loss), out_shardings=(where["g"], where["g"], where["d"]))
+    with lowering_for(devices[0]):
+        lowered = gradient.lower(weights, array("x"), array("k", jnp.int32), array("k", jnp.float32))
+    once, turn = measure(parse(lowered.compile().as_text()), mesh.size)
+    sums = (once + turn).collectives
+    assert sums["reduce-scatter"][1] > 0
+    assert sums.get("all-reduce", (0, 0))[1] < sums["reduce-scatter"][1] / 100  # the number of rounds
 
 
 @needs_libtpu

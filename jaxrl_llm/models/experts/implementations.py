@@ -65,25 +65,28 @@ def apply_experts(
 
 def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh) -> Array:
     """`local` on each device's rows; their number is padded to a multiple of the devices by rows of gate 0."""
-    axes = (("expert", None, "mlp"), ("expert", None, "mlp"), ("expert", "mlp", None))
+    axes = (("expert", "embed", "mlp"), ("expert", "embed", "mlp"), ("expert", "mlp", "embed"))
     specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
-    expert_axis, _, width_axis = (axis if axis and mesh.shape[axis] > 1 else None for axis in specs[0])
+    of_experts, of_width, of_hidden = specs[0]
+    slices = (None, of_width), (None, of_width), (None, None, of_width)
+    spread, split = sharding.several(of_experts, mesh), sharding.several(of_hidden, mesh)
     rows = sharding.rows(mesh).spec
 
-    def run(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
-        if expert_axis is not None:
-            axes = Axes(expert_axis, mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
+    def run(x: Array, experts: Array, gates: Array, parts: Any) -> Array:
+        weights = tuple(sharding.gathered(part, cuts, mesh) for part, cuts in zip(parts, slices, strict=True))
+        if spread:
+            axes = Axes(spread[0], mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
             y: Any = move_tokens(local, axes, x, experts, gates, weights)
         else:
             y = local(x, experts, gates, weights)
-        return y if width_axis is None else lax.psum(y.astype(jnp.float32), width_axis).astype(x.dtype)
+        return lax.psum(y.astype(jnp.float32), split).astype(x.dtype) if split else y
 
     n, parts = x.shape[0], sharding.row_shards(mesh)
     fill = ((0, -n % parts), (0, 0))
     x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
     # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
-    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
-    return split(x, experts, gates, weights)[:n]
+    on_mesh = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+    return on_mesh(x, experts, gates, weights)[:n]
 
 
 def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
