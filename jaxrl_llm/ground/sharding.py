@@ -243,7 +243,10 @@ def gathered(part: jax.Array, cuts: Iterable[Any], mesh: Mesh) -> jax.Array:
     dimensions that they name. Its gradient is summed, and each device gets its part."""
     for dimension, cut in enumerate(cuts):
         if axes := several(cut, mesh):
-            part = _gathered(part, axes, dimension, _stages(axes, mesh))
+            if platform(mesh) == "tpu":
+                part = _gathered(part, axes, dimension, _stages(axes, mesh))
+            else:
+                part = jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
     return part
 
 

@@ -59,7 +59,11 @@ class MoE(nnx.Module):
         """Returns the output, and the experts used with the current router's logits; axes: those of b and t."""
         logits = router.logits(x, whole(self.router[...]))
         experts, gates = select_experts(logits, self.num_chosen, self.normalise, replay, router.choosing(logits))
-        gate, up, down = (whole(w[...]).astype(x.dtype) for w in (self.gate, self.up, self.down))
+        # Pinned, so that slices are cast before they are gathered.
+        gate, up, down = (
+            sharding.constrain(whole(w[...]).astype(x.dtype), w.get_metadata()["logical"], mesh)
+            for w in (self.gate, self.up, self.down)
+        )
         rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
         y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)
         return sharding.unflat(y, x.shape[:2], axes, mesh), Routing(experts, logits)
