@@ -134,6 +134,10 @@ def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
     return drawn
 
 
+def _part(whole: Study, part: str) -> Study:
+    return dataclasses.replace(whole, runs=[run for run in whole.runs if part in run.condition.split(", ")])
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -142,10 +146,8 @@ def main() -> None:
             "forest": forest(sweeps),
             "finding": finding(sweeps),
             "negatives": negatives(*(study(folder, name) for name in ("negatives", "negatives_runs"))),
-            **{
-                name: kept.figure(study(folder, name))
-                for name in ("negatives_dose", "negatives_rollouts", "negatives_runs")
-            },
+            **{name: kept.figure(study(folder, name)) for name in ("negatives_dose", "negatives_rollouts")},
+            "negatives_runs": kept.figure(_part(study(folder, "negatives_runs"), "N = 32")),
             "sizes": sizes(study(folder, "sizes"), study(folder, "anchor")),
             "mismatch": mismatch(*(study(folder, name) for name in ("control", "strong", "choices"))),
         }
