@@ -288,8 +288,8 @@ def draw_kept(ax: Axes, study: Study, shown: Sequence[str]) -> None:
 
 
 def draw_drift(ax: Axes, study: Study) -> None:
-    """Of whole runs the lead of GSPO over the first of CONTRASTS by the drift of that arm, by condition, where both have
-    one rate. Told by name are those where GSPO is seen to lead."""
+    """Of whole runs in which all arms have one rate, the lead of GSPO over the first of CONTRASTS by the drift of that
+    arm, by condition. Told by name are those where GSPO is seen to lead."""
     arm, other = CONTRASTS[0]
     own = dataclasses.replace(study, baseline=arm)
     for condition in [one for one in study.conditions if study.select(other, one) and not one.endswith("tuned")]:
@@ -301,7 +301,8 @@ def draw_drift(ax: Axes, study: Study) -> None:
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set_xscale("log")
     ax.margins(x=0.15)
-    told = f"KL to old in a rollout of {arm.removeprefix('GRPO, ')}, median\n(filled mixture, hollow dense; squares countdown)"
+    shapes = "filled mixture, hollow dense; squares countdown"
+    told = f"KL to old in a rollout of {arm.removeprefix('GRPO, ')}, median\n({shapes})"
     ax.set_xlabel(told, fontsize=8.5, color=INK)
 
 
