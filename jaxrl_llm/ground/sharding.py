@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -239,8 +240,8 @@ def _parts(axes: Sequence[str | None], shape: tuple[int, int], mesh: Mesh | None
 
 
 def gathered(part: jax.Array, cuts: Iterable[Any], mesh: Mesh) -> jax.Array:
-    """Inside shard_map, an array of which each device holds the part that `cuts`, of a spec, leave it, whole in all
-    dimensions that they name. Its gradient is summed, and each device gets its part."""
+    """Inside shard_map, an array of two dimensions or more, of which each device holds the part that `cuts`, of a spec,
+    leave it, whole in those that they name. Its gradient is summed, and each device gets its part."""
     for dimension, cut in enumerate(cuts):
         if axes := several(cut, mesh):
             if platform(mesh) == "tpu":
@@ -256,13 +257,17 @@ def _gathered(part: jax.Array, axes: tuple[str, ...], dimension: int, stages: An
 
 
 def _gathered_bwd(axes: tuple[str, ...], dimension: int, stages: Any, _: None, whole: jax.Array) -> tuple[jax.Array]:
-    # libtpu scatters along no dimension that is the last one in memory: it would sum all of it on every device.
-    at = max(min(dimension, whole.ndim - 2), 0)
+    # libtpu sums all on every device if the dimension is the last one in memory, or if that is of so many tiles that it
+    # does not find parts of them, as 1187 x 128 = 151,936.
+    at, last = min(dimension, whole.ndim - 2), whole.ndim - 1
     part = whole.swapaxes(dimension, at)
+    n, spare = part.shape[last], -part.shape[last] % 1024
+    if 100 * spare < n:
+        part = jnp.pad(part, [(0, 0)] * last + [(0, spare)])
     part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
     for groups in stages:
         part = jax.lax.psum_scatter(part, axes, scatter_dimension=at, tiled=True, axis_index_groups=groups)
-    return (part.swapaxes(dimension, at),)
+    return (part[..., :n].swapaxes(dimension, at),)
 
 
 _gathered.defvjp(lambda part, *how: (_gathered(part, *how), None), _gathered_bwd)
