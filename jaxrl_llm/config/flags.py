@@ -18,12 +18,11 @@ _FLAGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "xla_enable_async_all_gather": "true",
             # or a gather over several axes of a torus becomes an all-reduce of zeros and the own slice: twice the bytes
             "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+            # makes it asynchronous; fusions that did so too are refused by libtpu 0.0.50 on all chips but v5e
+            "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
             # or a product with a gathered weight becomes a ring of permutes, over one link where a gather has two
             "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
             "xla_enable_async_all_reduce": "true",
-            "xla_tpu_enable_async_collective_fusion": "true",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
-            "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
             "xla_tpu_overlap_compute_collective_tc": "true",
             "xla_tpu_enable_data_parallel_all_reduce_opt": "true",
             "xla_tpu_data_parallel_opt_different_sized_ops": "true",

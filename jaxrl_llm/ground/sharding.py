@@ -12,7 +12,6 @@ So a rollout has its rows on all axes but tensor, and a micro-batch has them on 
 context. Without that axis the two are the same.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import linear_call
 from jax.experimental import mesh_utils
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -240,10 +240,12 @@ def _parts(axes: Sequence[str | None], shape: tuple[int, int], mesh: Mesh | None
 
 
 def gathered(part: jax.Array, cuts: Iterable[Any], mesh: Mesh) -> jax.Array:
-    """Inside shard_map, an array of two dimensions or more, of which each device holds the part that `cuts`, of a spec,
-    leave it, whole in those that they name. Its gradient is summed, and each device gets its part."""
+    """Inside shard_map, the whole of an array of two or more dimensions, of which `part` is this device's slice.
+
+    cuts: the entries of its spec; None for a dimension to leave cut. Each device gets its slice of the summed gradient.
+    """
     for dimension, cut in enumerate(cuts):
-        if axes := several(cut, mesh):
+        if axes := cutting(cut, mesh):
             if platform(mesh) == "tpu":
                 part = _gathered(part, axes, dimension, _stages(axes, mesh))
             else:
@@ -251,46 +253,53 @@ def gathered(part: jax.Array, cuts: Iterable[Any], mesh: Mesh) -> jax.Array:
     return part
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gathered(part: jax.Array, axes: tuple[str, ...], dimension: int, stages: Any) -> jax.Array:
-    return jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
+    def gather(_: Any, part: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
 
+    def scatter(_: Any, whole: jax.Array) -> jax.Array:
+        # libtpu sums all on every device if the dimension is the last one in memory, or if that is of a number of tiles
+        # that has no small parts, as 1187 x 128 = 151,936. It is padded if that adds at most 1 %.
+        at, last = min(dimension, whole.ndim - 2), whole.ndim - 1
+        part = whole.swapaxes(dimension, at)
+        n, spare = part.shape[last], -part.shape[last] % 1024
+        if 100 * spare < n:
+            part = jnp.pad(part, [(0, 0)] * last + [(0, spare)])
+        part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
+        for names, groups in stages:
+            part = jax.lax.psum_scatter(part, names, scatter_dimension=at, tiled=True, axis_index_groups=groups)
+        return part[..., :n].swapaxes(dimension, at)
 
-def _gathered_bwd(axes: tuple[str, ...], dimension: int, stages: Any, _: None, whole: jax.Array) -> tuple[jax.Array]:
-    # libtpu sums all on every device if the dimension is the last one in memory, or if that is of so many tiles that it
-    # does not find parts of them, as 1187 x 128 = 151,936.
-    at, last = min(dimension, whole.ndim - 2), whole.ndim - 1
-    part = whole.swapaxes(dimension, at)
-    n, spare = part.shape[last], -part.shape[last] % 1024
-    if 100 * spare < n:
-        part = jnp.pad(part, [(0, 0)] * last + [(0, spare)])
-    part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
-    for groups in stages:
-        part = jax.lax.psum_scatter(part, axes, scatter_dimension=at, tiled=True, axis_index_groups=groups)
-    return (part[..., :n].swapaxes(dimension, at),)
-
-
-_gathered.defvjp(lambda part, *how: (_gathered(part, *how), None), _gathered_bwd)
+    return linear_call(gather, scatter, (), part)
 
 
 def _stages(axes: tuple[str, ...], mesh: Mesh) -> Any:
-    """The groups of places on an axis that a sum is scattered over, stage by stage; None: over all at once.
+    """The (axes, groups of places on them) over which a sum is scattered, one after the other; groups None: over all.
 
-    libtpu scatters over two dimensions of a torus. Over three it would sum everywhere, which sends twice as much, so
-    there it is the first two before the last.
+    libtpu scatters over at most two dimensions of a torus. Over three it sums everywhere, which sends twice as much, so
+    several axes follow one another, and of an axis over all three the plane comes before the line.
     """
-    along = np.moveaxis(mesh.devices, AXES.index(axes[0]), 0).reshape(mesh.shape[axes[0]], -1)[:, 0]
+    order = [AXES.index(axis) for axis in axes]
+    along = np.moveaxis(mesh.devices, order, range(len(axes))).reshape(math.prod(mesh.shape[a] for a in axes), -1)[:, 0]
     at = np.array([getattr(device, "coords", ()) for device in along])
-    if len(axes) > 1 or np.count_nonzero(np.ptp(at, axis=0)) < 3:
-        return (None,)
+    if np.count_nonzero(np.ptp(at, axis=0)) < 3:
+        return ((axes, None),)
+    if len(axes) > 1:
+        return tuple(stage for axis in axes for stage in _stages((axis,), mesh))
     n = len(along)
     line = max(k for k in range(1, n) if n % k == 0 and np.count_nonzero(np.ptp(at[:k], axis=0)) < 2)
     lines = np.arange(n).reshape(-1, line)
-    return tuple(tuple(map(tuple, groups.tolist())) for groups in (lines.T, lines))
+    return tuple((axes, tuple(map(tuple, groups.tolist()))) for groups in (lines.T, lines))
 
 
-def several(cut: str | Sequence[str] | None, mesh: Mesh) -> tuple[str, ...]:
-    """The axes of more than one device among those that cut a dimension, as a spec has them."""
+def but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """What jax.checkpoint keeps for a backward: all but what `gathered` gives on TPUs, or the weights of every layer
+    would be there at once."""
+    return primitive.name != "linear_call"
+
+
+def cutting(cut: str | Sequence[str] | None, mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes of more than one device in a spec's entry."""
     return tuple(name for name in ([cut] if isinstance(cut, str) else cut or ()) if mesh.shape[name] > 1)
 
 

@@ -134,22 +134,22 @@ def embedded(
     if mesh is None or mesh.size == 1:
         return jnp.take(embedding, tokens, axis=0).astype(dtype)
     cuts, rows = sharding.spec(("vocab", "embed"), embedding.shape, mesh), sharding.spec(axes, tokens.shape, mesh)
-    vocabulary, width = (sharding.several(cut, mesh) for cut in cuts)
+    vocabulary, width = (sharding.cutting(cut, mesh) for cut in cuts)
 
     def on_device(embedding: Array, tokens: Array) -> Array:
         place = lax.all_gather(tokens.reshape(-1), width, tiled=True) if width else tokens.reshape(-1)
         if vocabulary:
             place -= lax.axis_index(vocabulary) * len(embedding)
             here = (place >= 0) & (place < len(embedding))
-            x = jnp.where(here[:, None], jnp.take(embedding, jnp.where(here, place, 0), axis=0), 0)
-            x = lax.psum(x.astype(dtype), vocabulary)
+            x = jnp.where(here[:, None], jnp.take(embedding, jnp.where(here, place, 0), axis=0), 0).astype(dtype)
         else:
             x = jnp.take(embedding, place, axis=0).astype(dtype)
         x = lax.all_to_all(x, width, 0, 1, tiled=True) if width else x
-        return x.reshape(*tokens.shape, -1)
+        return x.reshape(1, *tokens.shape, -1)
 
-    out = PartitionSpec(*rows, None)
-    return jax.shard_map(on_device, mesh=mesh, in_specs=(cuts, rows), out_specs=out, check_vma=False)(embedding, tokens)
+    out = PartitionSpec(vocabulary, *rows, None)
+    run = jax.shard_map(on_device, mesh=mesh, in_specs=(cuts, rows), out_specs=out, check_vma=False)
+    return jnp.sum(run(embedding, tokens), axis=0)  # out there, or the backward sums states over the vocabulary's axis
 
 
 def whole(weight: Any) -> Float[Array, "*shape"]:

@@ -56,13 +56,14 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    run: Any = functools.partial(_selected, temperature=float(temperature), platform=sharding.platform(mesh))
+    scored: Any = functools.partial(_selected, temperature=float(temperature), platform=sharding.platform(mesh))
+    run = scored
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
         slices = sharding.spec(("embed", "vocab"), head.shape, mesh)
 
-        def on_device(hidden: Array, head: Array, *of_token: Any, run: Any = run) -> tuple[Array, Array]:
-            return run(hidden, sharding.gathered(head, slices, mesh), *of_token)
+        def on_device(hidden: Array, head: Array, *of_token: Any) -> tuple[Array, Array]:
+            return scored(hidden, sharding.gathered(head, slices, mesh), *of_token)
 
         specs = (states, slices, tokens, states)
         run = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(tokens, tokens), check_vma=False)

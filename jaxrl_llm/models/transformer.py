@@ -340,10 +340,10 @@ class Model:
         return x, caches, routes
 
     def _rematerialised(self, block: Any, prevent_cse: bool) -> Any:
-        if self.config.remat == "none":
+        if self.config.remat == "none" and sharding.platform(self.mesh) != "tpu":
             return block
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if self.config.remat == "dots" else None
-        return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
+        policies = {"none": sharding.but_gathered, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+        return jax.checkpoint(block, policy=policies.get(self.config.remat), prevent_cse=prevent_cse)
 
 
 def _of_layers(place: int | slice, kind: Kind, routing: Routing | None) -> Routing | None:

@@ -85,17 +85,29 @@ def test_tokens_side_by_side_stay_on_their_devices(shape):
     np.testing.assert_array_equal(jax.jit(lambda x: sharding.unflat(x, (4, 6), axes, mesh))(flat), x)
 
 
-STAGES = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+AT_ONCE = ((("fsdp",), None),)
+STAGES = ((("fsdp",), ((0, 2), (1, 3))), (("fsdp",), ((0, 1), (2, 3))))
+BY_AXIS = ((("fsdp",), None), (("expert",), None))
 
 
-@pytest.mark.parametrize("stages", [None, (None,), STAGES], ids=["cpu", "at once", "in stages"])
+@pytest.mark.parametrize(
+    ("stages", "shape"),
+    [
+        (None, (1, 2, 2, 1)),
+        (AT_ONCE, (1, 4, 1, 1)),
+        (AT_ONCE, (2, 2, 1, 1)),
+        (STAGES, (1, 4, 1, 1)),
+        (BY_AXIS, (1, 2, 2, 1)),
+    ],
+    ids=["cpu", "at once", "with copies", "in stages", "by axis"],
+)
 @pytest.mark.parametrize(
     ("axes", "size"), [(("embed", "mlp"), (8, 3)), (("embed", "vocab"), (8, 1020)), ((None, "mlp", "embed"), (3, 5, 8))]
 )
-def test_a_gathered_array_and_its_gradient(stages, axes, size, monkeypatch):
+def test_a_gathered_array_and_its_gradient(stages, shape, axes, size, monkeypatch):
     """y_r = sum_i x_r w_i c_ri over rows r on four devices, w in slices of them: dw = sum_r x_r c_r. 1020 columns are
     padded on TPUs."""
-    mesh = sharding.make_mesh((1, 4, 1, 1))
+    mesh = sharding.make_mesh(shape)
     if stages:  # as on TPUs
         monkeypatch.setattr(sharding, "platform", lambda mesh: "tpu")
         monkeypatch.setattr(sharding, "_stages", lambda *_: stages)
@@ -117,17 +129,12 @@ def test_a_gathered_array_and_its_gradient(stages, axes, size, monkeypatch):
     [
         ((4, 4, 4), (1, 64, 1, 1), ("fsdp",), [(4, 16), (16, 4)]),
         ((4, 8, 8), (1, 256, 1, 1), ("fsdp",), [(8, 32), (32, 8)]),
-        ((4, 4, 4), (4, 16, 1, 1), ("fsdp",), None),
-        ((4, 4, 4), (1, 4, 16, 1), ("fsdp", "expert"), None),
     ],
 )
 def test_a_sum_over_three_dimensions_of_a_torus_is_scattered_over_two_and_one(size, shape, axes, stages):
     """Groups of the first stage lie in a plane, of the second on a line; together they leave part i to device i."""
     mesh = sharding.make_mesh(shape, chips("TPU v5", size, (2, 2, 1)))
-    found = sharding._stages(axes, mesh)
-    if stages is None:
-        assert found == (None,)
-        return
+    found = [groups for names, groups in sharding._stages(axes, mesh) if names == axes]
     assert [np.shape(groups) for groups in found] == stages
     for groups, dimensions in zip(found, (2, 1), strict=True):
         for group in groups:
@@ -137,6 +144,18 @@ def test_a_sum_over_three_dimensions_of_a_torus_is_scattered_over_two_and_one(si
     for groups in found:
         parts = {i: np.split(parts[i], len(group))[place] for group in groups for place, i in enumerate(group)}
     assert all(part == [i] for i, part in parts.items())
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "axes", "stages"),
+    [
+        ((4, 4, 4), (4, 16, 1, 1), ("fsdp",), ((("fsdp",), None),)),
+        ((4, 4, 1), (1, 4, 4, 1), ("fsdp", "expert"), ((("fsdp", "expert"), None),)),
+        ((4, 4, 4), (1, 4, 16, 1), ("fsdp", "expert"), ((("fsdp",), None), (("expert",), None))),
+    ],
+)
+def test_a_sum_over_fewer_dimensions_is_scattered_at_once(size, shape, axes, stages):
+    assert sharding._stages(axes, sharding.make_mesh(shape, chips("TPU v5", size, (2, 2, 1)))) == stages
 
 
 class Chip(SimpleNamespace):

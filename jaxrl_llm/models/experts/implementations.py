@@ -70,25 +70,25 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     axes = (("expert", width, "mlp"), ("expert", width, "mlp"), ("expert", "mlp", width))
     specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
     of_experts, of_width, of_hidden = specs[0]
-    slices = (None, of_width), (None, of_width), (None, None, of_width)
-    spread, split = sharding.several(of_experts, mesh), sharding.several(of_hidden, mesh)
+    cuts = (None, of_width), (None, of_width), (None, None, of_width)
+    spread, summed = sharding.cutting(of_experts, mesh), sharding.cutting(of_hidden, mesh)
     rows = sharding.rows(mesh).spec
 
-    def run(x: Array, experts: Array, gates: Array, parts: Any) -> Array:
-        weights = tuple(sharding.gathered(part, cuts, mesh) for part, cuts in zip(parts, slices, strict=True))
+    def run(x: Array, experts: Array, gates: Array, slices: Any) -> Array:
+        weights = tuple(sharding.gathered(one, cut, mesh) for one, cut in zip(slices, cuts, strict=True))
         if spread:
-            axes = Axes(spread[0], mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
-            y: Any = move_tokens(local, axes, x, experts, gates, weights)
+            places = Axes(spread[0], mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
+            y: Any = move_tokens(local, places, x, experts, gates, weights)
         else:
             y = local(x, experts, gates, weights)
-        return lax.psum(y.astype(jnp.float32), split).astype(x.dtype) if split else y
+        return lax.psum(y.astype(jnp.float32), summed).astype(x.dtype) if summed else y
 
     n, parts = x.shape[0], sharding.row_shards(mesh)
     fill = ((0, -n % parts), (0, 0))
     x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
     # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
-    on_mesh = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
-    return on_mesh(x, experts, gates, weights)[:n]
+    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+    return split(x, experts, gates, weights)[:n]
 
 
 def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:
