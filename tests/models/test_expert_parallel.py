@@ -100,6 +100,14 @@ def test_ragged(load, shape, monkeypatch):
     assert_close(value_and_grads(*problem(load), "grouped", sharding.make_mesh(shape)), dense(load))
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2)], ids=str)
+def test_weights_in_slices_that_are_gathered_by_hand(shape, monkeypatch):
+    """As on TPUs: each device holds a slice of d, and the gradient comes back to it."""
+    monkeypatch.setattr(sharding, "platform", lambda mesh: "tpu")
+    monkeypatch.setattr(expert_parallel.lax, "ragged_all_to_all", ragged_all_to_all)
+    assert_close(value_and_grads(*problem(), "blocks", sharding.make_mesh(shape)), dense("uniform"))
+
+
 @pytest.mark.parametrize("kernel", ["gpu", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_kernels_of_other_platforms(kernel, monkeypatch):
     """Interpreted where each device calls them: tokens that moved, and each device's part of the width."""

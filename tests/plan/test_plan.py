@@ -13,6 +13,7 @@ import pytest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import experts_of
 from jaxrl_llm.models.experts.implementations import apply_experts
+from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, lowering_for, topology_devices
 from jaxrl_llm.plan.cost import Cost, measure
@@ -214,6 +215,28 @@ def test_gradients_of_experts_are_scattered(topology, shape):
     sums = (once + turn).collectives
     assert sums["reduce-scatter"][1] > 0
     assert sums.get("all-reduce", (0, 0))[1] < sums["reduce-scatter"][1] / 100  # the number of rounds
+
+
+@needs_libtpu
+def test_the_gradient_of_a_head_of_1187_tiles_is_scattered():
+    """The vocabulary of Qwen3; without padding it is summed on every device."""
+    _, devices = topology_devices("v5e:2x2")
+    mesh = sharding.make_mesh((1, 4, 1, 1), devices)
+    axes, sizes = {"x": ("tokens", None), "y": ("tokens",), "w": ("embed", "vocab")}, {"x": (64, 1024), "y": (64,)}
+    sizes["w"] = (1024, 1187 * 128)
+    where = {name: jax.NamedSharding(mesh, sharding.spec(axes[name], sizes[name], mesh)) for name in sizes}
+    x, y, w = (
+        jax.ShapeDtypeStruct(sizes[name], dtype, sharding=where[name])
+        for name, dtype in (("x", jnp.bfloat16), ("y", jnp.int32), ("w", jnp.bfloat16))
+    )
+
+    def loss(w, x, y):
+        return jnp.sum(selected_logprobs(x, w, y, mesh=mesh)[0])
+
+    with lowering_for(devices[0]):
+        lowered = jax.jit(jax.grad(loss), out_shardings=where["w"]).lower(w, x, y)
+    sums = measure(parse(lowered.compile().as_text()), mesh.size)[0].collectives
+    assert sums["reduce-scatter"][1] > 100 * sums.get("all-reduce", (0, 0))[1]
 
 
 @needs_libtpu
