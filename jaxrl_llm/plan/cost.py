@@ -102,7 +102,7 @@ class _Reader:
         return self.known[computation.name]
 
     def _one(self, inside: Computation, i: Instruction) -> tuple[Cost, Cost]:
-        if i.opcode not in ("while", "conditional", "call", "async-start"):
+        if i.opcode not in ("while", "conditional", "call", "call-start", "async-start"):
             return self._own(inside, i), Cost()
         called = [self.total(self.module.computations[name]) for name in i.called]
         if i.opcode == "while":
