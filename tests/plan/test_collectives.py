@@ -156,6 +156,28 @@ ENTRY %main (x: f32[4,4], a: f32[4,4], b: f32[4,4]) -> f32[8,4] {
     assert cost.bytes == (64 + 64 + 128) + 3 * 64
 
 
+def test_a_collective_on_the_sparse_cores_is_counted():
+    """XLA:TPU calls it as a computation of their thread: two devices send 64 bytes once."""
+    text = """HloModule m
+
+%called (p: f32[4,4], t: token[]) -> f32[8,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  %t = token[] parameter(1)
+  ROOT %g = f32[8,4]{1,0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}
+}
+
+ENTRY %main (x: f32[4,4]) -> f32[8,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  %t = token[] after-all()
+  %s = ((f32[4,4]{1,0}, token[]), f32[8,4]{1,0}) call-start(%x, %t), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %d = f32[8,4]{1,0} call-done(%s)
+}
+"""
+    cost = measure(parse(text), 2)[0]
+    assert cost.exchanges == {("all-gather", ((0, 1),)): (1.0, 64.0)}
+    assert cost.bytes == 64 + 128
+
+
 def test_a_ragged_all_to_all_sends_what_it_reads_and_an_even_load_uses():
     """Its second operand is where it writes; the others say which rows."""
     text = """HloModule ragged
