@@ -160,7 +160,7 @@ def test_a_collective_on_the_sparse_cores_is_counted():
     """XLA:TPU calls it as a computation of their thread: two devices send 64 bytes once."""
     text = """HloModule m
 
-%called (p: f32[4,4], t: token[]) -> f32[8,4] {
+%on_them (p: f32[4,4], t: token[]) -> f32[8,4] {
   %p = f32[4,4]{1,0} parameter(0)
   %t = token[] parameter(1)
   ROOT %g = f32[8,4]{1,0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}
@@ -169,7 +169,7 @@ def test_a_collective_on_the_sparse_cores_is_counted():
 ENTRY %main (x: f32[4,4]) -> f32[8,4] {
   %x = f32[4,4]{1,0} parameter(0)
   %t = token[] after-all()
-  %s = ((f32[4,4]{1,0}, token[]), f32[8,4]{1,0}) call-start(%x, %t), async_execution_thread="sparsecore", to_apply=%called
+  %s = ((f32[4,4], token[]), f32[8,4]) call-start(%x, %t), async_execution_thread="sparsecore", to_apply=%on_them
   ROOT %d = f32[8,4]{1,0} call-done(%s)
 }
 """
