@@ -46,7 +46,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.objective.name = "gspo"  # with the recipe's clips, 3e-4 and 4e-4, the paper's for answers of this length
     config.replay.mode = "off"  # a ratio of sequences does not need it (arXiv 2507.18071, section 5.3); R3 if wanted
     config.mesh.shape = (1, 4, 8, 1)  # tokens move to their experts inside a node
-    config.rollout.mesh_shape = (8, 1, 1, 4)  # eight copies, each over 4 GPUs of a node: no token gathers weights
+    config.rollout.mesh_shape = (-1, 1, 1, 4)  # copies, each over 4 GPUs of a node: no token gathers weights
     if variant == "smoke":
         sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
