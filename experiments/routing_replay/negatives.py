@@ -91,6 +91,10 @@ def negatives_rollouts() -> Sweep:
     return Sweep("", runs, baseline="GRPO", config=CONFIG, minutes=5, branching=LONG)
 
 
+# Eight updates drift as far as 32 do at twice the rate.
+WHOLE_RATES = {8: (2e-4, 4e-4, 6e-4, 8e-4, 1e-3), 32: (2e-4, 4e-4, 6e-4)}
+
+
 def negatives_runs(first: int = 500, count: int = 10) -> Sweep:
     """The tuned rate is the one found for sorting; an arm that was not tuned has GRPO's."""
     tuned = json.loads(Path(__file__).with_name("tuned.json").read_text())
@@ -98,7 +102,7 @@ def negatives_runs(first: int = 500, count: int = 10) -> Sweep:
     for task, config in {"sorting": CONFIG, "countdown": COUNTDOWN}.items():
         for n, run in itertools.product((8, 32), WHOLE):
             own = tuned[f"N = {n}"].get(run["arm"], tuned[f"N = {n}"]["GRPO"])
-            for rate, value in {"tuned": own, "lr 0.0002": 2e-4, "lr 0.0004": 4e-4, "lr 0.0006": 6e-4}.items():
+            for rate, value in {"tuned": own, **{f"lr {rate:g}": rate for rate in WHOLE_RATES[n]}}.items():
                 fields = {"updates__minibatches": n, "optimizer__learning_rate": value}
                 runs += [
                     {**run, **condition(task, name, f"N = {n}", rate, **fields), **model, "config": config}
