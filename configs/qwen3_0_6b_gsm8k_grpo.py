@@ -37,6 +37,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.prompts = 64
     config.rollout.group_size = 8
     config.rollout.slots = 128
+    config.rollout.mesh_shape = (
+        -1,
+        1,
+        1,
+        1,
+    )  # a copy on each device: no token gathers slices
     config.updates.minibatches = 4
     config.updates.micro_batch_rows = 16
     config.updates.length_buckets = 4

@@ -9,7 +9,9 @@ on_all() { gcloud compute tpus tpu-vm ssh "$SLICE" --zone="$ZONE" --worker=all -
 
 # gcloud compute tpus tpu-vm create "$SLICE" --zone="$ZONE" --accelerator-type=v5p-64 --version=v2-alpha-tpuv5 --spot
 gcloud compute tpus tpu-vm scp "$WHEEL" "$SLICE:" --zone="$ZONE" --worker=all
-on_all "python3 -m venv ~/venv && ~/venv/bin/pip install \"\$(ls ~/jaxrl_llm-*.whl)[tpu,gcs,hf]\""
+# uv brings a Python of its own: the image's may be older than 3.11.
+on_all "python3 -m pip install --user --quiet uv && python3 -m uv venv --python=3.12 ~/venv \
+  && python3 -m uv pip install --python=\$HOME/venv \"\$(ls ~/jaxrl_llm-*.whl)[tpu,gcs,hf]\""
 # Each host reads its own copy of the checkpoint and of the data.
 on_all "mkdir -p ~/data && gcloud storage cp -r gs://$BUCKET/Qwen3-30B-A3B ~/ && gcloud storage rsync -r gs://$BUCKET/data ~/data"
 

@@ -19,7 +19,7 @@ from jaxrl_llm.report.style import INK, colour, panels
 BATCH = "#9a9a9a"
 REAL = "#D55E00"
 ROUNDING = 1e-9  # of k3, without noise
-SHOWN = 0.1  # a difference beyond it is written at the edge: SAPO's would hide all others
+SHOWN = 0.13  # a difference beyond it is written at the edge: SAPO's would hide all others
 
 
 def forest(sweeps: Sequence[Study]) -> Figure:

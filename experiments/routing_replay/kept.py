@@ -29,6 +29,8 @@ from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
 from jaxrl_llm.report.style import INK, colour, label_ends, line, panels
 
+EARLY = 10  # rollouts in which few runs have collapsed, after which they drift little
+BATCH = ", seeds "  # of a condition's name where it is one batch of it
 LATER = 510  # the first seed of `negatives_again`
 POSITIVE, NEGATIVE = "gradient_weight/positive", "gradient_weight/negative"
 DOSE = "dual clip "  # an arm of the dose, before its bound
@@ -56,12 +58,14 @@ def table(study: Study) -> Table:
 
 def ends(study: Study) -> Table:
     """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts and its
-    median over all, sampled accuracy at the end, difference, what would be detected, how many collapsed."""
+    median over the first ten and over all, entropy in the last five, sampled accuracy at the end, difference, what
+    would be detected, how many collapsed."""
     rows = []
     for condition, arm in _each(study):
         runs = [run for run in study.select(arm, condition) if run.ended]
         end = float(np.mean([SAMPLED.measure(run) for run in runs]))
-        numbers = [f"{mean(runs, 'kl/old', last=5):.3f} / {drift(runs):.3f}", f"{end:.3f}"]
+        drifts = mean(runs, "kl/old", last=5), drift(runs, EARLY), drift(runs)
+        numbers = [" / ".join(f"{x:.3f}" for x in drifts), f"{mean(runs, 'entropy', last=5):.3f}", f"{end:.3f}"]
         differs = _differs(study, arm, condition) or ["", ""]
         rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
     return rows
@@ -105,21 +109,27 @@ def contrasts(study: Study) -> Table:
 
 
 def apart(study: Study) -> Table:
-    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have; where
-    there is a second batch, in each batch too."""
-    rows = []
+    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have, with
+    p corrected for all such rows; where there is a second batch, in each batch too, without p."""
+    found: list[tuple[str, str, PairedDifference]] = []
     for condition in [one for one in study.conditions if "dense" in one.split(", ")]:
         for arm in study.arms[1:]:
             dense, mixture = (by_seed(study, arm, condition.replace("dense", name, 1)) for name in ("dense", "mixture"))
             both = sorted(dense.keys() & mixture.keys())
             later = [seed for seed in both if seed >= LATER]
-            batches = {f"below {LATER}": both[: -len(later)], f"from {LATER}": later} if later else {}
+            batches = {f"{BATCH}below {LATER}": both[: -len(later)], f"{BATCH}from {LATER}": later} if later else {}
             for name, seeds in ({"": both} | batches).items():
                 if len(seeds) >= MINIMUM_SEEDS:
                     d = paired_difference([dense[seed] for seed in seeds], [mixture[seed] for seed in seeds])
-                    told = f"{condition}, seeds {name}" if name else condition
-                    rows.append([told, arm, str(d.n), interval(d), f"{d.detectable:.3f}"])
-    return rows
+                    found.append((condition + name, arm, d))
+    corrected = iter(holm([d.p for told, _, d in found if BATCH not in told]))
+    return [
+        [
+            *(told, arm, str(d.n), interval(d), f"{d.detectable:.3f}"),
+            "" if BATCH in told else probability(next(corrected)),
+        ]
+        for told, arm, d in found
+    ]
 
 
 def evaluated(study: Study) -> list[int]:
@@ -293,16 +303,17 @@ def draw_drift(ax: Axes, study: Study) -> None:
     arm, other = CONTRASTS[0]
     own = dataclasses.replace(study, baseline=arm)
     for condition in [one for one in study.conditions if study.select(other, one) and not one.endswith("tuned")]:
-        x, found = drift(study.select(arm, condition)), difference(own, other, condition)
+        x, found = drift(study.select(arm, condition), EARLY), difference(own, other, condition)
         task, model, *told = condition.split(", ")
         _point(ax, x, found, colour(study.arms, other), model != "dense", "o" if task == "sorting" else "s")
         if model != "dense" and found.low > 0:
-            ax.annotate(", ".join(told), (x, found.high), (0, 4), textcoords="offset points", fontsize=7, ha="center")
+            beside = {"textcoords": "offset points", "fontsize": 7, "ha": "right", "va": "center"}
+            ax.annotate(", ".join(told), (x, found.mean), (-8, 0), **beside)
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set_xscale("log")
     ax.margins(x=0.15)
     shapes = "filled mixture, hollow dense; squares countdown"
-    told = f"KL to old in a rollout of {arm.removeprefix('GRPO, ')}, median\n({shapes})"
+    told = f"KL to old in the first {EARLY} rollouts of {arm.removeprefix('GRPO, ')}, median\n({shapes})"
     ax.set_xlabel(told, fontsize=8.5, color=INK)
 
 
@@ -312,9 +323,9 @@ def _point(ax: Axes, x: float, found: PairedDifference, ink: str, filled: bool, 
     ax.plot(x, found.mean, marker, color=ink, markerfacecolor=ink if filled else "white", markersize=6)
 
 
-def drift(runs: Sequence[Run]) -> float:
-    """The median of KL to old over all their rollouts."""
-    return float(np.median(np.concatenate([run.series("kl/old")[1] for run in runs])))
+def drift(runs: Sequence[Run], first: int | None = None) -> float:
+    """The median of KL to old over all their rollouts, or over the first ones of each."""
+    return float(np.median(np.concatenate([run.series("kl/old")[1][:first] for run in runs])))
 
 
 def _along_rollouts(study: Study) -> Figure:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.routing_replay.branches import by_trajectory
-from experiments.routing_replay.kept import CONTRASTS
-from experiments.routing_replay.table_parts import Table, gain, interval, mean
+from experiments.routing_replay.kept import CONTRASTS, LATER
+from experiments.routing_replay.table_parts import SAMPLED, Table, gain, interval, mean
 from jaxrl_llm.report.comparisons import compare, probability
 from jaxrl_llm.report.read import Study
 from jaxrl_llm.report.statistics import (
@@ -27,6 +27,8 @@ from jaxrl_llm.report.statistics import (
     seed_means,
 )
 
+CLIP = "GRPO clip 1e-08"
+NEGATIVES_HALF = 318  # the seed from which `negatives` was run as a second part
 HEADER = [
     "n",
     "pooled difference",
@@ -101,22 +103,33 @@ def _batch(name: str, d: PairedDifference, effect: float) -> str:
     return f"{name}: {interval(d)}" + (f", {100 * found:.0f} %" if np.isfinite(found) else "")
 
 
-def one_rollout(branch: Study, tight: Study, precise: Study, confirm: Study) -> list[Pooled]:
-    """Every rate and arm to GRPO, and GSPO to the clip of 1e-8: the four sweeps are batches.
+def one_rollout(*studies: Study) -> list[Pooled]:
+    """Every rate and arm to GRPO on the mixture, and GSPO to the clip of 1e-8: the sweeps are batches.
 
     Where one sweep alone has the arm, its two halves are; labels: rate, what a rollout of GRPO gains, arm.
     """
-    sweeps = {"branch": branch, "tight": tight, "precise": precise, "confirm": confirm}
-    halves = {"branch": 4, "tight": 16}
-    clip = "GRPO clip 1e-08"
+    sweeps = _of_mixture(*studies)
+    halves = {"branch": 4, "tight": 16, "negatives": NEGATIVES_HALF}
     found = []
     for rate in sorted({one for study in sweeps.values() for one in study.conditions}, key=lambda one: float(one[3:])):
         scale = _scale(sweeps.values(), rate)
         arms = dict.fromkeys(arm for study in sweeps.values() for arm in study.arms[1:] if study.select(arm, rate))
-        for arm, baseline in [*((arm, "GRPO") for arm in arms), *([("GSPO", clip)] if clip in arms else [])]:
+        for arm, baseline in [*((arm, "GRPO") for arm in arms), *([("GSPO", CLIP)] if CLIP in arms else [])]:
             named = f"{arm} less {baseline}" if baseline != "GRPO" else arm
             found.append(pooled([rate, scale, named], _batches(sweeps, halves, arm, rate, baseline)))
     return found
+
+
+def _of_mixture(branch: Study, tight: Study, precise: Study, confirm: Study, negatives: Study) -> dict[str, Study]:
+    """The sweeps of one rollout by name; of `negatives` the mixture's runs, whose conditions are then rates too."""
+    model = "mixture, "
+    runs = [
+        dataclasses.replace(run, condition=run.condition.removeprefix(model))
+        for run in negatives.runs
+        if run.condition.startswith(model)
+    ]
+    own = dataclasses.replace(negatives, runs=runs)
+    return {"branch": branch, "tight": tight, "precise": precise, "confirm": confirm, "negatives": own}
 
 
 def _batches(
@@ -176,20 +189,31 @@ def by_sign(study: Study, *seconds: int) -> list[Pooled]:
     return found
 
 
-def whole_runs(study: Study) -> list[Pooled]:
-    """Every arm in held-out accuracy and reward at the end; the commits are batches."""
-    return [
+def negatives(study: Study) -> list[Pooled]:
+    """Of `negatives` what `one_rollout` does not pool: the dense model, and on the mixture arms against each other."""
+    found = by_sign(study, NEGATIVES_HALF)
+    there = (" less GRPO", f"GSPO less {CLIP}")
+    return [one for one in found if not (one.labels[0].startswith("mixture") and one.labels[2].endswith(there))]
+
+
+def whole_runs(study: Study, again: Study) -> list[Pooled]:
+    """Every arm in held-out accuracy and reward at the end, with the commits as batches; and GSPO in the accuracy with
+    the runs of `negatives_runs` in that setting and their second batch."""
+    found = [
         Pooled(
             [c.outcome.name, c.arm], c.difference, {f"`{commit}`": batch for commit, batch in c.batches}, c.batches_p
         )
         for c in compare(study, "")
         if c.outcome.name != "rollouts without collapse"
     ]
+    same = "sorting, mixture, N = 32, lr 0.0004"
+    batches = {"`seeds`": np.array(by_trajectory(study, "GSPO", "")), **_split(again, "GSPO", same, LATER)}
+    return [*found, pooled([SAMPLED.name, "GSPO, with `negatives_runs`"], batches)]
 
 
-def gradient_kept(*sweeps: Study) -> Table:
+def gradient_kept(*studies: Study) -> Table:
     """Rate, arm, the share of the gradient kept of A > 0 and of A < 0, and the pooled difference to GRPO."""
-    found = one_rollout(*sweeps)
+    found, sweeps = one_rollout(*studies), _of_mixture(*studies).values()
     rows = []
     for rate in dict.fromkeys(one.labels[0] for one in found):
         own = {one.labels[2]: interval(one.whole) for one in found if one.labels[0] == rate}

@@ -41,7 +41,7 @@ class Entry:
     sweeps: Sequence[str]
 
 
-ONE_ROLLOUT = ("branch", "tight", "precise", "confirm")
+ONE_ROLLOUT = ("branch", "tight", "precise", "confirm", "negatives")
 BRANCHED = ["rate", "arm", "states", "tokens clipped", "difference", "detectable"]
 ENDS = ["arm", "greedy, start -> end", "sampled, end", "reward, last 5", "clipped", "experts changed", "collapsed"]
 SHARES = ["sweep", "setting", "GRPO, by variance", "median", "GRPO+R2, by variance", "median"]
@@ -85,8 +85,11 @@ def _by_cut(name: str, caption: str) -> Entry:
 
 
 def _apart(name: str) -> Entry:
-    columns = ["condition", "arm", "n", "dense less mixture", "detectable"]
-    return Entry(name, "The dense model's difference to GRPO less the mixture's.", columns, kept.apart, [name])
+    columns = ["condition", "arm", "n", "dense less mixture", "detectable", "corrected p"]
+    caption = (
+        "The dense model's difference to GRPO less the mixture's; p is corrected (Holm) for all rows of all seeds."
+    )
+    return Entry(name, caption, columns, kept.apart, [name])
 
 
 def _contrasts(name: str) -> Entry:
@@ -98,9 +101,10 @@ def _contrasts(name: str) -> Entry:
 def _ends(name: str, what: str) -> Entry:
     caption = (
         f"Whole runs of {what}: held-out sampled accuracy at the end, its difference to GRPO by seed, not corrected; "
-        "the gradient kept; the drift of a rollout (KL to old), mean of the last five and median of all; collapses."
+        "the gradient kept; the drift of a rollout (KL to old), mean of the last five, and median of the first ten and "
+        "of all; the entropy (nats a token) of the last five; collapses."
     )
-    columns = ["condition", "arm", "seeds", *KEPT, "end", "difference", "detectable", "collapsed"]
+    columns = ["condition", "arm", "seeds", *KEPT, "entropy", "end", "difference", "detectable", "collapsed"]
     return Entry(name, caption, columns, kept.ends, [name])
 
 
@@ -120,22 +124,20 @@ TABLES: Sequence[Entry] = (
     ),
     Entry(
         "pooled",
-        "The gradient that each arm keeps, by the sign of the advantage (1: all of it, as without a clip; the mean "
-        "over all updates of a rollout), beside that difference.",
+        "The gradient that each arm keeps over a rollout, by the sign of A (1: all, as without a clip).",
         ["rate", "arm", "kept, A > 0", "kept, A < 0", "pooled difference to GRPO"],
         pooled.gradient_kept,
         ONE_ROLLOUT,
     ),
     _pooled(
-        "One rollout by what an arm cuts, on the mixture and on a dense model (`negatives`); the batches are two parts "
-        "of one sweep, planned as one, which at 4e-4 were run apart.",
+        "One rollout by what an arm cuts: the dense model, and arms of the mixture against each other (`negatives`, a "
+        "batch of the first table); the batches are two parts of one sweep, which at 4e-4 were run apart.",
         ["model, rate", "a rollout of GRPO gains", "arms"],
         ["negatives"],
-        lambda study: pooled.by_sign(study, 318),
+        pooled.negatives,
     ),
     _pooled(
-        "Whole runs by what an arm cuts (`negatives_runs`); the batches are ten seeds and twenty later "
-        "ones, or halves of the ten.",
+        "Whole runs by what an arm cuts (`negatives_runs`); batches are ten seeds and twenty later ones, or halves.",
         ["model, rate", "a run of GRPO gains", "arms"],
         ["negatives_runs"],
         lambda study: pooled.by_sign(study, kept.LATER, 505),
@@ -153,9 +155,9 @@ TABLES: Sequence[Entry] = (
         partial(pooled.several_rollouts, second=8),
     ),
     _pooled(
-        "Whole runs at 4e-4, N = 32 (`seeds`); batches are commits of five seeds each.",
+        "Whole runs at 4e-4, N = 32 (`seeds`); batches are commits of five seeds each, in the last row sweeps.",
         ["outcome", "arm"],
-        ["seeds"],
+        ["seeds", "negatives_runs"],
         pooled.whole_runs,
     ),
     _pooled(

@@ -19,7 +19,7 @@ from absl import logging
 from jax._src import distributed
 
 from jaxrl_llm.config import flags
-from jaxrl_llm.config.command_line import REFUSED, complain
+from jaxrl_llm.config.command_line import FAILED, complain
 from jaxrl_llm.ground import heap
 from jaxrl_llm.ground.machine import cache_folder
 
@@ -72,8 +72,8 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
 
     What is not given is read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or comes from SLURM,
     Open MPI or the TPU pod slice. A wait is said every 15 seconds; after `start_timeout_s` the process ends with
-    exit code 2. A process that is not heard of for `heartbeat_timeout_s` seconds ends the others:
-    JAX aborts them (exit code 134).
+    exit code 1, since the same command may find them all the next time. A process that is not heard of for
+    `heartbeat_timeout_s` seconds ends the others: JAX aborts them (exit code 134).
 
     Raises:
       ValueError: one is given without the others, or the launcher does not say where process 0 is.
@@ -134,8 +134,8 @@ def _heard(limit_s: int) -> Iterator[None]:
             if waited < limit_s:
                 print(f"waiting for other processes: {text}", file=sys.stderr, flush=True)
             else:
-                complain(TimeoutError(f"not all processes have joined: {text}; see docs/several_processes.md"), REFUSED)
-                os._exit(REFUSED)  # the main thread is inside JAX, which hears no exception
+                complain(TimeoutError(f"not all processes have joined: {text}; see docs/several_processes.md"), FAILED)
+                os._exit(FAILED)  # the main thread is inside JAX, which hears no exception
 
     threading.Thread(target=speak, daemon=True).start()
     try:

@@ -130,8 +130,10 @@ class _Reader:
             edge = zip(body.parameters, i.operands, strict=True)
             moved = sum(self._read(body, parameter, inside.by_name[name]) for parameter, name in edge)
             return self._fused(i, body) + Cost(bytes=moved + _written(body, i))
-        if i.opcode in ("dynamic-slice", "gather", "slice", "slice-start"):
+        if i.opcode in ("dynamic-slice", "gather", "slice"):
             moved = 2 * _in_memory(i.shapes[:1])
+        elif i.opcode == "slice-start":  # its shapes are operand, result and context; the slice alone is read
+            moved = _in_memory(i.shapes[1:2]) + (0.0 if i.shapes[0].fast else i.shapes[1].bytes)
         elif i.opcode in _IN_PLACE:
             moved = 2 * _in_memory(inside.by_name[i.operands[_IN_PLACE[i.opcode]]].shapes)
         elif i.opcode == "copy-start":
@@ -158,8 +160,10 @@ class _Reader:
                     pending.append(user)
                 elif user.opcode == "fusion":
                     inner = self.module.computations[user.called[0]]
-                    places = (number for number, name in enumerate(user.operands) if name == at.name)
-                    parts += sum(self._read(inner, inner.parameters[number], given) for number in places)
+                    places = [inner.parameters[n] for n, name in enumerate(user.operands) if name == at.name]
+                    parts += sum(self._read(inner, place, given) for place in places)
+                    if _behind(inner, inner.root) in places:  # it gives the operand another shape and reads nothing
+                        pending.append(user)
                 elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
                     parts += _in_memory(user.shapes)
                 elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:

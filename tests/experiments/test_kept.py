@@ -67,6 +67,7 @@ def test_the_two_models_in_each_batch(tmp_path):
                 rows = [{"step": step, "eval/pass_at_1": 0.5 + gain * step} for step in (0, 1)]
                 runs[arm, f"{model}, lr 1", seed] = rows
     rows = kept.apart(study_of(tmp_path, runs))
+    assert [bool(row[5]) for row in rows] == [True, False, False]  # p of the whole alone
     batches = "", ", seeds below 510", ", seeds from 510"
     assert [row[0] for row in rows] == [f"dense, lr 1{batch}" for batch in batches]
     assert [row[2] for row in rows] == ["10", "5", "5"]
@@ -105,7 +106,8 @@ def test_whole_runs(tmp_path):
         for arm, start, end in (("GRPO", 0.5, 0.5), ("GSPO", 0.5, 0.6), ("GRPO, negatives cut", 0.6, 0.4)):
             last = 8 if (arm, seed) == ("GSPO", 4) else 30
             rows = [
-                {"step": step, "reward/mean": start if step <= 4 else end if step > 16 else 0.5, "kl/old": 0.1}
+                {"step": step, "reward/mean": start if step <= 4 else end if step > 16 else 0.5}
+                | {"kl/old": 0.2 if step <= 10 else 0.1, "entropy": 0.3}
                 for step in range(1, last + 1)
             ]
             rows[-1] |= {"eval/pass_at_1": end} if last == 30 else {}
@@ -117,8 +119,8 @@ def test_whole_runs(tmp_path):
     assert row[5].startswith("+0.100")  # (4 * 0 + 0.5) / 5
     assert row[6].startswith("-0.080")  # (4 * -0.2 + 0.4) / 5
     grpo, _, cut = kept.ends(study)
-    assert grpo[2:] == ["5", "nan / nan", "0.100 / 0.100", "0.500", "", "", "0 of 5"]
-    assert cut[4:7] == ["0.100 / 0.100", "0.400", "-0.100 [-0.100, -0.100]"]
+    assert grpo[2:] == ["5", "nan / nan", "0.100 / 0.200 / 0.100", "0.300", "0.500", "", "", "0 of 5"]
+    assert cut[6:8] == ["0.400", "-0.100 [-0.100, -0.100]"]
     (panel,) = kept.figure(study).axes
     assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.routing_replay import figures
 from experiments.routing_replay.dose import MEASURES, SCALED, USUAL, scaling
-from experiments.routing_replay.pooled import by_sign, one_rollout, pooled, stands, stood, table
+from experiments.routing_replay.pooled import by_sign, negatives, one_rollout, pooled, stands, stood, table
 from jaxrl_llm.report.read import Branch, Study
 from tests.reference.synthetic_runs import study_of
 
@@ -52,7 +52,7 @@ def test_a_claim_survives_the_number_of_comparisons():
     assert [row[6:8] for row in rows] == [["0.052", "estimate"]] * 2
 
 
-def study(first, **gains):
+def study(first, *models, **gains):
     """One state of six trajectories, from which GRPO stays at 0.5 and every other arm gains so much on average."""
     runs = []
     for arm, gain in {"GRPO": 0.0, **gains}.items():
@@ -60,29 +60,41 @@ def study(first, **gains):
             end = 0.5 + (gain + own if arm != "GRPO" else 0.0)
             kept = {"gradient_weight/positive": 0.5, "gradient_weight/negative": 0.25}
             rows = [{"step": 1, "eval/pass_at_1": 0.5}, {"step": 2, "eval/pass_at_1": end, **kept}]
-            runs.append(Branch(Path("none"), arm, "lr 0.0004", str(seed), "1", written=rows))
+            conditions = [f"{model}, lr 0.0004" for model in models] or ["lr 0.0004"]
+            runs += [Branch(Path("none"), arm, condition, str(seed), "1", written=rows) for condition in conditions]
     return Study("", runs, "GRPO", {"rollouts": 1})
 
 
 CLIP = "GRPO clip 1e-08"
-SWEEPS = [study(0, SAT=0.1), study(8, **{CLIP: 0.1}), study(24, **{"SAT": 0.1, "GSPO": 0.3, CLIP: 0.1}), study(200)]
+BOTH = study(316, "mixture", "dense", GSPO=0.3, RSPO=0.2)
+SWEEPS = [
+    *(study(0, SAT=0.1), study(8, **{CLIP: 0.1}), study(24, **{"SAT": 0.1, "GSPO": 0.3, CLIP: 0.1}), study(200)),
+    BOTH,
+]
 
 
 def test_one_rollout_pools_the_sweeps_that_have_the_arm():
-    """GSPO is in one sweep of the four, which has no halves."""
+    """GSPO is in two sweeps of the five, of the last one on the mixture; RSPO in that alone, which has halves."""
     found = {one.labels[2]: one for one in one_rollout(*SWEEPS)}
     assert {name: (one.whole.n, list(one.batches)) for name, one in found.items()} == {
         "SAT": (12, ["`branch`", "`precise`"]),
         CLIP: (12, ["`tight`", "`precise`"]),
-        "GSPO": (6, ["`precise`"]),
+        "GSPO": (12, ["`precise`", "`negatives`"]),
+        "RSPO": (6, ["seeds below 318", "seeds from 318"]),
         f"GSPO less {CLIP}": (6, ["`precise`"]),
     }
-    np.testing.assert_allclose([one.whole.mean for one in found.values()], [0.1, 0.1, 0.3, 0.2])
+    np.testing.assert_allclose([one.whole.mean for one in found.values()], [0.1, 0.1, 0.3, 0.2, 0.2])
+
+
+def test_what_one_rollout_pools_stands_there_alone():
+    assert [one.labels[::2] for one in negatives(BOTH)] == [
+        ["dense, lr 0.0004", f"{arm} less GRPO"] for arm in ("GSPO", "RSPO")
+    ]
 
 
 def test_the_figures_show_every_arm():
     (rate,) = figures.forest(SWEEPS).axes
-    assert [label.get_text() for label in rate.get_yticklabels()] == ["SAT", CLIP, "GSPO", f"GSPO less {CLIP}"]
+    assert [label.get_text() for label in rate.get_yticklabels()] == ["SAT", CLIP, "GSPO", "RSPO", f"GSPO less {CLIP}"]
 
 
 def test_depth_and_sparsity_as_factors():

@@ -175,6 +175,43 @@ ENTRY %main (a: f32[8,16]) -> f32[8,16] {
     assert measure(parse(text), 1)[0].bytes == 4 * 8 * 16
 
 
+@pytest.mark.parametrize(("space", "moved"), [("S(1)", 1), ("", 2)])
+def test_a_slice_that_is_started_reads_the_slice(space, moved):
+    """Two of eight rows, to memory of the core or of the chip; what starts it names the operand before the result."""
+    text = f"""HloModule m
+
+ENTRY %main (a: f32[8,16]) -> f32[2,16] {{
+  %a = f32[8,16]{{1,0:T(8,128)}} parameter(0)
+  %s = ((f32[8,16]{{1,0:T(8,128)}}), f32[2,16]{{1,0:T(8,128){space}}}, u32[]) slice-start(%a), slice={{[0:2], [0:16]}}
+  ROOT %d = f32[2,16]{{1,0:T(8,128){space}}} slice-done(%s)
+}}
+"""
+    assert measure(parse(text), 1)[0].bytes == moved * 4 * 2 * 16
+
+
+def test_what_another_shape_is_given_to_is_read_through_it():
+    """A fusion inside a fusion that only reshapes its operand hands it on to what reads it."""
+    text = """HloModule m
+
+%shaped (p: f32[8,16]) -> f32[128] {
+  %p = f32[8,16]{1,0} parameter(0)
+  ROOT %b = f32[128]{0} bitcast(%p)
+}
+
+%body (q: f32[8,16]) -> f32[128] {
+  %q = f32[8,16]{1,0} parameter(0)
+  %r = f32[128]{0} fusion(%q), kind=kLoop, calls=%shaped
+  ROOT %n = f32[128]{0} negate(%r)
+}
+
+ENTRY %main (a: f32[8,16]) -> f32[128] {
+  %a = f32[8,16]{1,0} parameter(0)
+  ROOT %f = f32[128]{0} fusion(%a), kind=kLoop, calls=%body
+}
+"""
+    assert measure(parse(text), 1)[0].bytes == 2 * 4 * 8 * 16
+
+
 def test_a_line_break_in_an_attribute_ends_nothing():
     """Kernels carry JSON with line breaks; what follows belongs to the same computation."""
     text = """HloModule m
