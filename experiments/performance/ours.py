@@ -24,7 +24,7 @@ from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.replay import ReplayConfig
-from jaxrl_llm.training.state import TrainState, make_state
+from jaxrl_llm.training.state import TrainState, make_state, settled
 from jaxrl_llm.training.step import Learner
 
 __all__ = ["Options", "System", "timed_step"]
@@ -87,7 +87,7 @@ class System:
         )
         rows = options.micro_batch_rows
         self.update = UpdateConfig(minibatches=1, micro_batch_rows=rows, layout=options.layout, length_buckets=4)
-        self.state = make_state(model, model.init_sharded(jax.random.key(0)), self.learner.optimizer)
+        self.state = settled(make_state(model, model.init_sharded(jax.random.key(0)), self.learner.optimizer))
 
     def rollout(self, step: int) -> Trajectory:
         """Sampled answers to NP prompts, waited for."""

@@ -7,7 +7,7 @@ import random
 import time
 from pathlib import Path
 
-__all__ = ["Workload", "gemm_gflops", "load", "make_tokenizer", "reward_of"]
+__all__ = ["Workload", "gemm_gflops", "load", "make_tokenizer", "read_gb_s", "reward_of"]
 
 _FOLDER = Path(__file__).parent / "workloads"
 
@@ -129,6 +129,18 @@ def gemm_gflops(size: int = 1536, repeats: int = 5) -> float:
             jax.block_until_ready(product(a, b))
             best = min(best, time.process_time() - start)
     return 2 * size**3 / best / 1e9
+
+
+def read_gb_s(size: int = 2**27, repeats: int = 8) -> float:
+    """GB/s of one core that reads an array of 0.5 GB from its start to its end, numpy's x . x, best of `repeats`."""
+    import numpy as np
+
+    x, best = np.ones(size, np.float32), math.inf
+    for _ in range(repeats):
+        start = time.process_time()
+        np.dot(x, x)
+        best = min(best, time.process_time() - start)
+    return x.nbytes / best / 1e9
 
 
 def make_tokenizer(vocabulary: int):

@@ -7,8 +7,8 @@
 
 Each system is a process of its own. The checkpoint is exported to the Hugging Face layout, which transformers loads;
 the prompts are those that our run draws, in its order. The random numbers that sample the answers differ. Of longer
-rows the floor is the products of a training step on padded rows over the rate of float32 products on that core, numpy's
-or XLA's.
+rows the floor of a training step is its products on padded rows over the rate of float32 products on that core, numpy's
+or XLA's; that of a rollout is what its decode must read over the bandwidth of that core, and the prompts' products.
 """
 
 import argparse
@@ -126,12 +126,14 @@ def measure(
                 for step, (system, runner) in itertools.product(range(steps), runners.items()):
                     rows[system].append(runner.step())
                     print(f"{system} {step + 1}: {rows[system][-1]}", file=sys.stderr, flush=True)
+    s = _settings([("lora.rank", str(lora_rank)), *(longer(lengths) if lengths else [])])[0]
     return {
         "seed": seed,
         "lengths": lengths,
         "layout": layout,
         "lora_rank": lora_rank,
-        "floor_s": floor(_settings([("lora.rank", str(lora_rank)), *(longer(lengths) if lengths else [])])[0]),
+        "floor_s": floor(s),
+        "rollout_floor_s": rollout_floor(s),
         **rows,
     }
 
@@ -147,31 +149,56 @@ def floor(s: Any) -> float:
     return s.rows * products / (1e9 * _rate())
 
 
+def rollout_floor(s: Any) -> float:
+    """Seconds of a rollout of full answers: the prompts' products, and the longer of the decode's products and reads.
+    It reads every weight in each token step, and the filled cache, a prompt's once a group."""
+    config, prompt, steps = s.model, s.task.prompt_length, s.answer_length - 1  # the first token is the prompt's
+    head, width = config.vocab_size * config.hidden_size, config.num_hidden_layers * config.head_dim
+    attention, written = 2 * config.num_attention_heads * width, steps * (steps + 1) / 2
+    prefill = 2 * (config.active_parameters - head) * prompt + 2 * head + attention * prompt**2
+    decode = 2 * config.active_parameters * steps + 2 * attention * (steps * prompt + written)
+    columns = s.rollout.prompts * steps * prompt + s.rows * written
+    read = 4 * (config.active_parameters * steps + 2 * config.num_key_value_heads * width * columns)
+    rate = 1e9 * _rate()
+    return s.rollout.prompts * prefill / rate + max(s.rows * decode / rate, read / (1e9 * _bandwidth()))
+
+
 def _rate() -> float:
-    """GFLOP/s of products on one core, in a process that has one thread for numpy's."""
-    program = "from experiments.performance.workload import gemm_gflops; print(gemm_gflops())"
+    """GFLOP/s of products on one core."""
+    return _of_core("gemm_gflops")
+
+
+def _bandwidth() -> float:
+    """GB/s that one core reads."""
+    return _of_core("read_gb_s")
+
+
+def _of_core(measured: str) -> float:
+    """A figure of `workload`, in a process that has one thread for numpy's products."""
+    program = f"from experiments.performance.workload import {measured}; print({measured}())"
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     found = subprocess.run([sys.executable, "-c", program], env=os.environ | threads, capture_output=True, check=True)
     return float(found.stdout)
 
 
 def by_lengths(runs: Sequence[dict[str, Any]]) -> str:
-    """Lengths, layout, and CPU seconds of the best step after the first; TRL's over ours, and ours over the floor."""
-    lines = [
-        "| tokens | rows | rollout s | TRL | training step s | TRL | times the floor | peak GB | TRL |",
-        "|---" * 9 + "|",
-    ]
+    """Lengths, layout, and CPU seconds of the best step after the first; TRL's over ours, and ours over the floor. What
+    was not measured, of TRL or of a rollout's floor, is left empty."""
+    compared = "TRL | times the floor"
+    head = f"| tokens | rows | rollout s | {compared} | training step s | {compared} | peak GB | TRL |"
+    lines = [head, "|---" * 10 + "|"]
     for run in runs:
-        ours, trl = (
-            {name: min(step[name] for step in run[system][1:]) for name in ("rollout_cpu_s", "train_cpu_s")}
-            for system in ("ours", "trl")
-        )
-        peaks = [max(step["peak_rss_mb"] for step in run[system]) for system in ("ours", "trl")]
+        best, peaks = {}, {}
+        for system in ("ours", "trl"):
+            steps = run.get(system, [])
+            best[system] = [min((s[name] for s in steps[1:]), default=0) for name in ("rollout_cpu_s", "train_cpu_s")]
+            peaks[system] = max((s["peak_rss_mb"] for s in steps), default=0)
         rank = run.get("lora_rank", 0)
         cells = [run["lengths"] or "21+6", run["layout"] + (f", LoRA {rank}" if rank else "")]
-        for name in ours:
-            cells += [f"{ours[name]:.2f}", f"{trl[name] / ours[name]:.2f}x"]
-        cells += [f"{ours['train_cpu_s'] / run['floor_s']:.2f}", f"{peaks[0] / 1e3:.1f}", f"{peaks[1] / peaks[0]:.2f}x"]
+        for ours, trl, least in zip(*best.values(), (run.get("rollout_floor_s"), run["floor_s"]), strict=True):
+            cells += [f"{ours:.2f}", f"{trl / ours:.2f}x" if trl else "", f"{ours / least:.2f}" if least else ""]
+        times = f"{peaks['trl'] / peaks['ours']:.2f}x" if peaks["trl"] else ""
+        cells += [f"{peaks['ours'] * 2**20 / 1e9:.1f}", times]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -69,6 +69,7 @@ WORKLOADS = {
     "30b-v5p-1024": Workload("qwen3-30b-a3b", "v5p:8x8x16", (1, 16, 64, 1), rows=1024, micro_batch_rows=1024),
     "30b-v5p-slices": Workload("qwen3-30b-a3b", "v5p:4x4x4:2", (2, 4, 16, 1), rows=128, micro_batch_rows=128),
     "30b-v5p-8": Workload("qwen3-30b-a3b", "v5p:2x2x2", (1, 8, 1, 1), rows=64, micro_batch_rows=8),
+    "30b-v5e": Workload("qwen3-30b-a3b", "v5e:16x16", (1, 256, 1, 1), rows=256, micro_batch_rows=256),
     "30b-h100": Workload("qwen3-30b-a3b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8),
     "30b-h100-expert": Workload("qwen3-30b-a3b", "h100:8", (1, 1, 8, 1), rows=32, micro_batch_rows=32),
     **{  # as many tokens a GPU on more nodes
@@ -80,7 +81,10 @@ WORKLOADS = {
         f"0.6b-v5e-{n}": Workload("qwen3-0.6b", f"v5e:{shape}", (n // 4, 4, 1, 1), rows=8 * n, micro_batch_rows=n)
         for n, shape in ((64, "8x8"), (256, "16x16"), (1024, "16x16:4"))
     },
+    "0.6b-v5p": Workload("qwen3-0.6b", "v5p:2x2x1", (1, 4, 1, 1), rows=32, micro_batch_rows=32, remat="dots"),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=8, remat="dots"),
+    "0.6b-h100-8": Workload("qwen3-0.6b", "h100:8", (1, 8, 1, 1), rows=256, micro_batch_rows=64, remat="dots"),
+    "0.6b-h100-32": Workload("qwen3-0.6b", "h100:32", (4, 8, 1, 1), rows=1024, micro_batch_rows=256, remat="dots"),
     "1b-dense-h100": Workload("1b-dense", "h100:1", (1, 1, 1, 1), **_MEASURED),
     "1b-moe-h100": Workload("1b-moe", "h100:1", (1, 1, 1, 1), **_MEASURED),
     "8b-h100-32k": Workload("qwen3-8b", "h100:8", (1, 8, 1, 1), rows=8, micro_batch_rows=8, answer=32768),

@@ -114,7 +114,8 @@ def _draw(
     total = jax.nn.logsumexp(jnp.where(logits >= least, logits, -jnp.inf), axis=-1, keepdims=True)
     best = jax.lax.top_k(logits, _SORTED)[0]
     held = jnp.sum(jnp.exp(best - total), axis=-1)
-    enough = (best[:, -1] < least[:, 0]) | ((held >= top_p) & (top_p < 1))
+    last = jnp.min(best, axis=-1)  # not best[:, -1], whose slice XLA:CPU takes of a sort of the whole vocabulary
+    enough = (last < least[:, 0]) | ((held >= top_p) & (top_p < 1))
     first, whole = (lambda: of_best(_SORTED, total)[:2]), (lambda: of_best(most, total)[:2])
     return *jax.lax.cond(jnp.all(enough), first, whole), None
 

