@@ -1,4 +1,4 @@
-"""Flags of XLA and libtpu that let collectives go on beside the computation, for the accelerators of this machine.
+"""Flags of XLA and libtpu for the accelerators of this machine: most let collectives go on beside the computation.
 
 On a CPU there are none. A flag that the user has set, in XLA_FLAGS or LIBTPU_INIT_ARGS, stays as it is. An unknown one
 would end the process, so that tests/config/test_flags.py asks the installed XLA and libtpu for each.
