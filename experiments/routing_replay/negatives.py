@@ -40,7 +40,7 @@ WRONG_CUT = arm("GRPO, negatives cut", clip_low=TIGHT, clip_high=0.2, dual_clip=
 RIGHT_CUT = arm("GRPO, positives cut", clip_low=0.2, clip_high=1e-8)
 GSPO_WRONG_CUT = {**ARMS["GSPO"], "arm": "GSPO, negatives cut", "objective.clip_high": 1000.0}
 SHARP_SAPO = arm("SAPO 4/16", "sapo", tau_pos=4.0, tau_neg=16.0)
-RSPO = arm("RSPO", "rspo")
+RSPO, OPSM = arm("RSPO", "rspo"), arm("OPSM", "opsm")
 
 EITHER = chain(arms("GRPO", "GSPO"), clipped(1e-8), [BOTH_SIDES, WRONG_CUT, GSPO_WRONG_CUT, SHARP_SAPO])
 OF_MODEL = {"mixture": chain(EITHER, arms("GRPO+R2"), [RSPO]), "dense": EITHER}  # a dense model has no routing
@@ -72,6 +72,10 @@ def negatives_dose() -> Sweep:
     doses = [arm(f"dual clip {dose:g}", clip_low=TIGHT, clip_high=0.2, dual_clip=dose) for dose in DOSES]
     every = chain(arms("GRPO", "GSPO"), doses, [arm("dual clip off", clip_low=TIGHT, clip_high=0.2)])
     return branches(dict.fromkeys(MODELS, every), (4e-4,), 340, 20)
+
+
+def negatives_masked() -> Sweep:
+    return branches(dict.fromkeys(MODELS, chain(arms("GRPO", "GSPO"), [WRONG_CUT, OPSM])), (4e-4,), 360, 20)
 
 
 # Rollouts of a branch, and where it is evaluated on the way.
@@ -118,7 +122,7 @@ def negatives_again() -> Sweep:
 def negatives_real() -> Sweep:
     """A published dense model; N = 8, the most that eight prompts in whole groups give."""
     rates = [condition(f"lr {rate:g}", optimizer__learning_rate=rate) for rate in (5e-6, 2e-5)]
-    runs = product(WHOLE, rates, [{"updates.minibatches": 8}], [{"seed": seed} for seed in range(600, 605)])
+    runs = product(WHOLE, rates, [{"updates.minibatches": 8}], [{"seed": seed} for seed in range(600, 610)])
     return Sweep("", runs, baseline="GRPO", config=SMOLLM, minutes=7)
 
 
@@ -132,6 +136,7 @@ def negatives_smoke() -> Sweep:
 VARIANTS: Variants = {
     "negatives": (negatives, "Is cutting A < 0 alone above GSPO after one rollout, without experts as with them?"),
     "negatives_dose": (negatives_dose, "Does a rollout's gain follow the gradient kept for A < 0?"),
+    "negatives_masked": (negatives_masked, "Does OPSM, which masks wrong answers that drifted, gain in one rollout?"),
     "negatives_rollouts": (negatives_rollouts, "After how many rollouts does the order of arms turn, and by drift?"),
     "negatives_runs": (negatives_runs, "Does GSPO end whole runs above the arms that one rollout prefers?"),
     "negatives_again": (negatives_again, "Do the whole runs' results hold on seeds of a batch of its own?"),

@@ -55,8 +55,7 @@ LARGE = [  # of many configs
         for variant in ["tune", "full", "dose", "curves", "control", "branch", "precise", "strong"]
     ),
     *(("routing_replay/choices", variant) for variant in ("choices", "routers")),
-    *(("routing_replay/negatives", variant) for variant in ("negatives_rollouts", "negatives_dose")),
-    ("routing_replay/negatives", "negatives"),
+    *(("routing_replay/negatives", f"negatives{told}") for told in ("", "_rollouts", "_dose", "_masked")),
     ("routing_replay/sizes", "sizes"),
     ("routing_replay/negatives", "negatives_runs"),
     ("lag/sweep", "lag"),
