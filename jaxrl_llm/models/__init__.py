@@ -11,7 +11,7 @@ from jaxrl_llm.models.checkpoints.model_fields import complete_fields
 from jaxrl_llm.models.checkpoints.pretrained import load_params, load_pretrained, save_pretrained
 from jaxrl_llm.models.checkpoints.published import Published, fingerprint, read_published
 from jaxrl_llm.models.checkpoints.upcycling import upcycled
-from jaxrl_llm.models.experts.expert_parallel import SLACK
+from jaxrl_llm.models.experts.expert_parallel import filled
 from jaxrl_llm.models.experts.moe import load_balance_loss
 from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
 from jaxrl_llm.models.selected_logprobs import kept_probabilities, score_chunk
@@ -19,7 +19,6 @@ from jaxrl_llm.models.transformer import Model, ModelOutput, in_a_loop
 
 __all__ = [
     "EXACT",
-    "SLACK",
     "KVCache",
     "Model",
     "ModelConfig",
@@ -31,6 +30,7 @@ __all__ = [
     "choose_attention",
     "complete_fields",
     "experts_of",
+    "filled",
     "fingerprint",
     "in_a_loop",
     "is_recorded",

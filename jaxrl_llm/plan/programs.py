@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import SLACK
+from jaxrl_llm.models import filled
 from jaxrl_llm.plan import PROGRAMS
 from jaxrl_llm.plan.chips import lowering_for
 from jaxrl_llm.plan.cost import Cost, measure
@@ -88,7 +88,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
         compiled: Any = lowered.compile()
         seconds = time.monotonic() - start
         memory = compiled.memory_analysis()
-        filled = 1 / SLACK if mesh.shape["expert"] > 1 else 1.0
+        share = filled(ragged=sharding.platform(mesh) == "tpu") if mesh.shape["expert"] > 1 else 1.0
         return Program(
             name=name,
             arguments=memory.argument_size_in_bytes,
@@ -96,7 +96,7 @@ def compile_run(s: Settings, devices: Sequence[Any], only: Sequence[str] = ()) -
             temporaries=memory.temp_size_in_bytes,
             code=memory.generated_code_size_in_bytes,
             seconds=seconds,
-            parts=tuple(parts(*measure(parse(compiled.as_text()), mesh.size, filled))),
+            parts=tuple(parts(*measure(parse(compiled.as_text()), mesh.size, share))),
             mesh=on,
         )
 

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,6 @@ from etils import epath
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records import places
 from jaxrl_llm.records.digests import digest_of_json, digests, digests_begun
-
-_PATIENCE = 10.0  # seconds: a checkpoint that takes longer is not waited for by the next one
 
 
 def steps_of(workdir: str | os.PathLike[str]) -> list[int]:
@@ -93,7 +90,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | os.PathLike[str], keep: int = 1, near: "Checkpoints | None" = None):
-        self.near, self._began = near, 0.0
+        self.near = near
         self._workdir, root = Path(workdir), places.root_of(workdir)
         self._carries_files = places.is_elsewhere(workdir, root)
         self.folder = places.absolute(root) / "checkpoints"
@@ -119,10 +116,8 @@ class Checkpoints:
         return sorted(((step, one) for one in whose for step in one._manager.all_steps()), key=lambda pair: pair[0])
 
     def ready(self) -> bool:
-        """Whether a save would begin at once, or within `_PATIENCE` seconds of the one before; the same everywhere."""
-        while (late := self._manager.is_saving_in_progress()) and time.monotonic() < self._began + _PATIENCE:
-            time.sleep(0.01)
-        return processes.everywhere(not late)
+        """Whether a save would begin at once, since the one before is written; the same everywhere."""
+        return processes.everywhere(not self._manager.is_saving_in_progress())
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any], in_flight: Sequence[Any] = ()) -> None:
         """Write in the background; `close` and the next save wait for it. Saving a step that exists does nothing.
@@ -134,7 +129,6 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        self._began = time.monotonic()
         begun, extra = (digests_begun(state), digests_begun(in_flight)), copy.deepcopy(dict(extra))
 
         def payload() -> dict[str, Any]:
