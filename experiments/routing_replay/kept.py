@@ -41,6 +41,8 @@ CONTRASTS = (
     ("GRPO clip 1e-08, both sides", "GSPO"),
     ("GRPO clip 1e-08, both sides", "GRPO clip 1e-08"),
     ("GSPO", "GRPO clip 1e-08"),
+    ("OPSM", "GRPO, negatives cut"),
+    ("OPSM", "GSPO"),
 )
 
 

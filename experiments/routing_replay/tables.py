@@ -334,9 +334,7 @@ TABLES: Sequence[Entry] = (
     _apart("negatives"),
     _ends("negatives_runs", "30 rollouts"),
     _apart("negatives_runs"),
-    _headed(
-        "negatives_runs", "In training reward, by stretches of rollouts: no hypothesis, not corrected.", kept.along
-    ),
+    _headed("negatives_runs", "In training reward, by stretches of rollouts: not planned, not corrected.", kept.along),
     _ends("negatives_real", "16 rollouts of SmolLM2-135M-Instruct on sums, a dense model"),
     _contrasts("negatives_real"),
     _headed(
@@ -350,6 +348,8 @@ TABLES: Sequence[Entry] = (
         kept.stopped,
     ),
     _by_cut("negatives_dose", "One rollout at 4e-4 by the dual clip, which bounds the ratio of A < 0 alone."),
+    _by_cut("negatives_masked", "One rollout at 4e-4 with OPSM, which masks wrong answers that have drifted."),
+    _contrasts("negatives_masked"),
     Entry(
         "negatives_dose",
         "The rank correlation of the doses, from the tightest, with their mean differences.",
