@@ -12,7 +12,7 @@ to 128; the farthest has a rate of its own, since clipped updates at the other's
 from the trainer in float32 as real ones do, with R3 and without. One trajectory of every size comes before a second.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,14 +82,14 @@ FEW_SUMS = {"task.options.digits": 1, "task.options.train_size": 64, "task.optio
 FEW_SUMS |= {"evaluation.prompts": 14, "evaluation.samples": 4, "evaluation.every": 1000}
 
 
-def anchor(of_rate: Mapping[float, Sequence[int]], after_text: bool = False) -> Sweep:
-    """Seeds of each learning rate. 24 GB of memory, of which the checkpoint at the end takes a third.
+# Seeds of each learning rate; after text: from what `python -m experiments.routing_replay.passages` makes of UPCYCLED.
+ANCHORS = (("", 2e-5, (720, 721, 722)), ("", 3e-6, (720,)), ("_text", 3e-6, (730, 731)), ("_text", 2e-5, (730,)))
 
-    After text: the checkpoint of `python -m experiments.routing_replay.passages --from UPCYCLED --to UPCYCLED_text`.
-    """
+
+def anchor() -> Sweep:
+    """24 GB of memory, of which the checkpoint at the end takes a third."""
     start = {"steps": 120, "batch_size": 32, "learning_rate": 1e-4, "target_pass_rate": 0.3, "evaluate_every": 20}
     setting = {
-        **UPCYCLED,
         **FEW_SUMS,
         **{f"warm_start.{name}": value for name, value in start.items()},
         "steps": 3,
@@ -98,12 +98,17 @@ def anchor(of_rate: Mapping[float, Sequence[int]], after_text: bool = False) -> 
         "updates.layout": "packed",
         "log.diagnostics_every": 1,
     }
-    if after_text:
-        setting["model.pretrained"] += "_text"
     runs = [
-        {"arm": "GRPO", "condition": f"lr {rate:g}", "optimizer.learning_rate": rate, "seed": seed}
-        for rate, own in of_rate.items()
-        for seed in own
+        {
+            **UPCYCLED,
+            "arm": "GRPO",
+            "condition": f"{'after text, ' if after else ''}lr {rate:g}",
+            "model.pretrained": UPCYCLED["model.pretrained"] + after,
+            "optimizer.learning_rate": rate,
+            "seed": seed,
+        }
+        for after, rate, seeds_of_rate in ANCHORS
+        for seed in seeds_of_rate
     ]
     return Sweep("", product(runs, [setting]), baseline="GRPO", config="configs/smollm2_sums_grpo.py", minutes=15)
 
@@ -118,14 +123,7 @@ VARIANTS: Variants = {
         lambda: sizes([LARGEST]),
         "Does the share at 32 layers, top-8 of 128, fall where the others predict it?",
     ),
-    "anchor": (
-        lambda: anchor({2e-5: (720, 721, 722), 3e-6: (720,)}),
-        "Does the share of real weights, SmolLM2 upcycled, fall where the line has it?",
-    ),
-    "anchor_text": (
-        lambda: anchor({3e-6: (730, 731), 2e-5: (730,)}, after_text=True),
-        "Does it, where the mixture was supervised on text before the sums?",
-    ),
+    "anchor": (anchor, "Does the share of real weights, SmolLM2 upcycled, fall where the line has it?"),
     "sizes_smoke": (smoke, "Do the arms of one drift and the samplers run? A tiny model"),
 }
 
