@@ -161,7 +161,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.evaluation.samples = 4  # answers per prompt, for pass@1 and pass@k
 
     config.checkpoint = ConfigDict()  # What a stopped run resumes from
-    config.checkpoint.every = 20  # steps; also at the end, and when a signal stops the run
+    config.checkpoint.every = 20  # steps, or later while one is written; also at the end or a signal
     config.checkpoint.keep = 2  # newest checkpoints that stay
     config.checkpoint.local_every = 0  # steps between others in DIR/local, of which the newest stays; 0: none
 

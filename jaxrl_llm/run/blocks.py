@@ -164,7 +164,7 @@ class EvaluationConfig(Block, prefix="evaluation."):
 class CheckpointConfig(Block, prefix="checkpoint."):
     """What a stopped run resumes from."""
 
-    every: int = declared(20, "steps; also at the end, and when a signal stops the run", least=1)
+    every: int = declared(20, "steps, or later while one is written; also at the end or a signal", least=1)
     keep: int = declared(2, "newest checkpoints that stay", least=1)
     local_every: int = declared(0, "steps between others in DIR/local, of which the newest stays; 0: none", least=0)
 

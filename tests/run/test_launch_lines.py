@@ -163,6 +163,18 @@ def test_more_devices_take_more_rows():
         check_rows(settings("qwen3_0_6b_gsm8k_grpo", changed), devices)
 
 
+def test_a_command_of_a_published_model_names_its_checkpoint():
+    commands = [
+        command
+        for page in [*PAGES, *FILES]
+        for command in re.split(r"jaxrl_llm\.main", page.read_text())[1:]
+        if re.match(r"\s+\\?\s*--config[ =](configs/)?qwen3_(0_6b|30b)\w+(\.py)?\s", command)
+    ]
+    assert len(commands) == 7
+    for command in commands:
+        assert "model.pretrained=" in re.split(r"\n```|\n\n", command)[0], command[:200]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", [range(9), pytest.param(range(9, 257), marks=pytest.mark.long)], ids=["8", "256"])
 def test_the_documented_lines_compile(counts):

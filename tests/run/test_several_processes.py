@@ -1,6 +1,7 @@
 """Whole runs in two and four real processes: equal to one process, moved between counts, and ended together."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -148,13 +149,13 @@ def test_they_sample_on_a_mesh_of_their_own(whole, folder, tmp_path):
 @long
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_checkpoint_of_two_is_restored_by_another_count(whole, folder, tmp_path, count):
-    """The state after step 4, to the end of the run."""
+    """The state after an earlier step, to the end of the run."""
     shutil.copytree(whole(2), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
     (tmp_path / "run" / "result.json").unlink()
     changes = {"warm_start.cache_dir": folder / "cache2"}  # a field of the run that is resumed
     job = several.ended(tmp_path / "job", count, command(folder, tmp_path / "run", count, **changes))
-    assert "resumed from step 4" in job.printed(0)
+    assert re.search("resumed from step [2-5]", job.printed(0))  # a checkpoint waits for the one before
     close(tiny_run.metrics(tmp_path / "run"), tiny_run.metrics(whole(2)))
 
 

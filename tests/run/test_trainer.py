@@ -274,6 +274,14 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(s
     assert steps_of(workdir) == [2, STEPS]
 
 
+def test_a_checkpoint_that_is_due_while_one_is_written_comes_a_step_later(straight, tmp_path, monkeypatch):
+    ready = iter([False, True])
+    monkeypatch.setattr(Checkpoints, "ready", lambda self: next(ready))
+    tiny_run.train(tmp_path / "run", straight[0])
+    assert steps_of(tmp_path / "run") == [3, STEPS]
+    assert_same_run(tmp_path / "run", straight)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_path, monkeypatch):
     """The row is written, for who looks for the reason; the checkpoint of the step is not."""
     finish, calls = collect.Rollout.finish, []

@@ -3,8 +3,8 @@
 Inside shard_map over the mesh axis of the experts every device holds its own tokens and E / p of the E experts (p
 devices). In a round every device sends at most so many (token, expert) pairs to every other, computes what it received
 and sends the results back, until all pairs are done: no token is dropped whatever the load. Where empty rows are not
-sent, a round has room to spare and is usually the only one. Elsewhere the first takes an even load and each further one
-an eighth of that, so that what is sent stays near the load of the fullest.
+sent, a round has room to spare and is usually the only one. Elsewhere the first takes what an even or random load needs
+and each further one a quarter of an even load, so that what is sent stays near the load of the fullest.
 
 The backward is written by hand: it goes through the same rounds, sends states and cotangents together and recomputes
 the experts' inner activations, so that a layer keeps nothing but its arguments.
@@ -26,7 +26,7 @@ from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import group_by_expert
 
 # Rows of a round's buffers relative to an even load: of any where empty ones are not sent, elsewhere of a further one.
-_SPARE, _FURTHER = 1.5, 1 / 8
+_SPARE, _FURTHER = 1.5, 1 / 4
 
 # (x, experts, gates, weights) -> y on one device; an expert index past the last marks an empty row
 Local = Callable[[Array, Array, Array, Sequence[Array]], Array]
@@ -46,7 +46,7 @@ class Axes:
 
 
 def filled(ragged: bool) -> float:
-    """The share of the buffers' rows that an even load fills, in the rounds that a plan assumes."""
+    """The share of the buffers' rows that an even load fills, in the rounds that a plan assumes; of many tokens."""
     return 1 / (_SPARE if ragged else 1 + _FURTHER)
 
 
@@ -86,7 +86,7 @@ def _move_tokens_bwd(local: Local, axes: Axes, residuals: Any, dy: Array) -> tup
         parts = jnp.sum(d_rows, axis=1, dtype=jnp.float32), d_gate[..., 0], d_weights
         return jax.tree.map(lambda total, new: total + new.astype(total.dtype), totals, parts)
 
-    # Few rounds are summed, and a gradient of weights is as large as they are: it stays in their type.
+    # Usually one or two rounds are summed, and a gradient of weights is as large as they are: it stays in their type.
     zeros = *(jnp.zeros(a.shape, jnp.float32) for a in (x, gates)), jax.tree.map(jnp.zeros_like, weights)
     dx, d_gates, d_weights = pairs.in_rounds(one_round, zeros)
     return dx.astype(x.dtype), None, d_gates.astype(gates.dtype), d_weights
