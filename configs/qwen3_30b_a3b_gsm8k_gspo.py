@@ -5,7 +5,7 @@ Command:  python -m jaxrl_llm.main --config configs/qwen3_30b_a3b_gsm8k_gspo.py 
 Memory:   by arithmetic (jaxrl_llm/run/memory.py) 29.2 GB on each of 32 GPUs: parameters 3.8, optimizer 7.6;
           a rollout 17.8, of which its weights are 15.3 and the cache of 512 slots 2.0; an update 9.7.
           Compiled for 32 H100 at full depth (`plan --topology h100:32`, jax 0.10.2, jax-cuda13-plugin): an update 27
-          GB with its arguments, and at least 0.59 s, bound by the network between its four nodes (0.46 s by the
+          GB with its arguments, and at least 0.56 s, bound by the network between its four nodes (0.45 s by the
           memory); a rollout 18 GB, a decode step of 512 slots at least 5.7 ms, bound by the memory
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny mixture of experts on sums that read like GSM8K, and downloads nothing

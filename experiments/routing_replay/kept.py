@@ -60,14 +60,13 @@ def table(study: Study) -> Table:
 
 def ends(study: Study) -> Table:
     """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts and its
-    median over the first ten and over all, entropy in the last five, sampled accuracy at the end, difference, what
-    would be detected, how many collapsed."""
+    median over the first ten and over all, entropy in the last five, sampled accuracy from start to end, difference,
+    what would be detected, how many collapsed."""
     rows = []
     for condition, arm in _each(study):
         runs = [run for run in study.select(arm, condition) if run.ended]
-        end = float(np.mean([SAMPLED.measure(run) for run in runs]))
         drifts = mean(runs, "kl/old", last=5), drift(runs, EARLY), drift(runs)
-        numbers = [" / ".join(f"{x:.3f}" for x in drifts), f"{mean(runs, 'entropy', last=5):.3f}", f"{end:.3f}"]
+        numbers = [" / ".join(f"{x:.3f}" for x in drifts), f"{mean(runs, 'entropy', last=5):.3f}", start_to_end(runs)]
         differs = _differs(study, arm, condition) or ["", ""]
         rows.append([condition, arm, *_kept(runs), *numbers, *differs, collapsed(runs)])
     return rows

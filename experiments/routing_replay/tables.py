@@ -100,11 +100,11 @@ def _contrasts(name: str) -> Entry:
 
 def _ends(name: str, what: str) -> Entry:
     caption = (
-        f"Whole runs of {what}: held-out sampled accuracy at the end, its difference to GRPO by seed, not corrected; "
+        f"Whole runs of {what}: held-out sampled accuracy, the end's difference to GRPO by seed, not corrected; "
         "the gradient kept; the drift of a rollout (KL to old), mean of the last five, and median of the first ten and "
         "of all; the entropy (nats a token) of the last five; collapses."
     )
-    columns = ["condition", "arm", "seeds", *KEPT, "entropy", "end", "difference", "detectable", "collapsed"]
+    columns = ["condition", "arm", "seeds", *KEPT, "entropy", "start -> end", "difference", "detectable", "collapsed"]
     return Entry(name, caption, columns, kept.ends, [name])
 
 

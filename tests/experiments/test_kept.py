@@ -119,8 +119,8 @@ def test_whole_runs(tmp_path):
     assert row[5].startswith("+0.100")  # (4 * 0 + 0.5) / 5
     assert row[6].startswith("-0.080")  # (4 * -0.2 + 0.4) / 5
     grpo, _, cut = kept.ends(study)
-    assert grpo[2:] == ["5", "nan / nan", "0.100 / 0.200 / 0.100", "0.300", "0.500", "", "", "0 of 5"]
-    assert cut[6:8] == ["0.400", "-0.100 [-0.100, -0.100]"]
+    assert grpo[2:] == ["5", "nan / nan", "0.100 / 0.200 / 0.100", "0.300", "0.700 -> 0.500", "", "", "0 of 5"]
+    assert cut[6:8] == ["0.700 -> 0.400", "-0.100 [-0.100, -0.100]"]
     (panel,) = kept.figure(study).axes
     assert {text.get_text() for text in panel.texts} == {"GSPO", "GRPO, negatives cut"}
 
