@@ -7,7 +7,7 @@ by asked for an interval without zero in two batches instead, whatever their pow
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,8 @@ from jaxrl_llm.report.statistics import (
 )
 
 CLIP = "GRPO clip 1e-08"
-NEGATIVES_HALF = 318  # the seed from which `negatives` was run as a second part
+# The seeds from which `negatives` was run as a second part, and of `negatives_masked`, with its half.
+NEGATIVES_HALF, MASKED, MASKED_HALF = 318, 360, 370
 HEADER = [
     "n",
     "pooled difference",
@@ -109,7 +110,7 @@ def one_rollout(*studies: Study) -> list[Pooled]:
     Where one sweep alone has the arm, its two halves are; labels: rate, what a rollout of GRPO gains, arm.
     """
     sweeps = _of_mixture(*studies)
-    halves = {"branch": 4, "tight": 16, "negatives": NEGATIVES_HALF}
+    halves = {"branch": 4, "tight": 16, "negatives": NEGATIVES_HALF, "negatives_masked": MASKED_HALF}
     found = []
     for rate in sorted({one for study in sweeps.values() for one in study.conditions}, key=lambda one: float(one[3:])):
         scale = _scale(sweeps.values(), rate)
@@ -120,16 +121,22 @@ def one_rollout(*studies: Study) -> list[Pooled]:
     return found
 
 
-def _of_mixture(branch: Study, tight: Study, precise: Study, confirm: Study, negatives: Study) -> dict[str, Study]:
-    """The sweeps of one rollout by name; of `negatives` the mixture's runs, whose conditions are then rates too."""
-    model = "mixture, "
-    runs = [
-        dataclasses.replace(run, condition=run.condition.removeprefix(model))
-        for run in negatives.runs
-        if run.condition.startswith(model)
-    ]
-    own = dataclasses.replace(negatives, runs=runs)
-    return {"branch": branch, "tight": tight, "precise": precise, "confirm": confirm, "negatives": own}
+def _of_mixture(
+    branch: Study, tight: Study, precise: Study, confirm: Study, negatives: Study, masked: Study
+) -> dict[str, Study]:
+    """The sweeps of one rollout by name; of those by model the mixture's runs, whose conditions are then rates too."""
+
+    def rates(study: Study) -> Study:
+        model = "mixture, "
+        runs = [
+            dataclasses.replace(run, condition=run.condition.removeprefix(model))
+            for run in study.runs
+            if run.condition.startswith(model)
+        ]
+        return dataclasses.replace(study, runs=runs)
+
+    found = {"branch": branch, "tight": tight, "precise": precise, "confirm": confirm}
+    return {**found, "negatives": rates(negatives), "negatives_masked": rates(masked)}
 
 
 def _batches(
@@ -146,8 +153,11 @@ def _batches(
     return {f"`{name}`": np.array(by_trajectory(study, arm, condition)) for name, study in having.items()}
 
 
-def _split(study: Study, arm: str, condition: str, second: int) -> dict[str, np.ndarray]:
-    parts = {f"seeds below {second}": (0, second), f"seeds from {second}": (second, np.inf)}
+def _split(study: Study, arm: str, condition: str, *starts: int) -> dict[str, np.ndarray]:
+    """The differences by batch, each of which but the first begins with one of these seeds."""
+    ends = (*starts[1:], np.inf)
+    parts = {f"seeds below {starts[0]}": (0, starts[0])}
+    parts |= {f"seeds from {start}": (start, end) for start, end in zip(starts, ends, strict=True)}
     found = {name: np.array(by_trajectory(study, arm, condition, *part)) for name, part in parts.items()}
     return {name: own for name, own in found.items() if own.size}
 
@@ -171,27 +181,28 @@ def several_rollouts(study: Study, second: int) -> list[Pooled]:
     ]
 
 
-def by_sign(study: Study, *seconds: int) -> list[Pooled]:
+def by_sign(study: Study, starts: Callable[[int], Sequence[int]]) -> list[Pooled]:
     """Every arm of `negatives` or its whole runs to GRPO, and its contrasts; labels: condition, what GRPO gains, arms.
 
-    The second batch of a condition begins with the first of these seeds that it goes beyond.
+    starts: the last seed of a condition -> the seeds with which its later batches begin.
     """
     found = []
     for condition in study.conditions:
         scale = _scale([study], condition)
-        last = max(int(run.seed) for run in study.select("GRPO", condition))
-        second = next(one for one in seconds if one <= last)
+        later = starts(max(int(run.seed) for run in study.select("GRPO", condition)))
         for arm, baseline in [*((arm, "GRPO") for arm in study.arms[1:]), *CONTRASTS]:
             if not (study.select(arm, condition) and study.select(baseline, condition)):
                 continue
-            batches = _split(dataclasses.replace(study, baseline=baseline), arm, condition, second)
+            batches = _split(dataclasses.replace(study, baseline=baseline), arm, condition, *later)
             found.append(pooled([condition, scale, f"{arm} less {baseline}"], batches))
     return found
 
 
-def negatives(study: Study) -> list[Pooled]:
-    """Of `negatives` what `one_rollout` does not pool: the dense model, and on the mixture arms against each other."""
-    found = by_sign(study, NEGATIVES_HALF)
+def negatives(study: Study, masked: Study) -> list[Pooled]:
+    """Of the sweeps by model what `one_rollout` does not pool: the dense model, and on the mixture arms against each
+    other."""
+    both = dataclasses.replace(study, runs=[*study.runs, *masked.runs])
+    found = by_sign(both, lambda last: (NEGATIVES_HALF, MASKED, MASKED_HALF))
     there = (" less GRPO", f"GSPO less {CLIP}")
     return [one for one in found if not (one.labels[0].startswith("mixture") and one.labels[2].endswith(there))]
 

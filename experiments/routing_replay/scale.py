@@ -16,14 +16,16 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.sizes import LARGEST
 from experiments.routing_replay.table_parts import Table, markdown, mean, pack, share_of_variance
+from jaxrl_llm.report.comparisons import probability
 from jaxrl_llm.report.read import Run, Study, load
-from jaxrl_llm.report.statistics import paired_difference
+from jaxrl_llm.report.statistics import holm, paired_difference
 from jaxrl_llm.report.style import INK, colour, panels
 
 DRAWS = 1000
@@ -213,7 +215,8 @@ def batches(found: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coefficients(found: Sequence[Point]) -> Table:
-    """Of the line of each batch and of all, and the factor of the share where a term's quantity is doubled."""
+    """Of the line of each batch and of all, and the factor of the share where a term's quantity is doubled; and of all
+    the p of each term (normal, by the spread of the draws), corrected for the three."""
     rows = [["trajectories", *NAMES]]
     for name, some in batches(found).items():
         line = line_of(some)
@@ -221,7 +224,9 @@ def coefficients(found: Sequence[Point]) -> Table:
         rows.append([name, *(f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in ends)])
         twice = [f"x{2**middle:.2f} [{2**low:.2f}, {2**high:.2f}]" for middle, low, high in ends[1:]]
         rows.append(["of twice as much", "", *twice])
-    return rows
+    spreads = np.abs(line.coefficients[1:]) / np.std(line.drawn[:, 1:], axis=0)
+    corrected = holm([2 * NormalDist().cdf(-spread) for spread in spreads])
+    return [*rows, ["corrected p", "", *map(probability, corrected)]]
 
 
 def predicted(found: Sequence[Point]) -> Table:

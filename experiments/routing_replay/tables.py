@@ -41,7 +41,7 @@ class Entry:
     sweeps: Sequence[str]
 
 
-ONE_ROLLOUT = ("branch", "tight", "precise", "confirm", "negatives")
+ONE_ROLLOUT = ("branch", "tight", "precise", "confirm", "negatives", "negatives_masked")
 BRANCHED = ["rate", "arm", "states", "tokens clipped", "difference", "detectable"]
 ENDS = ["arm", "greedy, start -> end", "sampled, end", "reward, last 5", "clipped", "experts changed", "collapsed"]
 SHARES = ["sweep", "setting", "GRPO, by variance", "median", "GRPO+R2, by variance", "median"]
@@ -130,17 +130,17 @@ TABLES: Sequence[Entry] = (
         ONE_ROLLOUT,
     ),
     _pooled(
-        "One rollout by what an arm cuts: the dense model, and arms of the mixture against each other (`negatives`, a "
-        "batch of the first table); the batches are two parts of one sweep, which at 4e-4 were run apart.",
+        "One rollout by what an arm cuts: the dense model, and arms of the mixture against each other (`negatives`, in "
+        "two parts, which at 4e-4 were run apart, and halves of `negatives_masked`).",
         ["model, rate", "a rollout of GRPO gains", "arms"],
-        ["negatives"],
+        ["negatives", "negatives_masked"],
         pooled.negatives,
     ),
     _pooled(
         "Whole runs by what an arm cuts (`negatives_runs`); batches are ten seeds and twenty later ones, or halves.",
         ["model, rate", "a run of GRPO gains", "arms"],
         ["negatives_runs"],
-        lambda study: pooled.by_sign(study, kept.LATER, 505),
+        lambda study: pooled.by_sign(study, lambda last: (kept.LATER if last >= kept.LATER else 505,)),
     ),
     _pooled(
         "Three rollouts (`predict`).",

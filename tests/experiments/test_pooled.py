@@ -67,34 +67,45 @@ def study(first, *models, **gains):
 
 CLIP = "GRPO clip 1e-08"
 BOTH = study(316, "mixture", "dense", GSPO=0.3, RSPO=0.2)
+MASKED = study(368, "mixture", "dense", GSPO=0.3, OPSM=0.1)
 SWEEPS = [
     *(study(0, SAT=0.1), study(8, **{CLIP: 0.1}), study(24, **{"SAT": 0.1, "GSPO": 0.3, CLIP: 0.1}), study(200)),
-    BOTH,
+    *(BOTH, MASKED),
 ]
 
 
 def test_one_rollout_pools_the_sweeps_that_have_the_arm():
-    """GSPO is in two sweeps of the five, of the last one on the mixture; RSPO in that alone, which has halves."""
+    """GSPO is in three sweeps of the six, in the last two on the mixture; RSPO and OPSM in one, which has halves."""
     found = {one.labels[2]: one for one in one_rollout(*SWEEPS)}
     assert {name: (one.whole.n, list(one.batches)) for name, one in found.items()} == {
         "SAT": (12, ["`branch`", "`precise`"]),
         CLIP: (12, ["`tight`", "`precise`"]),
-        "GSPO": (12, ["`precise`", "`negatives`"]),
+        "GSPO": (18, ["`precise`", "`negatives`", "`negatives_masked`"]),
         "RSPO": (6, ["seeds below 318", "seeds from 318"]),
+        "OPSM": (6, ["seeds below 370", "seeds from 370"]),
         f"GSPO less {CLIP}": (6, ["`precise`"]),
     }
-    np.testing.assert_allclose([one.whole.mean for one in found.values()], [0.1, 0.1, 0.3, 0.2, 0.2])
+    np.testing.assert_allclose([one.whole.mean for one in found.values()], [0.1, 0.1, 0.3, 0.2, 0.1, 0.2])
 
 
 def test_what_one_rollout_pools_stands_there_alone():
-    assert [one.labels[::2] for one in negatives(BOTH)] == [
-        ["dense, lr 0.0004", f"{arm} less GRPO"] for arm in ("GSPO", "RSPO")
-    ]
+    found = {one.labels[2]: list(one.batches) for one in negatives(BOTH, MASKED) if one.labels[0].startswith("dense")}
+    parts = ["seeds below 318", "seeds from 318", "seeds from 360", "seeds from 370"]
+    assert found == {
+        "GSPO less GRPO": parts,
+        "RSPO less GRPO": parts[:2],
+        "OPSM less GRPO": parts[2:],
+        "OPSM less GSPO": parts[2:],
+    }
+    of_mixture = [one.labels[2] for one in negatives(BOTH, MASKED) if one.labels[0].startswith("mixture")]
+    assert of_mixture == ["OPSM less GSPO"]
 
 
 def test_the_figures_show_every_arm():
     (rate,) = figures.forest(SWEEPS).axes
-    assert [label.get_text() for label in rate.get_yticklabels()] == ["SAT", CLIP, "GSPO", "RSPO", f"GSPO less {CLIP}"]
+    assert [label.get_text() for label in rate.get_yticklabels()] == [
+        *("SAT", CLIP, "GSPO", "RSPO", "OPSM", f"GSPO less {CLIP}")
+    ]
 
 
 def test_depth_and_sparsity_as_factors():
@@ -119,7 +130,7 @@ def test_later_seeds_are_a_batch_and_a_sweep_without_them_is_halved(tmp_path):
             for seed in seeds:
                 rows = [{"step": step, "eval/pass_at_1": 0.5 + 0.01 * step * seed % 7} for step in (0, 1)]
                 runs[arm, condition, seed] = rows
-    found = by_sign(study_of(tmp_path, runs), 510, 502)
+    found = by_sign(study_of(tmp_path, runs), lambda last: (510,) if last >= 510 else (502,))
     assert {one.labels[0]: [(name, d.n) for name, d in one.batches.items()] for one in found} == {
         "early": [("seeds below 502", 2), ("seeds from 502", 2)],
         "both": [("seeds below 510", 4), ("seeds from 510", 2)],

@@ -59,11 +59,12 @@ def test_the_tables_hold_the_prediction_until_the_outcome_is_there():
     _, *rows = scale.predicted([*found, *ran])
     assert [row[-1] for row in rows] == ["not yet run", "30.0 % (1)", "not yet run"]
     assert rows[1][2].startswith(f"{100 * share_of(*LARGEST, 0.02):.1f} %")
-    header, told, twice = scale.coefficients(found)
+    header, told, twice, corrected = scale.coefficients(found)
     assert told[0] == "all"
     assert told[1:] == ["-2.00 [-2.00, -2.00]", *(f"{x:.2f} [{x:.2f}, {x:.2f}]" for x in TRUE[1:])]
     assert twice[2:] == [f"x{2**x:.2f} [{2**x:.2f}, {2**x:.2f}]" for x in TRUE[1:]]
-    assert len(header) == len(told) == len(twice)
+    assert len(header) == len(told) == len(twice) == len(corrected)
+    assert corrected[2:] == ["< 0.001"] * 3  # a line without scatter
     header, first, *_ = scale.measured(found)
     assert len(first) == len(header)
     assert first[2:] == ["3", first[3], "10.0 %", "1.00 %", "0.10 %"]
@@ -73,8 +74,8 @@ def test_a_batch_is_the_first_seed_or_those_after_it():
     later = [dataclasses.replace(p, seed=p.seed + 1 + i % 2, share=2 * p.share) for i, p in enumerate(made(0.0))]
     largest = [scale.Point("largest", *LARGEST, 0.02, 0.3, 0.1, 0.01, 0.001, "KL 0.02", seed) for seed in (0, 1, 2)]
     found = [*made(0.0), *later, *largest, dataclasses.replace(largest[0], balance=0.01, share=0.9)]
-    assert [row[0] for row in scale.coefficients(found)[1::2]] == ["seed 0", "seeds 1 to 2", "all"]
-    constants = [float(row[1].split()[0]) for row in scale.coefficients(found)[1::2]]
+    assert [row[0] for row in scale.coefficients(found)[1:-1:2]] == ["seed 0", "seeds 1 to 2", "all"]
+    constants = [float(row[1].split()[0]) for row in scale.coefficients(found)[1:-1:2]]
     assert constants == pytest.approx([-2.0, -2.0 + np.log(2), -2.0 + np.log(2) / 2], abs=0.01)
     row = next(row for row in scale.predicted(found) if "30.0 % (3)" in row)
     assert row[-3:] == ["30.0 % (1)", "30.0 % (2)", "30.0 % (3)"]
