@@ -93,7 +93,10 @@ def sizes(measured: Study, anchor: Study) -> Figure:
     """Routing's share by depth, sparsity and drift, with the line and its prediction, and real weights."""
     found, _ = scale.points(measured)
     own = scale.by_condition(anchor)
-    own = [dataclasses.replace(one, setting=f"SmolLM2, upcycled,\nKL {one.drift:.2g}") for one in own]
+    own = [
+        dataclasses.replace(one, setting=f"SmolLM2{', text' * ('text' in one.setting)},\nKL {one.drift:.2g}")
+        for one in own
+    ]
     return scale.figure(scale.line_of(found), found, own)
 
 
