@@ -1,8 +1,8 @@
 """Routing's share of the ratio against depth, sparsity and drift: the fit, what it predicts, and a point of your own.
 
-    python -m experiments.routing_replay.scale runs/sizes                       # tables: points, fit, prediction
+    python -m experiments.routing_replay.scale --workdir DIR --figure OUT.png  # any run of yours beside ours
+    python -m experiments.routing_replay.scale runs/sizes                      # tables: points, fit, prediction
     python -m experiments.routing_replay.scale runs/sizes --figure OUT.png --pack OUT.tar.xz
-    python -m experiments.routing_replay.scale runs/sizes --workdir DIR --figure OUT.png    # with any run of yours
 
     log share = a + b log(layers) + c log(chosen / experts) + d log(KL to old)
 
@@ -14,6 +14,7 @@ above 0, or of several.
 
 import argparse
 import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -22,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.routing_replay.sizes import LARGEST
-from experiments.routing_replay.table_parts import Table, markdown, mean, pack, share_of_variance
+from experiments.routing_replay.table_parts import Table, markdown, mean, pack, share_of_variance, unpacked
 from jaxrl_llm.report.comparisons import probability
 from jaxrl_llm.report.read import Run, Study, load
 from jaxrl_llm.report.statistics import holm, paired_difference
@@ -361,12 +362,19 @@ def by_condition(study: Study) -> list[Point]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dir", type=Path, help="the DIR of the sweep `sizes`")
+    parser.add_argument("dir", type=Path, nargs="?", help="the DIR of the sweep `sizes`; default: its committed data")
     parser.add_argument("--workdir", type=Path, action="append", default=[], help="a run of your own, to be drawn too")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--pack", type=Path)
     given = parser.parse_args()
-    study = load(given.dir)
+    if given.dir is None and given.pack:
+        parser.error("--pack packs a DIR; name it")
+    with tempfile.TemporaryDirectory() as name:
+        archive = Path(__file__).with_name("results") / "sizes.tar.xz"
+        tell(load(given.dir) if given.dir else unpacked(archive, "sizes", Path(name)), given, parser)
+
+
+def tell(study: Study, given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     found, without = points(study)
     try:
         line = line_of(found)
