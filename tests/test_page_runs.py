@@ -50,7 +50,7 @@ NOT_RUN = {
     "python -m experiments.performance.accelerator ": "GPU",
     "python -m experiments.scale.run ": "compilers",
     "python -m jaxrl_llm plan ": "compilers",
-    "python -m experiments.routing_replay.scale DIR": "data",
+    "python -m experiments.routing_replay.scale ": "data",
     "python -m jaxrl_llm.report runs/full ": "minutes",
     ".venv-vllm/bin/python ": "vLLM",
     "sleep ": "vLLM",
