@@ -375,6 +375,7 @@ def main() -> None:
 
 
 def tell(study: Study, given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Print the tables, and draw and pack what was asked for."""
     found, without = points(study)
     try:
         line = line_of(found)

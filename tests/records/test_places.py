@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -102,11 +103,16 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
 
 
 def test_a_slow_checkpoint_is_not_waited_for(tmp_path, monkeypatch):
+    """It is being written until its digests are there, which wait; then the next may begin."""
+    summed, may = digests._sums, threading.Event()
+    monkeypatch.setattr(digests, "_sums", lambda xp, x: (may.wait(60), summed(xp, x))[1])
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.ready()
-    monkeypatch.setattr(checkpoints._manager, "is_saving_in_progress", lambda: True)
+    checkpoints.save(1, {"x": jnp.arange(9.0)}, {})
     assert not checkpoints.ready()
-    monkeypatch.setattr(checkpoints._manager, "is_saving_in_progress", lambda: False)
+    may.set()
+    checkpoints.wait()
+    assert checkpoints.ready()
     monkeypatch.setattr(processes, "everywhere", lambda true: False)  # another process is not ready
     assert not checkpoints.ready()
 

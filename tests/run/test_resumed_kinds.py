@@ -6,6 +6,13 @@ import pytest
 
 from tests.reference import tiny_run
 
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data and warm starts of all runs."""
+    return tmp_path_factory.mktemp("shared")
+
+
 KINDS = {
     "separate critic": ("ppo", {"critic.kind": "separate", "objective.reward_kl_coef": 0.01}),
     "R3 packed": ("gspo", {"replay.mode": "R3", "updates.layout": "packed", "updates.micro_batch_rows": 16}),
@@ -31,7 +38,7 @@ KINDS = {
         for name, kind in KINDS.items()
     ],
 )
-def test_other_kinds_of_run_resume_too(tmp_path, name, changes):
+def test_other_kinds_of_run_resume_too(folder, tmp_path, name, changes):
     """Interrupted by its number of steps after 1, gone on to 3, and the same as the run without a break."""
-    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, tmp_path, name, **changes))
+    tiny_run.assert_parts_are_the_whole(tmp_path, functools.partial(tiny_run.make_config, folder, name, **changes))
     assert [row["step"] for row in tiny_run.metrics(tmp_path / "parts")] == [0, 1, 2, 3]
