@@ -36,7 +36,7 @@ TINY = {
 }
 RUNS = 4
 # Arguments that have these values here, or are left out.
-SMALLER = dict.fromkeys(("--coordinator", "--processes", "--process"), ()) | {
+SMALLER = dict.fromkeys(("--coordinator", "--processes", "--process", "--config.model.pretrained"), ()) | {
     "--workload": ("tiny.json",),
     "--checkpoints": ("place",),
 }
