@@ -1,6 +1,7 @@
 """The shape of a transformer, as one frozen dataclass that checks itself."""
 
 import dataclasses
+import itertools
 from typing import Literal
 
 import jax.numpy as jnp
@@ -77,6 +78,16 @@ class ModelConfig(Block, prefix="model."):
             else "dense"
             for layer in range(self.num_hidden_layers)
         )
+
+    @property
+    def runs(self) -> list[tuple[Kind, range]]:
+        """Consecutive layers of one kind, and their places among all layers of that kind."""
+        done, out = {"dense": 0, "moe": 0}, []
+        for kind, group in itertools.groupby(self.kinds):
+            start = done[kind]
+            done[kind] += len(list(group))
+            out.append((kind, range(start, done[kind])))
+        return out
 
     @property
     def num_moe_layers(self) -> int:

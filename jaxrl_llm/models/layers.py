@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Float, Tokens
+from jaxrl_llm.ground.array_typing import Array, Float, Integer, Tokens
 from jaxrl_llm.models.architecture import ModelConfig
 
 
@@ -88,6 +88,31 @@ class Transposed(flax.struct.PyTreeNode):
 
     def astype(self, dtype: Any) -> "Transposed":
         return Transposed(self.value.astype(dtype))
+
+
+class OfLayer(flax.struct.PyTreeNode):
+    """One layer of a stack, taken out only where it is read: a slice that a loop over layers hands to a condition or to
+    a kernel is a copy. Indexes and casts as a weight does."""
+
+    stack: Float[Array, "*stack"]  # [layers, *shape]
+    layer: Integer[Array, ""]
+
+    @property
+    def value(self) -> Float[Array, "*shape"]:
+        return lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape[1:]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self if index is Ellipsis else self.value[index]
+
+    def astype(self, dtype: Any) -> "OfLayer":
+        return OfLayer(self.stack.astype(dtype), self.layer)
 
 
 def project(x: Float[Array, "*batch m"], weight: Any, dtype: Any = None) -> Float[Array, "*batch n"]:

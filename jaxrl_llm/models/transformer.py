@@ -2,13 +2,13 @@
 
 Flax NNX is used to define the modules and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
 optimizer, checkpoint and sharding only see that dict and `Model.apply`. Consecutive layers of one kind run in one scan;
-`Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would be a copy.
+on a CPU or GPU `Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would
+be a copy.
 """
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -20,11 +20,12 @@ from jax.sharding import Mesh
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
 from jaxrl_llm.models.architecture import Kind, ModelConfig
+from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.flash import choose_attention
 from jaxrl_llm.models.attention.grouped_query import Attention, rotation
-from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, by_layer, empty, layout_of
+from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, layout_of
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
-from jaxrl_llm.models.layers import FEW_ROWS, RMSNorm, Transposed, embedded, matrix, project
+from jaxrl_llm.models.layers import FEW_ROWS, OfLayer, RMSNorm, Transposed, embedded, matrix, project
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
 _UNROLLED = 8  # layers; for more, compile time matters
@@ -162,16 +163,19 @@ class Model:
         return jax.jit(self.init, out_shardings=jax.tree.map(lambda s: s.sharding, self.shapes()))(key)
 
     def unstack(self, params: Params, dtype: Any = None) -> dict[str, Any]:
-        """Per-layer parameters for the decode loop, cast once to `dtype`; the router and the norms stay as they are."""
+        """Parameters for the decode loop, by layer or by stack as its caches are, cast once to `dtype`; the router and
+        the norms stay as they are."""
 
         def cast(path: Any, x: Array) -> Array:
             name = jax.tree_util.keystr(path)
             return x if dtype is None or "router" in name or "norm" in name else x.astype(dtype)
 
         params = dict(jax.tree_util.tree_map_with_path(cast, dict(params)))
+        layout = self.cache_layout
         for kind in dict.fromkeys(self.config.kinds):
-            count = self.config.kinds.count(kind)
-            params[kind] = tuple(jax.tree.map(lambda x, i=i: x[i], params[kind]) for i in range(count))
+            mine = [places for of, places in kv_cache.groups(self.config, layout) if of == kind]
+            cuts = [slice(at.start, at.stop) if layout.stacked else at.start for at in mine]
+            params[kind] = tuple(jax.tree.map(lambda x, cut=cut: x[cut], params[kind]) for cut in cuts)
         return params
 
     def for_decoding(self, params: Params, rows: int, steps: int) -> Params:
@@ -195,7 +199,7 @@ class Model:
 
     def empty_cache(self, rows: int, length: int) -> KVCache:
         """For so many tokens of each row, to be filled by `apply`."""
-        return empty(self.config, rows, length, self.cache_layout)
+        return kv_cache.empty(self.config, rows, length, self.cache_layout)
 
     def head(self, params: Params) -> Float[Array, "d v"]:
         """The output matrix; the transposed embedding when tied."""
@@ -255,7 +259,7 @@ class Model:
             )
         _check_routing(config, tokens, routing)
         if cache is not None:
-            layered, visible = by_layer(cache, positions)
+            layered, visible = kv_cache.by_layer(cache, positions, self.cache_layout)
         else:
             layered, causal = None, jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
@@ -267,7 +271,7 @@ class Model:
         rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         seen = _Seen(rotated, visible, segment_ids, axes, shared_prompt)
         if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
-            x, caches, routes = self._one_by_one(params, x, seen, routing, layered)
+            x, caches, routes = self._by_groups(params, x, seen, routing, layered)
         else:
             caches, (x, routes) = [], self._scan(params, x, seen, routing)
         out = None
@@ -276,19 +280,13 @@ class Model:
             experts = out.experts.astype(routing_dtype(config.num_experts))
             experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
             out = out.replace(experts=experts) if router_logits else Routing(experts)
+        if layered is not None and self.cache_layout.stacked:
+            caches = [kv_cache.write_stack(old, *new, self.mesh) for old, new in zip(layered, caches, strict=True)]
         if prefill or cache is not None:
             keys, values = map(tuple, zip(*caches, strict=True))
             cache = KVCache(keys, values, None if cache is None else cache.prefix)
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         return ModelOutput(ends.norm(x), out, cache)
-
-    def _runs_of_layers(self) -> Iterator[tuple[Kind, range]]:
-        """Consecutive layers of one kind, and their places in that kind's stack."""
-        done = {"dense": 0, "moe": 0}
-        for kind, group in itertools.groupby(self.config.kinds):
-            start = done[kind]
-            done[kind] += len(list(group))
-            yield kind, range(start, done[kind])
 
     def _block(self, kind: Kind, seen: _Seen) -> Any:
         """A block as a function (x, parameters, cache, replay) -> (x, keys and values, routing)."""
@@ -302,7 +300,7 @@ class Model:
     def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
         """All layers from their stacks, with one scan per run of equal layers; returns x and each run's routing."""
         routes = []
-        for kind, places in self._runs_of_layers():
+        for kind, places in self.config.runs:
             block = self._block(kind, seen)
 
             def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
@@ -319,24 +317,31 @@ class Model:
             routes += [] if route is None else [route]
         return x, routes
 
-    def _one_by_one(
+    def _by_groups(
         self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
     ) -> tuple[Array, list[Any], list[Any]]:
-        """All layers unrolled, equal ones traced once; returns x, each layer's keys and values, and its routing.
+        """All layers, one by one or in a loop over each stack; returns x, the keys and values of each, and its routing.
 
-        A scan over stacked layers and a stacked cache compiles in half the time on a CPU and needs no second copy of
-        the weights, but a token of SmolLM2 costs 7 to 12 % more: each turn copies its slice of weights and cache.
+        Layers that follow one by one are traced once. On a CPU a loop over stacks compiles in half the time and needs
+        no second copy of the weights, but a token of SmolLM2 costs 7 to 12 % more: each turn copies its slice of
+        weights and cache.
         """
         caches, routes = [], []
+        stacked = self.cache_layout.stacked
         blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
-        for kind, places in self._runs_of_layers():
-            for place in places:
-                stack = params[kind]
-                layer = stack[place] if isinstance(stack, tuple) else jax.tree.map(lambda a, i=place: a[i], stack)
-                cache = None if cached is None else cached[len(caches)]
-                x, kv, route = blocks[kind](x, layer, cache, _of_layers(place, kind, routing))
-                caches.append(kv)
-                routes += [] if route is None else [jax.tree.map(lambda r: r[None], route)]
+        if not isinstance(params[self.config.kinds[0]], tuple):
+            params = self.unstack(params)
+        given = {kind: iter(params[kind]) for kind in blocks}
+        for number, (kind, places) in enumerate(kv_cache.groups(self.config, self.cache_layout)):
+            layers, cache = next(given[kind]), None if cached is None else cached[number]
+            replay = _of_layers(slice(places.start, places.stop), kind, routing)
+            if stacked:
+                x, (kv, route) = _in_turns(blocks[kind], x, layers, cache, replay)
+            else:
+                x, kv, route = blocks[kind](x, layers, cache, jax.tree.map(lambda r: r[0], replay))
+                route = jax.tree.map(lambda r: r[None], route)
+            caches.append(kv)
+            routes += [] if route is None else [route]
         return x, caches, routes
 
     def _rematerialised(self, block: Any, prevent_cse: bool) -> Any:
@@ -346,7 +351,22 @@ class Model:
         return jax.checkpoint(block, policy=policies.get(self.config.remat), prevent_cse=prevent_cse)
 
 
-def _of_layers(place: int | slice, kind: Kind, routing: Routing | None) -> Routing | None:
+def _in_turns(block: Any, x: Array, stack: Any, cache: LayerCache | None, replay: Any) -> tuple[Array, Any]:
+    """A stack of layers in a loop whose turns read their own; returns x, and of all layers columns and routing."""
+
+    def turn(x: Array, inputs: Any) -> tuple[Array, Any]:
+        layer, replay = inputs
+        own = None if cache is None else cache.of_layer(layer)
+        x, kv, route = block(x, jax.tree.map(lambda a: mine(OfLayer(a, layer)), stack), own, replay)
+        return x, (kv, route)
+
+    def mine(weight: OfLayer) -> Any:  # a kernel takes the matrices of experts
+        return weight if len(weight.shape) > 2 else weight.value
+
+    return jax.lax.scan(turn, x, (jnp.arange(len(jax.tree.leaves(stack)[0])), replay))
+
+
+def _of_layers(place: slice, kind: Kind, routing: Routing | None) -> Routing | None:
     """The part of `routing` that is replayed in these layers; None in dense layers and without a replay."""
     return routing[place] if kind == "moe" and routing is not None else None
 

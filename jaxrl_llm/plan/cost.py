@@ -13,6 +13,7 @@ Between slices of TPUs XLA spells a collective as a transfer by the hosts of wha
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -40,6 +41,7 @@ _FREE = {
 }  # fmt: skip
 # XLA:TPU lets a collective go on beside other work, in fusions that each name it; the one that starts it counts.
 _STEP = "async_collective_fusion"
+_LAYERS = re.compile(r"one_of_(\d+)_layers/")  # a kernel of grouped_matmul.py that is given a stack and reads a layer
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written into the first
 
 
@@ -131,13 +133,15 @@ class _Reader:
             moved = sum(self._read(body, parameter, inside.by_name[name]) for parameter, name in edge)
             return self._fused(i, body) + Cost(bytes=moved + _written(body, i))
         if i.opcode in ("dynamic-slice", "gather", "slice"):
-            moved = 2 * _in_memory(i.shapes[:1])
+            moved = _in_memory(i.shapes[:1]) + (_size(i.shapes[:1]) if _in_memory(read[:1]) else 0.0)
         elif i.opcode == "slice-start":  # its shapes are operand, result and context; the slice alone is read
             moved = _in_memory(i.shapes[1:2]) + (0.0 if i.shapes[0].fast else i.shapes[1].bytes)
         elif i.opcode in _IN_PLACE:
             moved = 2 * _in_memory(inside.by_name[i.operands[_IN_PLACE[i.opcode]]].shapes)
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
+        elif layers := _LAYERS.search(i.attributes):
+            moved -= (1 - 1 / int(layers[1])) * max(shape.bytes for shape in read)
         flops = flops_of(inside, i)
         if flops is None:
             return Cost(bytes=moved, unknown=frozenset({i.name}))
@@ -165,7 +169,7 @@ class _Reader:
                     if _behind(inner, inner.root) in places:  # it gives the operand another shape and reads nothing
                         pending.append(user)
                 elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
-                    parts += _in_memory(user.shapes)
+                    parts += _size(user.shapes)  # also if it is kept in the fast memory
                 elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
                     return whole
         return min(whole, parts)
@@ -207,8 +211,12 @@ def _sources(i: Instruction) -> Sequence[str]:
     return i.operands[:1] if i.opcode.startswith("ragged-all-to-all") else i.operands
 
 
+def _size(shapes: Iterable[Shape]) -> float:
+    return float(sum(s.bytes for s in shapes))
+
+
 def _in_memory(shapes: Iterable[Shape]) -> float:
-    return float(sum(s.bytes for s in shapes if not s.fast))
+    return _size(s for s in shapes if not s.fast)
 
 
 def _written(body: Computation, i: Instruction) -> float:

@@ -145,7 +145,7 @@ class Decoder(flax.struct.PyTreeNode):
         """Slots, like all rows, are sharded over the data axes of the mesh, and their caches also by heads; answers are
         replicated."""
         mesh, axes = self.model.mesh, ("rows", "kv_heads", None, None)
-        cache = jax.tree.map(lambda x: sharding.constrain(x, axes, mesh), slots.cache)
+        cache = jax.tree.map(lambda x: sharding.constrain(x, [None] * (x.ndim - 4) + [*axes], mesh), slots.cache)
         return sharding.constrain_rows(slots, mesh).replace(cache=cache)
 
 

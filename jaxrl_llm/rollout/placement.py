@@ -22,15 +22,17 @@ _Cuts = tuple[tuple[str, ...], ...]  # for each dimension the axes of a mesh tha
 
 
 def places(model: Model, params: Params) -> dict[str, Any]:
-    """The sharding of each parameter on the model's mesh, stacked (`Model.init`) or by layer (`Model.unstack`);
+    """The sharding of each parameter on the model's mesh, stacked (`Model.init`) or as of `Model.unstack`;
     parameters that are not the model's (a value head) are whole on every device."""
     mesh: Any = model.mesh
 
     def of(axes: Any, tree: Any) -> Any:
         if not isinstance(tree, tuple):
             return sharding.shardings(axes, tree, mesh)
-        of_layer = jax.tree.map(lambda a: a[1:], axes, is_leaf=lambda a: isinstance(a, tuple))
-        return tuple(sharding.shardings(of_layer, layer, mesh) for layer in tree)
+        parts = axes
+        if not model.cache_layout.stacked:
+            parts = jax.tree.map(lambda a: a[1:], axes, is_leaf=lambda a: isinstance(a, tuple))
+        return tuple(sharding.shardings(parts, part, mesh) for part in tree)
 
     axes = model.axes()
     whole = jax.tree.map(lambda _: sharding.replicated(mesh), dict(params))

@@ -13,8 +13,9 @@ import pytest
 from jax.extend import backend
 
 from jaxrl_llm.models.experts import mosaic_matmul
-from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.models.experts.grouped_matmul import _in_stack, grouped_matmul
 from jaxrl_llm.models.experts.triton_matmul import tiles_of
+from jaxrl_llm.models.layers import OfLayer
 from tests.reference.grouped_rows import by_loop, interpreted
 
 needs_cuda = pytest.mark.skipif(
@@ -57,6 +58,16 @@ def check(run, counts, d, f, dtype=jnp.float32, tolerance=1e-5):
 def test_the_reference_and_the_kernel_of_tpus(counts):
     check(functools.partial(grouped_matmul, platform="cpu"), counts, 128, 256)
     check(functools.partial(interpreted, kernel="tpu"), counts, 128, 256)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_layer_of_a_stack_is_some_of_the_groups_of_all_layers(layer):
+    counts = jnp.array([3, 0, 5, 2])
+    rows, stack = arrays(jnp.float32, (10, 128), (3, 4, 128, 256))
+    wanted = by_loop(rows, stack[layer], tuple(counts.tolist()))
+    of_layer = OfLayer(stack, jnp.asarray(layer))
+    for run in (functools.partial(_in_stack, interpret=True), functools.partial(grouped_matmul, platform="cpu")):
+        np.testing.assert_allclose(run(rows, of_layer, counts), wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +138,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import backend
 
-from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.models.experts.grouped_matmul import _in_stack, grouped_matmul
 from jaxrl_llm.plan.chips import lowering_for, topology_devices
 from jaxrl_llm.plan.cost import measure
 from jaxrl_llm.plan.hlo import parse

@@ -1,5 +1,7 @@
 """A cache in stretches of columns is one cache: writing, copying rows and attending do not see the cuts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +112,30 @@ def test_tokens_behind_a_prefix_have_columns_of_their_own():
     assert only.prefix == (prefix.keys[0], prefix.values[0])
     expected = ["110 10000", "110 11100", "111 10000", "111 11110"]
     assert ["".join("01"[int(v)] for v in row[0]) for row in visible] == [e.replace(" ", "") for e in expected]
+
+
+@pytest.mark.parametrize("t", [1, 3])
+def test_a_stack_is_written_and_read_as_its_layers_are(t):
+    """Two layers: columns written behind what is there, and attention over both, as of each layer alone."""
+    cache = kv_cache.empty(dataclasses.replace(CONFIG, num_hidden_layers=2), ROWS, LENGTH, kv_cache.STACKED)
+    assert [x.shape for x in cache.keys[0]] == [x.shape for x in cache.values[0]] == [(2, ROWS, 2, 64, 8)] * 4
+    first, new = ([normal(seed + i, 2, ROWS, n, 2, 8) for i in (0, 1)] for seed, n in ((10, LENGTH), (20, t)))
+    column = jnp.array([0, 62, LENGTH - t])
+    (of,), _ = kv_cache.by_layer(cache, jnp.zeros((ROWS, LENGTH), jnp.int32), kv_cache.STACKED)
+    cache = kv_cache.KVCache(*((x,) for x in kv_cache.write_stack(of, *first, None)))
+    positions = column[:, None] + jnp.arange(t)[None]
+    (before,), visible = kv_cache.by_layer(cache, positions, kv_cache.STACKED)
+    after = kv_cache.write_stack(before, *new, None)
+    queries = normal(4, ROWS, t, 4, 8)
+    for number in range(2):
+        alone = write(*layer(kv_cache.empty(CONFIG, ROWS, LENGTH)), *(x[number] for x in first), jnp.zeros_like(column))
+        alone = write(*alone, *(x[number] for x in new), column)
+        for found, wanted, turned in ((after[0], alone[0], True), (after[1], alone[1], False)):
+            found = np.concatenate([x[number] for x in found], axis=2)[:, :, :LENGTH]
+            wanted = np.concatenate(wanted, axis=3 if turned else 2)
+            np.testing.assert_array_equal(found, wanted.swapaxes(2, 3) if turned else wanted)
+        mine = before.of_layer(jnp.asarray(number))
+        read = [(*old, x[number].swapaxes(1, 2)) for old, x in zip((mine.keys, mine.values), new, strict=True)]
+        found = attention.attend_cached(queries, *read, visible, "tpu", kv_cache.STACKED)
+        seen = jnp.arange(LENGTH)[None, None] <= positions[:, :, None]
+        np.testing.assert_allclose(found, attend_cached(queries, *alone, seen), atol=1e-6)

@@ -175,6 +175,41 @@ ENTRY %main (a: f32[8,16]) -> f32[8,16] {
     assert measure(parse(text), 1)[0].bytes == 4 * 8 * 16
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_slice_that_the_chip_keeps_has_been_read(fused):
+    """One layer of six, from memory to memory of the core."""
+    layer = "f32[1,8,16]{2,1,0:T(8,128)S(1)} dynamic-slice(%s, %i, %i, %i), dynamic_slice_sizes={1,8,16}"
+    text = f"""HloModule m
+
+%take (s: f32[6,8,16], i: s32[]) -> f32[1,8,16] {{
+  %s = f32[6,8,16]{{2,1,0:T(8,128)}} parameter(0)
+  %i = s32[]{{:S(6)}} parameter(1)
+  ROOT %d = {layer}
+}}
+
+ENTRY %main (s: f32[6,8,16], i: s32[]) -> f32[1,8,16] {{
+  %s = f32[6,8,16]{{2,1,0:T(8,128)}} parameter(0)
+  %i = s32[]{{:S(6)}} parameter(1)
+  ROOT %d = {"f32[1,8,16]{2,1,0:T(8,128)S(1)} fusion(%s, %i), kind=kLoop, calls=%take" if fused else layer}
+}}
+"""
+    assert measure(parse(text), 1)[0].bytes == 4 * 8 * 16 + 4 * fused  # a fusion reads its number too
+
+
+def test_a_kernel_that_is_given_a_stack_reads_one_layer():
+    text = """HloModule m
+
+ENTRY %main (x: bf16[8,16], w: bf16[12,16,32]) -> bf16[8,32] {
+  %x = bf16[8,16]{1,0} parameter(0)
+  %w = bf16[12,16,32]{2,1,0} parameter(1)
+  ROOT %gmm = bf16[8,32]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/one_of_3_layers/jit(gmm)/pallas_call"}
+}
+"""  # noqa: E501
+    cost = measure(parse(text), 1)[0]
+    assert cost.bytes == 2 * (8 * 16 + 12 // 3 * 16 * 32 + 8 * 32)
+    assert cost.flops == 2 * 8 * 16 * 32
+
+
 @pytest.mark.parametrize(("space", "moved"), [("S(1)", 1), ("", 2)])
 def test_a_slice_that_is_started_reads_the_slice(space, moved):
     """Two of eight rows, to memory of the core or of the chip; what starts it names the operand before the result."""

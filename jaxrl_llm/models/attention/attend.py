@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float
 from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models.layers import OfLayer
 
 _CHUNK, _CHUNKS = 64, 4  # a chunk has at least 64 queries, and a row at most 4 chunks
 MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
@@ -75,21 +76,23 @@ attend.defvjp(_attend_fwd, _attend_bwd)
 
 def attend_cached(
     queries: Float[Array, "b t h d"],
-    keys: kv_cache.Keys,
-    values: kv_cache.Values,
+    keys: Sequence[Any],
+    values: Sequence[Any],
     visible: Bool[Array, "b t s"],
     platform: str = "cpu",
+    layout: kv_cache.Layout = kv_cache.STRETCHES,
 ) -> Float[Array, "b t h d"]:
-    """`attend` over a cache: its keys are transposed, and a stretch of columns that no row sees is skipped, except on a
-    GPU, which would wait for the host at each condition. Each row of a stretch with fewer rows is shared by consecutive
-    queries, and is read once."""
+    """`attend` over a cache: a stretch of columns that no row sees is skipped, except on a GPU, which would wait for
+    the host at each condition. Each row of a stretch with fewer rows is shared by consecutive queries, and is read
+    once. An array of keys or values may be an `OfLayer`."""
     q = by_key_head(queries * queries.shape[-1] ** -0.5, keys[0].shape[1])
     bounds = list(itertools.pairwise(kv_cache.starts(values)))
     seen = [jnp.any(visible[:, :, a:b]) for a, b in bounds]
+    of_keys = "bkqx,bkxy->bkqy" if layout.key_columns == -1 else "bkqx,bkyx->bkqy"
+    score = functools.partial(jnp.einsum, of_keys, preferred_element_type=jnp.float32)
     dot = functools.partial(jnp.einsum, "bkqx,bkxy->bkqy")
-    score = functools.partial(dot, preferred_element_type=jnp.float32)
 
-    def product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
+    def product(seen: Array, dot: Callable[..., Array], left: Array, stretch: Any) -> Array:
         of_rows = functools.partial(_product, dot)
         if platform == "gpu":
             return of_rows(left, stretch)
@@ -97,17 +100,20 @@ def attend_cached(
         return jax.lax.cond(seen, of_rows, lambda *_: jnp.zeros(out.shape, out.dtype), left, stretch)
 
     scores = [product(s, score, q, k) for s, k in zip(seen, keys, strict=True)]
-    weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(values[0].dtype)
-    parts = [product(s, dot, weights[..., a:b], v) for s, v, (a, b) in zip(seen, values, bounds, strict=True)]
+    weights = _weights(jnp.concatenate(scores, axis=-1), visible).astype(queries.dtype)
+    lefts = [weights[..., a:b] for a, b in bounds]
+    if layout.stacked:
+        lefts = jax.lax.optimization_barrier(lefts)  # or XLA:TPU copies all weights for each condition
+    parts = [product(s, dot, left, v) for s, v, left in zip(seen, values, lefts, strict=True)]
     return by_query_head(functools.reduce(jnp.add, parts), queries.shape)
 
 
-def _product(dot: Callable[..., Array], left: Array, stretch: Array) -> Array:
-    """left [b kv q x] times a stretch [p kv x y] of the cache."""
-    b, kv, q, x = left.shape
-    p, y = stretch.shape[0], stretch.shape[3]
+def _product(dot: Callable[..., Array], left: Array, stretch: Any) -> Array:
+    """left [b kv q x] times a stretch of p rows of the cache."""
+    stretch = stretch.value if isinstance(stretch, OfLayer) else stretch
+    (b, kv, q, x), p = left.shape, len(stretch)
     together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
-    return dot(together, stretch).reshape(p, kv, b // p, q, y).swapaxes(1, 2).reshape(b, kv, q, y)
+    return dot(together, stretch).reshape(p, kv, b // p, q, -1).swapaxes(1, 2).reshape(b, kv, q, -1)
 
 
 def by_key_head(queries: Array, kv: int) -> Array:

@@ -1,6 +1,7 @@
 """Grouped-query attention with rotary positions: causal, within a segment, over a batch or over a cache."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +53,10 @@ class Attention(nnx.Module):
         shared_prompt: bool = False,
         cache: kv_cache.LayerCache | None = None,
         mesh: jax.sharding.Mesh | None = None,
-    ) -> tuple[Float[Array, "b t d"], tuple[kv_cache.Keys, kv_cache.Values]]:
-        """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone.
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone, or
+        with one layer of a stack these tokens' [b t kv d], for `kv_cache.write_stack`.
+
         Where axes, the logical ones of b and t, split t, `visible` is not read. shared_prompt: as in `Model.apply`."""
         b, t, _ = x.shape
         layout = kv_cache.layout_of(self.config, sharding.platform(mesh))
@@ -72,15 +75,19 @@ class Attention(nnx.Module):
                 y = attend_blocks(q, keys, values, visible)
             else:
                 y = attend_causal(q, keys, values, visible)
-            kv = (jnp.swapaxes(keys, 2, 3) if layout.key_columns == 3 else keys,), (values,)
+            kv = (jnp.swapaxes(keys, 2, 3) if layout.key_columns == -1 else keys,), (values,)
+        elif layout.stacked:
+            kv, (shared_keys, shared_values) = (k, v), cache.prefix
+            keys = *shared_keys, *cache.keys, jnp.swapaxes(k, 1, 2)
+            values = *shared_values, *cache.values, jnp.swapaxes(v, 1, 2)
+            y = attend_cached(q, keys, values, visible, sharding.platform(mesh), layout)
         else:
-            kv = kv_cache.write(cache.keys, cache.values, k, v, cache.column, layout)
-            shared_keys, shared_values = cache.prefix
-            stretches = (*shared_keys, *kv[0]), (*shared_values, *kv[1])
+            kv, (shared_keys, shared_values) = kv_cache.write(*cache[:2], k, v, cache.column, layout), cache.prefix
+            keys, values = (*shared_keys, *kv[0]), (*shared_values, *kv[1])
             if layout == kv_cache.FILLED:
-                y = attend_filled(q, *stretches, visible, cache.column + 1, mesh)
+                y = attend_filled(q, keys, values, visible, cache.column + 1, mesh)
             else:
-                y = attend_cached(q, *stretches, visible, sharding.platform(mesh))
+                y = attend_cached(q, keys, values, visible, sharding.platform(mesh), layout)
         flat = sharding.flat(y.reshape(b, t, -1), axes, mesh)
         return sharding.unflat(project(flat, self.o[...]), (b, t), axes, mesh), kv
 

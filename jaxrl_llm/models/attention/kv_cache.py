@@ -4,23 +4,30 @@ Keys are stored transposed, [b kv d s]: both products of attention then run alon
 five times faster for q k^T than a transposed operand that has to be repacked at every step. A long cache is cut into
 stretches of columns, arrays of their own, so that attention can leave out those that no row has reached; a slice of one
 array would be copied before it is multiplied. On a GPU, which would wait for the host at each condition, it is one
-array, and a kernel reads each row as far as it is filled (`flash_decode.py`).
+array, and a kernel reads each row as far as it is filled (`flash_decode.py`). On a TPU equal layers that follow each
+other are a stack: a step reads it in a loop over its layers, which compiles in a fifth of the time, and writes to it
+once, behind the loop, whose turns would otherwise each copy it.
 
 The token at position p of a row is in column p (behind a prefix: p minus the prompt's length). A query sees the columns
 up to its own, so columns left over from padding or from an earlier answer are never read. If the answers of a group
 stay in adjacent rows, their prompt is a prefix: columns before the cache that are stored and read once per group.
 """
 
+import functools
 import importlib.util
 import itertools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.architecture import Kind, ModelConfig
+from jaxrl_llm.models.layers import OfLayer
 
 _SHORTEST = 64  # columns of a stretch
 
@@ -28,26 +35,28 @@ _SHORTEST = 64  # columns of a stretch
 class Layout(NamedTuple):
     """How a cache lies in memory."""
 
-    key_columns: int  # the axis of keys that tells columns, 3: [b kv d s], or 2: [b kv s d], as values
+    key_columns: int  # the axis of keys that tells columns, -1: [b kv d s], or -2: [b kv s d], as values
     stretches: int  # at most so many
     multiple: int = 1  # of which its length is one
+    stacked: bool = False  # [l b kv s d] for l equal layers that follow each other
 
 
 KERNEL = "jax.experimental.pallas.ops.gpu.decode_attention"
-STRETCHES, WHOLE, FILLED = Layout(3, 8), Layout(3, 1), Layout(2, 1, 256)
+STRETCHES, WHOLE, FILLED, STACKED = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 256), Layout(-2, 8, 128, stacked=True)
 
 
 def layout_of(config: ModelConfig, platform: str) -> Layout:
-    """FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has it, unless plain
-    attention is asked for."""
+    """STACKED on a TPU. FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has
+    it, unless plain attention is asked for."""
     if platform != "gpu":
-        return STRETCHES
+        return STACKED if platform == "tpu" else STRETCHES
     fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128) and importlib.util.find_spec(KERNEL)
     return FILLED if fits and config.attention_implementation != "plain" else WHOLE
 
 
-Keys = tuple[Float[Array, "_ kv _ _"], ...]  # the stretches of one layer; those of a prefix have fewer rows
-Values = tuple[Float[Array, "_ kv _ head"], ...]
+# The stretches of one layer, or of a stack; those of a prefix have fewer rows.
+Keys = tuple[Float[Array, "... _ kv _ _"], ...]
+Values = tuple[Float[Array, "... _ kv _ head"], ...]
 
 
 class Prefix(flax.struct.PyTreeNode):
@@ -59,11 +68,18 @@ class Prefix(flax.struct.PyTreeNode):
 
 
 class KVCache(flax.struct.PyTreeNode):
-    """The stretches of each layer; a tuple, not a stack, so that a decode step updates each layer in place."""
+    """The stretches of each of `groups`."""
 
     keys: tuple[Keys, ...]
     values: tuple[Values, ...]
     prefix: Prefix | None = None
+
+
+def groups(config: ModelConfig, layout: Layout) -> list[tuple[Kind, range]]:
+    """The layers of each array of a cache, in order: their kind, and their places among all layers of that kind."""
+    if layout.stacked:
+        return config.runs
+    return [(kind, range(place, place + 1)) for kind, places in config.runs for place in places]
 
 
 def empty(config: ModelConfig, rows: int, length: int, layout: Layout = STRETCHES) -> KVCache:
@@ -71,39 +87,55 @@ def empty(config: ModelConfig, rows: int, length: int, layout: Layout = STRETCHE
     length += -length % layout.multiple
     size = max(_SHORTEST, -(-length // layout.stretches))
     sizes = [min(size, length - start) for start in range(0, length, size)]
-    dtype, layers = config.compute_dtype, config.kinds
-    across = slice(None, None, 1 if layout.key_columns == 3 else -1)
+    leads = [(len(places),) if layout.stacked else () for _, places in groups(config, layout)]
+    across = slice(None, None, 1 if layout.key_columns == -1 else -1)
+    zeros = functools.partial(jnp.zeros, dtype=config.compute_dtype)
     return KVCache(
-        keys=tuple(tuple(jnp.zeros((b, kv, *(d, n)[across]), dtype) for n in sizes) for _ in layers),
-        values=tuple(tuple(jnp.zeros((b, kv, n, d), dtype) for n in sizes) for _ in layers),
+        keys=tuple(tuple(zeros((*lead, b, kv, *(d, n)[across])) for n in sizes) for lead in leads),
+        values=tuple(tuple(zeros((*lead, b, kv, n, d)) for n in sizes) for lead in leads),
     )
 
 
 class LayerCache(NamedTuple):
-    """One layer, the column from which each row's tokens are written, and the prefix's stretches."""
+    """A layer or a stack, the column from which each row's tokens are written, and the prefix's stretches."""
 
-    keys: Keys
-    values: Values
+    keys: Any  # Keys, or of one layer of a stack a tuple of OfLayer
+    values: Any
     column: Integer[Array, "b"]
-    prefix: tuple[Keys, Values]
+    prefix: tuple[Any, Any]
+
+    def of_layer(self, layer: Integer[Array, ""]) -> "LayerCache":
+        """One layer of a stack."""
+        parts = self.keys, self.values, self.prefix
+        keys, values, prefix = jax.tree.map(lambda stack: OfLayer(stack, layer), parts)
+        return LayerCache(keys, values, self.column, prefix)
 
 
-def by_layer(cache: KVCache, positions: Integer[Array, "b t"]) -> tuple[list[LayerCache], Bool[Array, "b t s"]]:
-    """Every layer for tokens at these positions, and the columns that each token sees, those of the prefix first."""
+def by_layer(
+    cache: KVCache, positions: Integer[Array, "b t"], layout: Layout = STRETCHES
+) -> tuple[list[LayerCache], Bool[Array, "b t s"]]:
+    """Every layer or stack for tokens at these positions, and the columns that each token sees, those of the prefix
+    first. Behind a stack come the tokens' own columns, which are not written yet when it is read."""
     prefix, visible = cache.prefix, []
     if prefix is not None:
         lengths = jnp.repeat(prefix.lengths, len(positions) // len(prefix.lengths))[:, None]
         positions, width = positions - lengths, starts(prefix.values[0])[-1]
         visible = [jnp.broadcast_to((jnp.arange(width)[None] < lengths)[:, None], (*positions.shape, width))]
-    visible.append(jnp.arange(starts(cache.values[0])[-1])[None, None] <= positions[:, :, None])
+    columns = jnp.arange(starts(cache.values[0])[-1])[None, None]
+    if layout.stacked:
+        own = jnp.tril(jnp.ones((positions.shape[1],) * 2, bool))[None]
+        written = columns < positions[:, :1, None]
+        visible += [jnp.broadcast_to(part, (*positions.shape, part.shape[2])) for part in (written, own)]
+    else:
+        visible.append(columns <= positions[:, :, None])
     shared = [((), ())] * len(cache.keys) if prefix is None else zip(prefix.keys, prefix.values, strict=True)
     layers = zip(cache.keys, cache.values, shared, strict=True)
     return [LayerCache(k, v, positions[:, 0], p) for k, v, p in layers], jnp.concatenate(visible, axis=-1)
 
 
-def starts(values: Values) -> list[int]:
+def starts(values: Sequence[Any]) -> list[int]:
     """The first column of each stretch, and the length of all together."""
-    return list(itertools.accumulate((stretch.shape[2] for stretch in values), initial=0))
+    return list(itertools.accumulate((stretch.shape[-2] for stretch in values), initial=0))
 
 
 def write(
@@ -123,11 +155,46 @@ def write(
         for stretch, start in zip(stretches, starts(values), strict=False):
             # Where a stretch does not hold the column, an index past its end drops the update.
             local = jnp.where(columns < start, stretch.shape[axis], columns - start)
-            place = stretch.at[rows, :, local] if axis == 2 else stretch.at[rows, :, :, local]
+            place = stretch.at[rows, :, local] if axis == -2 else stretch.at[rows, :, :, local]
             out.append(place.set(new.astype(stretch.dtype), mode="drop"))
         return tuple(out)
 
-    return put(keys, new_keys, layout.key_columns), put(values, new_values, 2)
+    return put(keys, new_keys, layout.key_columns), put(values, new_values, -2)
+
+
+def write_stack(
+    cache: LayerCache, new_keys: Float[Array, "l b t kv d"], new_values: Float[Array, "l b t kv d"], mesh: Mesh | None
+) -> tuple[Keys, Values]:
+    """`write` for a stack, on each device's rows and heads. Stretches that no row of the device reaches stay as they
+    are. A piece of what is written is one vector: XLA:TPU would lay the layers of a longer one side by side, and copy
+    the stack before and after."""
+
+    def run(stretches: tuple[Array, ...], new: Array, columns: Array) -> tuple[Array, ...]:
+        l, b, _, kv, _ = new.shape
+        layer, row, head = jnp.arange(l)[:, None, None, None], jnp.arange(b)[:, None, None], jnp.arange(kv)
+
+        def put(stretch: Array, start: int) -> Array:
+            size = stretch.shape[-2]
+            local = jnp.where(columns < start, size, columns - start)[:, :, None]
+            return jax.lax.cond(
+                jnp.any(local < size),
+                lambda old: old.at[layer, row, head, local].set(new.astype(old.dtype), mode="drop"),
+                lambda old: old,
+                stretch,
+            )
+
+        return tuple(put(stretch, start) for stretch, start in zip(stretches, starts(stretches), strict=False))
+
+    if mesh is not None and mesh.size > 1:
+        spec = functools.partial(sharding.spec, mesh=mesh)
+        old = spec((None, "rows", "kv_heads", None, None), cache.values[0].shape)
+        new, rows = (
+            spec((None, "rows", None, "kv_heads", None), new_keys.shape),
+            spec(("rows", None), new_keys.shape[1:3]),
+        )
+        run = jax.shard_map(run, mesh=mesh, in_specs=(old, new, rows), out_specs=old, check_vma=False)
+    columns = cache.column[:, None] + jnp.arange(new_keys.shape[2])[None]
+    return run(cache.keys, new_keys, columns), run(cache.values, new_values, columns)
 
 
 def copy_rows(
@@ -141,18 +208,18 @@ def copy_rows(
     """The first `width` columns of `rows` of `source` become those of the rows `into`; one past the end is dropped."""
 
     def copy(old: tuple[Array, ...], new: tuple[Array, ...], axis: int) -> tuple[Array, ...]:
-        given, start, out = jnp.concatenate([stretch[rows] for stretch in new], axis=axis), 0, []
+        given, start, out = jnp.concatenate([stretch[..., rows, :, :, :] for stretch in new], axis=axis), 0, []
         for stretch in old:
             end = min(start + stretch.shape[axis], width)
             if end > start:
                 part = jax.lax.slice_in_dim(given, start, end, axis=axis)
-                place = stretch.at[into, :, : end - start] if axis == 2 else stretch.at[into, :, :, : end - start]
-                stretch = place.set(part, mode="drop")
+                first = stretch.at[..., into, :, : end - start, :], stretch.at[..., into, :, :, : end - start]
+                stretch = first[axis].set(part, mode="drop")
             out.append(stretch)
             start += stretch.shape[axis]
         return tuple(out)
 
     return cache.replace(
         keys=tuple(copy(old, new, layout.key_columns) for old, new in zip(cache.keys, source.keys, strict=True)),
-        values=tuple(copy(old, new, 2) for old, new in zip(cache.values, source.values, strict=True)),
+        values=tuple(copy(old, new, -2) for old, new in zip(cache.values, source.values, strict=True)),
     )

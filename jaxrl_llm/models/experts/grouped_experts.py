@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import Groups, group_by_expert
+from jaxrl_llm.models.layers import OfLayer
 
 _TILE = 128  # rows of an expert from which the products and not the matrices take the time
 
@@ -29,7 +30,7 @@ def grouped_experts(
     x: Float[Array, "n d"],
     experts: Integer[Array, "n k"],
     gates: Float[Array, "n k"],
-    weights: Sequence[Array],
+    weights: Sequence[Array | OfLayer],
 ) -> Float[Array, "n d"]:
     """y_n = sum_k gates_nk (silu(x_n W_gate[e]) * (x_n W_up[e])) W_down[e], e = experts_nk; products sum in float32.
 
@@ -38,7 +39,7 @@ def grouped_experts(
     return _forward(dot, x, experts, gates, weights)[0]
 
 
-def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence[Array]) -> tuple[Array, Any]:
+def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence[Any]) -> tuple[Array, Any]:
     w_gate, w_up, w_down = weights
     groups = group_by_expert(experts, len(w_gate))
     dot = functools.partial(dot, counts=groups.counts)
@@ -46,7 +47,8 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
     if len(rows) < _TILE * len(w_gate):
         a, b = dot(rows, w_gate), dot(rows, w_up)
     else:
-        a, b = jnp.split(dot(rows, jnp.concatenate([w_gate, w_up], axis=2)), 2, axis=1)
+        both = [w.value if isinstance(w, OfLayer) else w for w in (w_gate, w_up)]
+        a, b = jnp.split(dot(rows, jnp.concatenate(both, axis=2)), 2, axis=1)
     hidden = jax.nn.silu(a.astype(jnp.float32)) * b.astype(jnp.float32)
     out = _of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
     y = jnp.einsum("nkd,nk->nd", out, gates, preferred_element_type=jnp.float32)

@@ -18,22 +18,39 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
 from jaxrl_llm.ground.array_typing import Array, Float, Int
 from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
+from jaxrl_llm.models.layers import OfLayer
 
 _LANES, _LARGEST = 128, 1024  # the sides of a TPU's tiles are multiples of the first and at most the second
 _LARGEST_ROWS = 512
 
 
 def grouped_matmul(
-    rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: Int[Array, "e"], platform: str
+    rows: Float[Array, "m d"], weights: Float[Array, "e d f"] | OfLayer, counts: Int[Array, "e"], platform: str
 ) -> Float[Array, "m f"]:
     """rows_i @ weights_e, e the group of row i, summed in float32 and given in the type of the rows. Rows are sorted by
     group; past the first sum(counts) they belong to none: result and gradient are undefined there, and no other place
     depends on what they hold."""
+    if isinstance(weights, OfLayer):
+        if platform == "tpu":
+            return _in_stack(rows, weights, counts)
+        weights = weights.value
     if platform == "tpu":
         return _by_tiles(rows, weights, counts, False)  # pyright: ignore
     if platform == "gpu":
         return grouped_matmul_gpu(rows, weights, counts, False)  # pyright: ignore
     return jax.lax.ragged_dot(rows, weights, counts, preferred_element_type=jnp.float32).astype(rows.dtype)
+
+
+def _in_stack(rows: Array, weights: OfLayer, counts: Array, interpret: bool = False) -> Array:
+    """`_by_tiles` of one layer, as some of the groups of all layers: no matrix is copied for the kernel. It has no
+    gradient."""
+    layers, groups, d, f = weights.stack.shape
+    padded = _whole_tiles(rows, groups)
+    everywhere = jnp.zeros(layers * groups, counts.dtype)
+    everywhere = jax.lax.dynamic_update_slice_in_dim(everywhere, counts, weights.layer * groups, 0)
+    every, tiles = weights.stack.reshape(-1, d, f), _tiles(len(padded), groups, d, f)
+    with jax.named_scope(f"one_of_{layers}_layers"):  # what a plan counts
+        return gmm(padded, every, everywhere, rows.dtype, tiles, interpret=interpret)[: len(rows)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -9,12 +9,13 @@ where the mesh spreads experts over devices, tokens move to them (`expert_parall
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
@@ -22,6 +23,7 @@ from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
 from jaxrl_llm.models.experts.grouped_experts import grouped_experts
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.models.layers import OfLayer
 
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
 
@@ -37,9 +39,9 @@ def apply_experts(
     x: Float[Array, "n d"],
     experts: Integer[Array, "n k"],
     gates: Float[Array, "n k"],
-    w_gate: Float[Array, "e d f"],
-    w_up: Float[Array, "e d f"],
-    w_down: Float[Array, "e f d"],
+    w_gate: Float[Array, "e d f"] | OfLayer,
+    w_up: Float[Array, "e d f"] | OfLayer,
+    w_down: Float[Array, "e f d"] | OfLayer,
     *,
     implementation: str = "auto",
     mesh: Mesh | None = None,
@@ -52,9 +54,12 @@ def apply_experts(
     Source: Qwen3-MoE's sparse block (arXiv 2505.09388) with SwiGLU experts (arXiv 2002.05202, eq. 5).
     """
     form = choose_implementation(implementation, mesh)
-    if implementation == "auto" and form == "blocks" and 6 * x.shape[0] * w_gate.size <= _TINY:
+    if implementation == "auto" and form == "blocks" and 6 * x.shape[0] * math.prod(w_gate.shape) <= _TINY:
         form = "dense"
-    args = (x, experts, gates, (w_gate, w_up, w_down))
+    weights = w_gate, w_up, w_down
+    if form != "grouped":
+        weights = tuple(w.value if isinstance(w, OfLayer) else w for w in weights)
+    args = (x, experts, gates, weights)
     if form == "dense":
         return _dense(*args)
     local: Any = block_experts
@@ -68,14 +73,23 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     # XLA:GPU moves fewer bytes if its partitioner gathers the weights.
     width = "embed" if sharding.platform(mesh) == "tpu" else None
     axes = (("expert", width, "mlp"), ("expert", width, "mlp"), ("expert", "mlp", width))
-    specs = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
+    specs: Any = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
     of_experts, of_width, of_hidden = specs[0]
     cuts = (None, of_width), (None, of_width), (None, None, of_width)
     spread, summed = sharding.cutting(of_experts, mesh), sharding.cutting(of_hidden, mesh)
     rows = sharding.rows(mesh).spec
+    layer = None
+    if isinstance(weights[0], OfLayer):
+        if sharding.cutting(of_width, mesh):  # what is gathered is a copy anyway
+            weights = tuple(w.value for w in weights)
+        else:
+            layer, weights = weights[0].layer, tuple(w.stack for w in weights)
+            specs, cuts = tuple(PartitionSpec(None, *of) for of in specs), ((),) * len(specs)
 
-    def run(x: Array, experts: Array, gates: Array, slices: Any) -> Array:
+    def run(x: Array, experts: Array, gates: Array, slices: Any, layer: Any) -> Array:
         weights = tuple(sharding.gathered(one, cut, mesh) for one, cut in zip(slices, cuts, strict=True))
+        if layer is not None:
+            weights = tuple(OfLayer(one, layer) for one in weights)
         if spread:
             places = Axes(spread[0], mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
             y: Any = move_tokens(local, places, x, experts, gates, weights)
@@ -87,8 +101,9 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     fill = ((0, -n % parts), (0, 0))
     x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
     # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.
-    split = jax.shard_map(run, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
-    return split(x, experts, gates, weights)[:n]
+    places = rows, rows, rows, specs, PartitionSpec()
+    split = jax.shard_map(run, mesh=mesh, in_specs=places, out_specs=rows, check_vma=False)
+    return split(x, experts, gates, weights, layer)[:n]
 
 
 def _dense(x: Array, experts: Array, gates: Array, weights: Any) -> Array:

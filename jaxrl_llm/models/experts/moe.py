@@ -12,7 +12,7 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.masking import segment_sum
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.experts.implementations import apply_experts
-from jaxrl_llm.models.layers import matrix, project, whole
+from jaxrl_llm.models.layers import OfLayer, matrix, project, whole
 from jaxrl_llm.models.routing import EXACT, Router, Routing, select_experts
 
 
@@ -59,14 +59,18 @@ class MoE(nnx.Module):
         """Returns the output, and the experts used with the current router's logits; axes: those of b and t."""
         logits = router.logits(x, whole(self.router[...]))
         experts, gates = select_experts(logits, self.num_chosen, self.normalise, replay, router.choosing(logits))
-        # Pinned, so that slices are cast before they are gathered.
-        gate, up, down = (
-            sharding.constrain(whole(w[...]).astype(x.dtype), w.get_metadata()["logical"], mesh)
-            for w in (self.gate, self.up, self.down)
-        )
+        gate, up, down = (_cast(w, x.dtype, mesh) for w in (self.gate, self.up, self.down))
         rows, chosen, weights = (sharding.flat(a, axes, mesh) for a in (x, experts, gates))
         y = apply_experts(rows, chosen, weights, gate, up, down, implementation=self.implementation, mesh=mesh)
         return sharding.unflat(y, x.shape[:2], axes, mesh), Routing(experts, logits)
+
+
+def _cast(weight: nnx.Param, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
+    """Pinned, so that slices are cast before they are gathered; a stack lies where it is read."""
+    w = weight[...]
+    if isinstance(w, OfLayer):
+        return w.astype(dtype)
+    return sharding.constrain(whole(w).astype(dtype), weight.get_metadata()["logical"], mesh)
 
 
 def load_balance_loss(
