@@ -26,8 +26,6 @@ _FLAGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "xla_tpu_overlap_compute_collective_tc": "true",
             "xla_tpu_enable_data_parallel_all_reduce_opt": "true",
             "xla_tpu_data_parallel_opt_different_sized_ops": "true",
-            # or a decode step fetches a stretch of its cache for the new column and the product, and writes it all back
-            "xla_tpu_msa_inefficient_use_to_copy_ratio": "2",
         },
     ),
     "gpu": (
