@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -92,7 +93,7 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
         )
     if coordinator is not None and not re.fullmatch(r".+:\d{1,5}", coordinator):
         raise ValueError(f"coordinator={coordinator} must be HOST:PORT of process 0, for example host0:8476")
-    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM, on which a run saves itself
+    jax.config.update("jax_enable_preemption_service", True)  # `processes.agreed_stop` asks it after every step
     try:
         with _heard(start_timeout_s):
             # JAX would abort with a stack trace, so it has a little longer.
@@ -100,6 +101,8 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
             jax.distributed.initialize(
                 *place, initialization_timeout=limit, heartbeat_timeout_seconds=heartbeat_timeout_s
             )
+        # The service's listener, in C, has taken SIGTERM unseen by Python: it would swallow it while the run starts.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     except ValueError as error:
         if not (named or launched):
             return  # a TPU host of its own

@@ -6,6 +6,7 @@ itself, the verifier above all, is shared out by `share` and comes together agai
 """
 
 import json
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,18 @@ def largest(value: int) -> int:
     if jax.process_count() == 1:
         return value
     return int(multihost_utils.process_allgather(np.asarray(value)).max())
+
+
+def agreed_stop(heard: int, step: int) -> int:
+    """The signal on which all processes stop after this step, 0 for none: the largest that any of them has heard, where
+    notice that JAX's preemption service was given counts as SIGTERM.
+
+    Args:
+      step: 1, 2, ... of this start, every one of them: the service stops at the one after the last that it was asked
+        about, which is 0 at first.
+    """
+    noticed = multihost_utils.reached_preemption_sync_point(step)
+    return largest(heard or (signal.SIGTERM if noticed else 0))
 
 
 def everywhere(true: bool) -> bool:

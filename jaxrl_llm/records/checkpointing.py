@@ -104,7 +104,7 @@ class Checkpoints:
         for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
             for item in ("payload", "files"):
                 handlers.add(item, arguments, _Later())
-        self._manager = ocp.CheckpointManager(self.folder, options=options, handler_registry=handlers)
+        self._manager = _Manager(self.folder, options=options, handler_registry=handlers)
 
     @property
     def latest(self) -> int | None:
@@ -289,6 +289,13 @@ def _quiet() -> None:
 def _raised_in_orbax(record: logging.LogRecord) -> bool:
     frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
     return any("orbax" in frame.f_code.co_filename for frame, _ in frames)
+
+
+class _Manager(ocp.CheckpointManager):
+    """Asks JAX's preemption service nothing: its thread would, about a step that is over, from which it then counts."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
 
 
 class _Later(ocp.JsonCheckpointHandler):

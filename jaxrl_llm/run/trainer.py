@@ -36,7 +36,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
       FloatingPointError: a loss or gradient is not finite; the message has the step.
       ValueError: a run-time check failed, or the checkpoint belongs to another run.
       OSError: a checkpoint or a log could not be written; the checkpoints before it stay.
-      Stopped: Ctrl-C, SIGTERM or the end of the terminal, after the current step and its checkpoint.
+      Stopped: Ctrl-C, SIGTERM, the end of the terminal or notice of JAX's service, after the step and its checkpoint.
     """
     began, settings = time.time(), run.settings
     log.note(opening(run, log.workdir))
@@ -92,7 +92,7 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
                     evaluated, rows = evaluate(run, state)
                 log.samples(step, rows)
                 late.host |= evaluated
-            stop = processes.largest(interrupted())
+            stop = processes.agreed_stop(interrupted(), step - first)
             due = due or step % settings.checkpoint.every == 0
             with observed.spends("saving"):
                 whole = bool(last or stop or (due and checkpoints.ready()))

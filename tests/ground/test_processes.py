@@ -83,6 +83,35 @@ def test_two_processes_share_the_work_and_neither_waits_for_one_that_failed(tmp_
         assert (code, "JAX distributed service detected fatal errors" in job.printed(0)) == (-6, True), job.printed(0)
 
 
+_SIGNALLED = """
+import os
+import signal
+from jaxrl_llm.config import start_up
+from jaxrl_llm.config.command_line import Parser, add_processes
+from jaxrl_llm.ground import processes
+
+parser, heard = Parser(), []
+add_processes(parser)
+given = parser.parse_args()
+signal.signal(signal.SIGTERM, lambda *got: heard.append(got[0]))
+start_up.join(given, start_timeout_s=60, heartbeat_timeout_s=10)
+os.kill(os.getpid(), signal.SIGTERM)
+assert heard == ([] if given.process else [signal.SIGTERM])
+step = 1
+while not (stop := processes.agreed_stop(0, step)):
+    step += 1
+print("stop", int(stop), "after", step)
+"""
+
+
+def test_notice_of_jax_in_one_process_stops_both_after_the_same_step(tmp_path):
+    """The service hears of SIGTERM in process 1 alone: process 0 keeps its handler."""
+    job = several.ended(tmp_path, 2, ["-c", _SIGNALLED], ["-c", several.SIGTERM_IS_JAXS + _SIGNALLED], timeout=100)
+    said = [[line for line in job.printed(i).splitlines() if line.startswith("stop")] for i in range(2)]
+    assert said[0] == said[1]
+    assert re.fullmatch(r"stop 15 after \d+", *said[0])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -216,7 +245,7 @@ def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
         start_up.join(_given("a:1", 3, 0), 60, 1)
     *lines, last = capsys.readouterr().err.splitlines()
     assert codes == [1]  # not 2, on which a scheduler would not start it again
-    assert updated == {"jax_enable_preemption_service": False}  # or JAX would swallow SIGTERM
+    assert updated == {"jax_enable_preemption_service": True}
     assert [line.rpartition(" (")[2] for line in lines] == [
         f"{n} s of processes.start_timeout_s=60)" for n in (15, 30, 45)
     ]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.experimental import multihost_utils
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.records.checkpointing import Checkpoints, load_tree, save_tree, steps_of
@@ -45,6 +46,14 @@ def test_what_is_saved_comes_back_and_few_stay(tmp_path):
     checkpoints.save(5, STATE, {})  # a step that exists stays as it is
     checkpoints.wait()
     assert checkpoints.restore(STATE)[2]["step"] == 5
+
+
+def test_jax_is_not_asked_for_notice_of_a_step_that_is_over(tmp_path, monkeypatch):
+    """As Orbax's thread would once a checkpoint is written: JAX would count on from there, and stop at no step."""
+    asked = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+    saved(tmp_path)
+    assert not asked
 
 
 def test_a_state_may_change_while_it_is_written(tmp_path):

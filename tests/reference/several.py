@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DEVICES = 4
+SIGTERM_IS_JAXS = """
+import signal
+own = signal.signal
+signal.signal = lambda number, handler: None if number == signal.SIGTERM else own(number, handler)
+"""  # in Python: what a process runs first that leaves the signal to the listener of JAX's preemption service
 
 
 @dataclasses.dataclass

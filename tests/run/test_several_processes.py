@@ -192,6 +192,27 @@ def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
     assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)
 
 
+def test_signals_and_notice_save_the_same_step_and_the_start_ends_at_once(folder, tmp_path):
+    """Of a small run that goes on twice; notice is a SIGTERM that process 1 leaves to JAX's service, which keeps it."""
+    changes = {"steps": 1000, "evaluation.every": 1000, "checkpoint.every": 1000}
+    own = small(folder, tmp_path / "run", **changes)
+    noticed = ["-c", f"{several.SIGTERM_IS_JAXS}\nfrom jaxrl_llm.main import main\nraise SystemExit(main())", *own[2:]]
+    with several.start(tmp_path / "start", 2, own) as job:
+        job.wait_for("compiling")
+        job.members[1].send_signal(signal.SIGTERM)
+        assert job.codes(_LOST, of=[1]) == [143]
+        assert job.printed(1).splitlines()[-1] == "stopped by SIGTERM"
+    last = 0
+    for number, of_1 in ((signal.SIGHUP, own), (signal.SIGINT, own), (signal.SIGTERM, noticed)):
+        with several.start(tmp_path / number.name, 2, own, of_1) as job:
+            job.wait_for("compiling" if of_1 is noticed else f"step {last + 1}/", timeout=120)
+            job.members[1].send_signal(number)
+            assert job.codes(60) == [128 + number] * 2, job.printed(0) + job.printed(1)
+        assert not last or f"resumed from step {last}\n" in job.printed(0)
+        last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
+        assert all(f"stopped after step {last}; the same command goes on" in job.printed(i) for i in range(2))
+
+
 def test_a_check_of_several_processes_is_one_table(folder):
     changes = {"mesh.shape": "(1,-1,1,1)", "warm_start.steps": 0, "task.verify_truncated": True}
     fields = [f"--config.{name}={value}" for name, value in (changes | {"task.data_dir": folder / "data"}).items()]
