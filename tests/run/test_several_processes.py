@@ -38,6 +38,7 @@ def command(folder, workdir, count, **changes):
         "evaluation.every": 3,
         "checkpoint.every": 2,
         "checkpoint.keep": 9,
+        "processes.heartbeat_timeout_s": 10,
     } | changes
     return line("dapo:smoke", workdir, changes)
 

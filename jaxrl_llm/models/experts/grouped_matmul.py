@@ -42,15 +42,13 @@ def grouped_matmul(
 
 
 def _in_stack(rows: Array, weights: OfLayer, counts: Array, interpret: bool = False) -> Array:
-    """`_by_tiles` of one layer, as some of the groups of all layers: no matrix is copied for the kernel. It has no
-    gradient."""
+    """`_by_tiles` of one layer, whose groups begin so many matrices behind the first of all layers: none is copied for
+    the kernel. It has no gradient."""
     layers, groups, d, f = weights.stack.shape
-    padded = _whole_tiles(rows, groups)
-    everywhere = jnp.zeros(layers * groups, counts.dtype)
-    everywhere = jax.lax.dynamic_update_slice_in_dim(everywhere, counts, weights.layer * groups, 0)
-    every, tiles = weights.stack.reshape(-1, d, f), _tiles(len(padded), groups, d, f)
+    padded, every = _whole_tiles(rows, groups), weights.stack.reshape(-1, d, f)
+    first, tiles = -groups * weights.layer, _tiles(len(padded), groups, d, f)
     with jax.named_scope(f"one_of_{layers}_layers"):  # what a plan counts
-        return gmm(padded, every, everywhere, rows.dtype, tiles, interpret=interpret)[: len(rows)]
+        return gmm(padded, every, counts, rows.dtype, tiles, group_offset=first, interpret=interpret)[: len(rows)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
