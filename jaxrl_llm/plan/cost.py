@@ -141,7 +141,7 @@ class _Reader:
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
         elif layers := _LAYERS.search(i.attributes):
-            moved -= (1 - 1 / int(layers[1])) * max(shape.bytes for shape in read)
+            moved -= (1 - 1 / int(layers[1])) * max(_in_memory([shape]) for shape in read)
         flops = flops_of(inside, i)
         if flops is None:
             return Cost(bytes=moved, unknown=frozenset({i.name}))

@@ -29,10 +29,8 @@ def places(model: Model, params: Params) -> dict[str, Any]:
     def of(axes: Any, tree: Any) -> Any:
         if not isinstance(tree, tuple):
             return sharding.shardings(axes, tree, mesh)
-        parts = axes
-        if not model.cache_layout.stacked:
-            parts = jax.tree.map(lambda a: a[1:], axes, is_leaf=lambda a: isinstance(a, tuple))
-        return tuple(sharding.shardings(parts, part, mesh) for part in tree)
+        parts = [jax.tree.map(lambda x, a: a[len(a) - x.ndim :], part, axes) for part in tree]  # of stacks or of layers
+        return tuple(sharding.shardings(*pair, mesh) for pair in zip(parts, tree, strict=True))
 
     axes = model.axes()
     whole = jax.tree.map(lambda _: sharding.replicated(mesh), dict(params))

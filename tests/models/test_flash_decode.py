@@ -37,6 +37,7 @@ def test_only_bfloat16_on_a_gpu_has_the_layout_of_the_kernel(monkeypatch):
         assert kv_cache.layout_of(config, "gpu") == kv_cache.WHOLE
     assert kv_cache.layout_of(half(), "cpu") == kv_cache.STRETCHES
     assert kv_cache.layout_of(half(), "tpu") == kv_cache.STACKED
+    assert kv_cache.layout_of(CONFIG, "tpu") == kv_cache.STRETCHES
     monkeypatch.setattr(kv_cache, "KERNEL", "jax.experimental.pallas.ops.gpu.none")
     assert kv_cache.layout_of(half(), "gpu") == kv_cache.WHOLE, "a JAX that has removed the kernel"
     cache = kv_cache.empty(CONFIG, ROWS, 300, kv_cache.FILLED)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import experts_of
+from jaxrl_llm.models import Model, ModelConfig, experts_of
 from jaxrl_llm.models.experts.implementations import apply_experts
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.plan.__main__ import main
@@ -22,6 +22,8 @@ from jaxrl_llm.plan.programs import Part, Program, turns
 from jaxrl_llm.plan.roofline import roofline
 from jaxrl_llm.plan.table import Compiled, as_rows, table
 from jaxrl_llm.plan.wires import Wires
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.sampling import Sampling
 from tests.plan.test_wires import tpus
 
 needs_libtpu = pytest.mark.skipif(
@@ -237,6 +239,26 @@ def test_the_gradient_of_a_head_of_1187_tiles_is_scattered():
         lowered = jax.jit(jax.grad(loss), out_shardings=where["w"]).lower(w, x, y)
     sums = measure(parse(lowered.compile().as_text()), mesh.size)[0].collectives
     assert sums["reduce-scatter"][1] > 100 * sums.get("all-reduce", (0, 0))[1]
+
+
+@needs_libtpu
+@pytest.mark.parametrize("num_experts", [0, 16])
+def test_a_decode_step_of_stacks_copies_none(num_experts):
+    """It moves little more than the weights and the caches of a chip, each read once, in one loop over all layers."""
+    _, devices = topology_devices("v5e:2x2")
+    sizes = {"vocab_size": 1024, "num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 1536}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    config = ModelConfig(**sizes, **heads, **mixture, dtype="bfloat16", param_dtype="bfloat16")
+    model = Model(config, sharding.make_mesh((4, 1, 1, 1), devices))
+    engine = Engine(model, Sampling(), group_size=8, max_new_tokens=1025, end_ids=(1,), dtype="bfloat16")
+    with lowering_for(devices[0]):
+        lowered = engine.lower(model.shapes(), count=4, width=128)
+    _, turn = measure(parse(lowered.compile().as_text()), 4)
+    caches = 2 * 2 * 12 * 4 * 128 * (8 * 1024 + 128)  # bfloat16; keys and values of a chip's answers and their prompt
+    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(model.shapes()))
+    assert turn.bytes < 1.2 * (caches + weights)
+    assert turn.sent < 1e5
 
 
 @needs_libtpu

@@ -46,10 +46,12 @@ STRETCHES, WHOLE, FILLED, STACKED = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 
 
 
 def layout_of(config: ModelConfig, platform: str) -> Layout:
-    """STACKED on a TPU. FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has
-    it, unless plain attention is asked for."""
+    """STACKED in bfloat16 on a TPU; in float32 XLA would convert whole stacks at every step. FILLED where the kernel of
+    `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has it, unless plain attention is asked for."""
+    if platform == "tpu" and config.dtype == "bfloat16":
+        return STACKED
     if platform != "gpu":
-        return STACKED if platform == "tpu" else STRETCHES
+        return STRETCHES
     fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128) and importlib.util.find_spec(KERNEL)
     return FILLED if fits and config.attention_implementation != "plain" else WHOLE
 
