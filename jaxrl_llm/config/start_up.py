@@ -101,12 +101,12 @@ def join(given: argparse.Namespace, start_timeout_s: int, heartbeat_timeout_s: i
             jax.distributed.initialize(
                 *place, initialization_timeout=limit, heartbeat_timeout_seconds=heartbeat_timeout_s
             )
-        # The service's listener, in C, has taken SIGTERM unseen by Python: it would swallow it while the run starts.
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     except ValueError as error:
         if not (named or launched):
             return  # a TPU host of its own
         raise ValueError(f"the processes cannot join ({error}); see docs/several_processes.md") from error
+    # The service's listener, in C, has taken SIGTERM unseen by Python: it would swallow it while the run starts.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     uncaught = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:

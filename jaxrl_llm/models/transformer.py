@@ -2,8 +2,8 @@
 
 Flax NNX is used to define the modules and nowhere else: `Model.init` returns a plain nested dict, and jit, grad,
 optimizer, checkpoint and sharding only see that dict and `Model.apply`. Consecutive layers of one kind run in one scan;
-on a CPU or GPU `Model.unstack` cuts the stacks into per-layer arrays for the decode loop, where a slice per step would
-be a copy.
+for the decode loop, where a slice per step would be a copy, `Model.unstack` cuts the stacks into per-layer arrays,
+except in bfloat16 on a TPU.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jaxrl_llm.models.architecture import Kind, ModelConfig
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.flash import choose_attention
 from jaxrl_llm.models.attention.grouped_query import Attention, rotation
-from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout, layout_of
+from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
 from jaxrl_llm.models.layers import FEW_ROWS, OfLayer, RMSNorm, Transposed, embedded, matrix, project
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
@@ -195,7 +195,7 @@ class Model:
 
     @property
     def cache_layout(self) -> Layout:
-        return layout_of(self.config, sharding.platform(self.mesh))
+        return kv_cache.layout_of(self.config, sharding.platform(self.mesh))
 
     def empty_cache(self, rows: int, length: int) -> KVCache:
         """For so many tokens of each row, to be filled by `apply`."""
@@ -259,7 +259,7 @@ class Model:
             )
         _check_routing(config, tokens, routing)
         if cache is not None:
-            layered, visible = kv_cache.by_layer(cache, positions, self.cache_layout)
+            layered, visible = kv_cache.by_group(cache, positions, self.cache_layout)
         else:
             layered, causal = None, jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]

@@ -140,7 +140,7 @@ class _Reader:
             moved = 2 * _in_memory(inside.by_name[i.operands[_IN_PLACE[i.opcode]]].shapes)
         elif i.opcode == "copy-start":
             moved = _in_memory(i.shapes[:2])
-        elif layers := _LAYERS.search(i.attributes):
+        elif i.opcode == "custom-call" and (layers := _LAYERS.search(i.attributes)):
             moved -= (1 - 1 / int(layers[1])) * max(_in_memory([shape]) for shape in read)
         flops = flops_of(inside, i)
         if flops is None:

@@ -49,7 +49,7 @@ class Engine:
         assert self.sampling.top_k > 0 or not self.record_kept, "a record of what was kept has the width of a top-k"
 
     def prepare(self, params: Params) -> Params:
-        """The parameters of training on the mesh of the rollout's model, layer by layer and in the rollout's dtype.
+        """The parameters of training on the mesh of the rollout's model, as of `Model.unstack`, in the rollout's dtype.
 
         If both meshes lay them out alike, the given ones are returned, and `generate` cuts and casts them each time.
         """
@@ -178,7 +178,7 @@ def _mesh_of(params: Params) -> jax.sharding.Mesh:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _prepare(engine: Engine, mesh: jax.sharding.Mesh, params: Params) -> Params:
-    """Layer by layer, so that only one layer at a time exists twice."""
+    """Layer by layer, so that only one layer, or stack of them, at a time exists twice."""
     source = dataclasses.replace(engine.model, mesh=mesh)
     return move(_by_layer(engine, params)[1], source, engine.model)
 

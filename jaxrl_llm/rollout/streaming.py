@@ -39,7 +39,7 @@ class Streamer:
 
     @functools.partial(jax.jit, static_argnums=0)
     def prepare(self, params: Params) -> dict[str, Any]:
-        """The parameters of `Model.init` as `tokens` takes them, layer by layer and in the model's dtype."""
+        """The parameters of `Model.init` as `tokens` takes them, as `Model.unstack` cuts them, in the model's dtype."""
         return self.model.unstack(params, self.model.config.compute_dtype)
 
     def tokens(self, prepared: Params, prompt: Sequence[int], key: Key, uid: int = 0) -> Iterator[int]:

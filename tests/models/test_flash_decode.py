@@ -66,7 +66,6 @@ def test_attention_over_what_is_filled(prompts):
 def test_decoding_by_the_kernel_is_the_full_forward(monkeypatch):
     """Prompts are prefilled, copied into a cache and continued token by token."""
     monkeypatch.setattr(kv_cache, "layout_of", lambda *_: kv_cache.FILLED)
-    monkeypatch.setattr("jaxrl_llm.models.transformer.layout_of", lambda *_: kv_cache.FILLED)
     monkeypatch.setattr(grouped_query, "attend_filled", functools.partial(flash_decode.attend_filled, interpret=True))
     model = Model(CONFIG)
     params, apply = model.unstack(model.init(jax.random.key(0))), jax.jit(model.apply, static_argnames="prefill")

@@ -138,7 +138,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import backend
 
-from jaxrl_llm.models.experts.grouped_matmul import _in_stack, grouped_matmul
+from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 from jaxrl_llm.plan.chips import lowering_for, topology_devices
 from jaxrl_llm.plan.cost import measure
 from jaxrl_llm.plan.hlo import parse

@@ -107,7 +107,7 @@ def test_tokens_behind_a_prefix_have_columns_of_their_own():
     shared = kv_cache.empty(CONFIG, 2, 3)
     prefix = kv_cache.Prefix(shared.keys, shared.values, jnp.array([2, 3]))
     cache = kv_cache.empty(CONFIG, 4, 5).replace(prefix=prefix)
-    (only,), visible = kv_cache.by_layer(cache, jnp.array([[2], [4], [3], [6]]))
+    (only,), visible = kv_cache.by_group(cache, jnp.array([[2], [4], [3], [6]]))
     np.testing.assert_array_equal(only.column, [0, 2, 0, 3])
     assert only.prefix == (prefix.keys[0], prefix.values[0])
     expected = ["110 10000", "110 11100", "111 10000", "111 11110"]
@@ -121,10 +121,10 @@ def test_a_stack_is_written_and_read_as_its_layers_are(t):
     assert [x.shape for x in cache.keys[0]] == [x.shape for x in cache.values[0]] == [(2, ROWS, 2, 64, 8)] * 4
     first, new = ([normal(seed + i, 2, ROWS, n, 2, 8) for i in (0, 1)] for seed, n in ((10, LENGTH), (20, t)))
     column = jnp.array([0, 62, LENGTH - t])
-    (of,), _ = kv_cache.by_layer(cache, jnp.zeros((ROWS, LENGTH), jnp.int32), kv_cache.STACKED)
+    (of,), _ = kv_cache.by_group(cache, jnp.zeros((ROWS, LENGTH), jnp.int32), kv_cache.STACKED)
     cache = kv_cache.KVCache(*((x,) for x in kv_cache.write_stack(of, *first, None)))
     positions = column[:, None] + jnp.arange(t)[None]
-    (before,), visible = kv_cache.by_layer(cache, positions, kv_cache.STACKED)
+    (before,), visible = kv_cache.by_group(cache, positions, kv_cache.STACKED)
     after = kv_cache.write_stack(before, *new, None)
     queries = normal(4, ROWS, t, 4, 8)
     for number in range(2):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import Model, transformer
+from jaxrl_llm.models import Model
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
@@ -23,7 +23,6 @@ def stacked(monkeypatch):
     layout = kv_cache.STACKED._replace(multiple=4)
     monkeypatch.setattr(kv_cache, "_SHORTEST", 2)
     monkeypatch.setattr(kv_cache, "layout_of", lambda *_: layout)
-    monkeypatch.setattr(transformer, "layout_of", lambda *_: layout)
     fresh = jax.jit(engine_module._generate.__wrapped__, static_argnums=(0, 1))
     monkeypatch.setattr(engine_module, "_generate", fresh)
 

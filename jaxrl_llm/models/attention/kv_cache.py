@@ -1,12 +1,12 @@
 """Keys and values of the tokens fed so far, head-major so that a decode step reads them in order.
 
-Keys are stored transposed, [b kv d s]: both products of attention then run along their last axis, which on a CPU is
-five times faster for q k^T than a transposed operand that has to be repacked at every step. A long cache is cut into
-stretches of columns, arrays of their own, so that attention can leave out those that no row has reached; a slice of one
-array would be copied before it is multiplied. On a GPU, which would wait for the host at each condition, it is one
-array, and a kernel reads each row as far as it is filled (`flash_decode.py`). On a TPU equal layers that follow each
-other are a stack: a step reads it in a loop over its layers, which compiles in a fifth of the time, and writes to it
-once, behind the loop, whose turns would otherwise each copy it.
+On a CPU keys are stored transposed, [b kv d s]: both products of attention then run along their last axis, which on a
+CPU is five times faster for q k^T than a transposed operand that has to be repacked at every step. A long cache is cut
+into stretches of columns, arrays of their own, so that attention can leave out those that no row has reached; a slice
+of one array would be copied before it is multiplied. On a GPU, which would wait for the host at each condition, it is
+one array, and a kernel reads each row as far as it is filled (`flash_decode.py`). In bfloat16 on a TPU equal layers
+that follow each other are a stack: a step reads it in a loop over its layers, which compiles in a fifth of the time,
+and writes to it once, behind the loop, whose turns would otherwise each copy it.
 
 The token at position p of a row is in column p (behind a prefix: p minus the prompt's length). A query sees the columns
 up to its own, so columns left over from padding or from an earlier answer are never read. If the answers of a group
@@ -42,7 +42,8 @@ class Layout(NamedTuple):
 
 
 KERNEL = "jax.experimental.pallas.ops.gpu.decode_attention"
-STRETCHES, WHOLE, FILLED, STACKED = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 256), Layout(-2, 8, 128, stacked=True)
+STRETCHES, WHOLE, FILLED = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 256)
+STACKED = Layout(-2, 8, 128, stacked=True)  # eight stretches of whole tiles, which have 16 rows
 
 
 def layout_of(config: ModelConfig, platform: str) -> Layout:
@@ -113,7 +114,7 @@ class LayerCache(NamedTuple):
         return LayerCache(keys, values, self.column, prefix)
 
 
-def by_layer(
+def by_group(
     cache: KVCache, positions: Integer[Array, "b t"], layout: Layout = STRETCHES
 ) -> tuple[list[LayerCache], Bool[Array, "b t s"]]:
     """Every layer or stack for tokens at these positions, and the columns that each token sees, those of the prefix
@@ -215,8 +216,9 @@ def copy_rows(
             end = min(start + stretch.shape[axis], width)
             if end > start:
                 part = jax.lax.slice_in_dim(given, start, end, axis=axis)
-                first = stretch.at[..., into, :, : end - start, :], stretch.at[..., into, :, :, : end - start]
-                stretch = first[axis].set(part, mode="drop")
+                first = slice(end - start)
+                place = stretch.at[..., into, :, first, :] if axis == -2 else stretch.at[..., into, :, :, first]
+                stretch = place.set(part, mode="drop")
             out.append(stretch)
             start += stretch.shape[axis]
         return tuple(out)
