@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -51,11 +50,6 @@ class Job:
             member.wait()
 
 
-def _hears_the_terminal() -> None:
-    """Also under `nohup`, whose children ignore its end."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 def start(folder: Path, count: int, *arguments: Sequence[str]) -> Job:
     """`python ARGUMENTS --coordinator ... --processes COUNT --process INDEX`, or one process without these.
 
@@ -73,8 +67,7 @@ def start(folder: Path, count: int, *arguments: Sequence[str]) -> Job:
         place = [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={index}"]
         command = [sys.executable, *arguments[min(index, len(arguments) - 1)], *(place if count > 1 else [])]
         with open(folder / f"{index}.txt", "w") as output:
-            both = {"stdout": output, "stderr": subprocess.STDOUT}
-            members.append(subprocess.Popen(command, **both, env=environment, preexec_fn=_hears_the_terminal))
+            members.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
     return Job(folder, members)
 
 

@@ -196,8 +196,10 @@ def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
 def test_signals_and_notice_save_the_same_step_and_the_start_ends_at_once(folder, tmp_path):
     """Of a small run that goes on twice; notice is a SIGTERM that process 1 leaves to JAX's service, which keeps it."""
     changes = {"steps": 1000, "evaluation.every": 1000, "checkpoint.every": 1000}
-    own = small(folder, tmp_path / "run", **changes)
-    noticed = ["-c", f"{several.SIGTERM_IS_JAXS}\nfrom jaxrl_llm.main import main\nraise SystemExit(main())", *own[2:]]
+    arguments = small(folder, tmp_path / "run", **changes)[2:]
+    heard = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)"  # under nohup it is ignored
+    run = "\nfrom jaxrl_llm.main import main\nraise SystemExit(main())"
+    own, noticed = (["-c", first + run, *arguments] for first in (heard, several.SIGTERM_IS_JAXS))
     with several.start(tmp_path / "start", 2, own) as job:
         job.wait_for("compiling")
         job.members[1].send_signal(signal.SIGTERM)
