@@ -178,7 +178,9 @@ def embedded(
 
 
 def whole(weight: Any) -> Float[Array, "*shape"]:
-    """W, or W + A B in the type of W: for experts and the router, which take whole matrices."""
+    """W, or W + A B in the type of W, or a layer of a stack: for experts, the router and caches, which take arrays."""
+    if isinstance(weight, OfLayer):
+        return weight.value
     if not isinstance(weight, LowRank):
         return weight
     return (weight.weight + weight.a @ weight.b).astype(weight.weight.dtype)

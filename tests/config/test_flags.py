@@ -74,7 +74,9 @@ print("known")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+)
 def test_libtpu_knows_the_flags_of_tpus():
     (given,) = flags.added("tpu", {}).values()
     quiet = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}

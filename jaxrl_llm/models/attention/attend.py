@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float
 from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.layers import OfLayer
+from jaxrl_llm.models.layers import whole
 
 _CHUNK, _CHUNKS = 64, 4  # a chunk has at least 64 queries, and a row at most 4 chunks
 MASKED = -1e30  # finite, so that the softmax of a fully masked row (padding) is uniform and not NaN
@@ -110,7 +110,7 @@ def attend_cached(
 
 def _product(dot: Callable[..., Array], left: Array, stretch: Any) -> Array:
     """left [b kv q x] times a stretch of p rows of the cache."""
-    stretch = stretch.value if isinstance(stretch, OfLayer) else stretch
+    stretch = whole(stretch)
     (b, kv, q, x), p = left.shape, len(stretch)
     together = left.reshape(p, b // p, kv, q, x).swapaxes(1, 2).reshape(p, kv, -1, x)
     return dot(together, stretch).reshape(p, kv, b // p, q, -1).swapaxes(1, 2).reshape(b, kv, q, -1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
 from jaxrl_llm.models.experts.expert_blocks import Groups, group_by_expert
-from jaxrl_llm.models.layers import OfLayer
+from jaxrl_llm.models.layers import OfLayer, whole
 
 _TILE = 128  # rows of an expert from which the products and not the matrices take the time
 
@@ -47,8 +47,7 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
     if len(rows) < _TILE * len(w_gate):
         a, b = dot(rows, w_gate), dot(rows, w_up)
     else:
-        both = [w.value if isinstance(w, OfLayer) else w for w in (w_gate, w_up)]
-        a, b = jnp.split(dot(rows, jnp.concatenate(both, axis=2)), 2, axis=1)
+        a, b = jnp.split(dot(rows, jnp.concatenate([whole(w_gate), whole(w_up)], axis=2)), 2, axis=1)
     hidden = jax.nn.silu(a.astype(jnp.float32)) * b.astype(jnp.float32)
     out = _of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
     y = jnp.einsum("nkd,nk->nd", out, gates, preferred_element_type=jnp.float32)

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
 from jaxrl_llm.ground.array_typing import Array, Float, Int
 from jaxrl_llm.models.experts.triton_matmul import grouped_matmul_gpu
-from jaxrl_llm.models.layers import OfLayer
+from jaxrl_llm.models.layers import OfLayer, whole
 
 _LANES, _LARGEST = 128, 1024  # the sides of a TPU's tiles are multiples of the first and at most the second
 _LARGEST_ROWS = 512
@@ -33,7 +33,7 @@ def grouped_matmul(
     if isinstance(weights, OfLayer):
         if platform == "tpu":
             return _in_stack(rows, weights, counts)
-        weights = weights.value
+        weights = whole(weights)
     if platform == "tpu":
         return _by_tiles(rows, weights, counts, False)  # pyright: ignore
     if platform == "gpu":

@@ -23,7 +23,7 @@ from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
 from jaxrl_llm.models.experts.grouped_experts import grouped_experts
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
-from jaxrl_llm.models.layers import OfLayer
+from jaxrl_llm.models.layers import OfLayer, whole
 
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
 
@@ -58,7 +58,7 @@ def apply_experts(
         form = "dense"
     weights = w_gate, w_up, w_down
     if form != "grouped":
-        weights = tuple(w.value if isinstance(w, OfLayer) else w for w in weights)
+        weights = tuple(map(whole, weights))
     args = (x, experts, gates, weights)
     if form == "dense":
         return _dense(*args)
@@ -81,7 +81,7 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
     layer = None
     if isinstance(weights[0], OfLayer):
         if sharding.cutting(of_width, mesh):  # what is gathered is a copy anyway
-            weights = tuple(w.value for w in weights)
+            weights = tuple(map(whole, weights))
         else:
             layer, weights = weights[0].layer, tuple(w.stack for w in weights)
             specs, cuts = tuple(PartitionSpec(None, *of) for of in specs), ((),) * len(specs)
