@@ -18,8 +18,14 @@ _FLAGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "xla_enable_async_all_gather": "true",
             # or a gather over several axes of a torus becomes an all-reduce of zeros and the own slice: twice the bytes
             "xla_tpu_prefer_async_allgather_to_allreduce": "true",
-            # makes it asynchronous; fusions that did so too are refused by libtpu 0.0.50 on all chips but v5e
+            # The SparseCores carry these beside the computation, over all links of a torus; without the flags they go
+            # along a ring, and a sum that is scattered over a whole slice is summed everywhere. (Fusions that let
+            # gathers go on as well are refused by libtpu 0.0.50 on all chips but v5e.)
             "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+            "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": "true",
+            "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "true",
+            "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+            "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
             # or a product with a gathered weight becomes a ring of permutes, over one link where a gather has two
             "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
             "xla_enable_async_all_reduce": "true",

@@ -258,35 +258,42 @@ def _gathered(part: jax.Array, axes: tuple[str, ...], dimension: int, stages: An
         return jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
 
     def scatter(_: Any, whole: jax.Array) -> jax.Array:
-        # libtpu sums all on every device if the dimension is the last one in memory, or if that is of a number of tiles
-        # that has no small parts, as 1187 x 128 = 151,936. It is padded if that adds at most 1 %.
-        at, last = min(dimension, whole.ndim - 2), whole.ndim - 1
-        part = whole.swapaxes(dimension, at)
-        n, spare = part.shape[last], -part.shape[last] % 1024
-        if 100 * spare < n:
-            part = jnp.pad(part, [(0, 0)] * last + [(0, spare)])
-        part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
         for names, groups in stages:
-            part = jax.lax.psum_scatter(part, names, scatter_dimension=at, tiled=True, axis_index_groups=groups)
-        return part[..., :n].swapaxes(dimension, at)
+            whole = _scattered(whole, names, groups, dimension)
+        return whole
 
     return linear_call(gather, scatter, (), part)
+
+
+def _scattered(whole: jax.Array, names: tuple[str, ...], groups: Any, dimension: int) -> jax.Array:
+    """This device's part, along a dimension, of the sum over its group. Elsewhere libtpu sums all on every device: it
+    scatters along the first dimension, or the next to last where parts have whole tiles, but not where the last has a
+    number of tiles without small parts, as 1187 x 128 = 151,936. That one is padded if this adds at most 2 %."""
+    n = len(groups[0]) if groups else jax.lax.axis_size(names)
+    at = 0 if whole.shape[dimension] % (16 * n) else min(dimension, whole.ndim - 2)
+    there = whole.swapaxes(dimension, at)
+    columns = there.shape[-1]
+    if 50 * (spare := -columns % 2048) < columns:
+        there = jnp.pad(there, [(0, 0)] * (there.ndim - 1) + [(0, spare)])
+    there = with_layout_constraint(there, Layout(tuple(range(there.ndim))))
+    part = jax.lax.psum_scatter(there, names, scatter_dimension=at, tiled=True, axis_index_groups=groups)
+    return part[..., :columns].swapaxes(dimension, at)
 
 
 def _stages(axes: tuple[str, ...], mesh: Mesh) -> Any:
     """The (axes, groups of places on them) over which a sum is scattered, one after the other; groups None: over all.
 
-    libtpu scatters over at most two dimensions of a torus. Over three it sums everywhere, which sends twice as much, so
-    several axes follow one another, and of an axis over all three the plane comes before the line.
+    On v5e, which have no SparseCores, libtpu scatters along a ring of devices, and over a whole slice of more than four
+    sums everywhere: so several axes follow one another, and of one axis the lines of the torus come last.
     """
     order = [AXES.index(axis) for axis in axes]
     along = np.moveaxis(mesh.devices, order, range(len(axes))).reshape(math.prod(mesh.shape[a] for a in axes), -1)[:, 0]
-    at = np.array([getattr(device, "coords", ()) for device in along])
-    if np.count_nonzero(np.ptp(at, axis=0)) < 3:
+    n, slices = len(along), {getattr(device, "slice_index", 0) for device in mesh.devices.flat}
+    if along[0].device_kind != "TPU v5 lite" or n < mesh.size // len(slices) or n <= 4:
         return ((axes, None),)
     if len(axes) > 1:
         return tuple(stage for axis in axes for stage in _stages((axis,), mesh))
-    n = len(along)
+    at = np.array([getattr(device, "coords", ()) for device in along])
     line = max(k for k in range(1, n) if n % k == 0 and np.count_nonzero(np.ptp(at[:k], axis=0)) < 2)
     lines = np.arange(n).reshape(-1, line)
     return tuple((axes, tuple(map(tuple, groups.tolist()))) for groups in (lines.T, lines))

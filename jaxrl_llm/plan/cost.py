@@ -26,6 +26,7 @@ from jaxrl_llm.plan.hlo import (
     Shape,
     between_slices,
     device_groups,
+    links_used,
     trip_count,
 )
 
@@ -47,12 +48,12 @@ _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is wri
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """On one device. exchanges: {(kind, groups of devices): (how many, bytes sent)}. unknown: kernels whose FLOPs
-    nothing states."""
+    """On one device. exchanges: {(kind, groups of devices, links): (how many, bytes sent)}, links as `links_used` has
+    them. unknown: kernels whose FLOPs nothing states."""
 
     flops: float = 0.0
     bytes: float = 0.0
-    exchanges: dict[tuple[str, Groups], tuple[float, float]] = dataclasses.field(default_factory=dict)
+    exchanges: dict[tuple[str, Groups, int], tuple[float, float]] = dataclasses.field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -66,7 +67,7 @@ class Cost:
     @property
     def collectives(self) -> dict[str, tuple[float, float]]:
         """{kind: (how many, bytes sent)}."""
-        return _merged((kind, value) for (kind, _), value in self.exchanges.items())
+        return _merged((kind, value) for (kind, *_), value in self.exchanges.items())
 
     @property
     def sent(self) -> float:
@@ -198,7 +199,7 @@ class _Reader:
             sent = size * (n - 1)
         else:
             sent = (2 if kind == "all-reduce" else 1) * size * (n - 1) / n
-        return Cost(exchanges={(kind, groups): (1.0, float(sent))})
+        return Cost(exchanges={(kind, groups, links_used(i)): (1.0, float(sent))})
 
 
 def _summed(costs: Iterable[tuple[Cost, Cost]]) -> tuple[Cost, Cost]:

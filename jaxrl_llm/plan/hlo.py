@@ -110,6 +110,19 @@ def _instruction(name: str, result: str, opcode: str, inside: str, attributes: s
     return Instruction(name, opcode, shapes, tuple(_NAME.findall(inside)), attributes, inside)
 
 
+def links_used(i: Instruction) -> int:
+    """How many links of a torus libtpu's algorithm for a collective uses at once; 0 where the program does not say.
+
+    On the SparseCores every "color" is a part of the data that goes its own way round the torus, in one direction; on
+    the TensorCore one of a "Strategy" goes both ways, and "1D" is a ring.
+    """
+    if ways := i.attributes.count('"phase_rings"'):
+        return ways
+    if found := re.search(r"Strategy\w+\{colors:(\d)", i.attributes):
+        return 2 * int(found[1])
+    return 2 if '"emitter":"1D' in i.attributes else 0
+
+
 def device_groups(i: Instruction, devices: int) -> Groups:
     """Which devices exchange with one another, by their place in the program; of a permutation, the pairs (from, to).
 

@@ -10,11 +10,12 @@ all-gather and the like V (m - 1) / (m k)  V (k - 1) / k   parts of k go between
 all-to-all              V (n - k) / n      V (k - 1) / n   to every other device its n-th part
 
 On a torus an all-gather uses all dimensions that its devices span at once, with two links where they close a ring and
-one on a line. An all-to-all is bound by its longest dimension: over c places a link carries V c / 8 on a ring, and
-V c / 4 in the middle of a line. Devices s hops apart share their links with the s - 1 groups between them, and a
-permutation over d hops with d - 1 others. Source: jax-ml.github.io/scaling-book, "Sharded Matrices" and "How to Think
-About GPUs". Rings: v5e and v6e on an axis of 16, the others where all axes are multiples of 4
-(cloud.google.com/tpu/docs). All of it without latency; collectives follow one another.
+one on a line, but no more links than its program says (`hlo.links_used`). An all-to-all is bound by its longest
+dimension: over c places a link carries V c / 8 on a ring, and V c / 4 in the middle of a line. Devices s hops apart
+share their links with the s - 1 groups between them, and a permutation over d hops with d - 1 others. Source:
+jax-ml.github.io/scaling-book, "Sharded Matrices" and "How to Think About GPUs". Rings: v5e and v6e on an axis of 16,
+the others where all axes are multiples of 4 (cloud.google.com/tpu/docs). All of it without latency; collectives follow
+one another.
 """
 
 import dataclasses
@@ -60,13 +61,13 @@ class Wires:
     def traffic(self, cost: Cost) -> list[Traffic]:
         """By axes and link, the longest first."""
         found: dict[tuple[tuple[str, ...], str], tuple[float, Cost]] = {}
-        for (kind, groups), (count, sent) in cost.exchanges.items():
+        for (kind, groups, links), (count, sent) in cost.exchanges.items():
             if sent:
                 places = [[self._place(number) for number in group] for group in groups]
-                seconds, link = max(self._bound(kind, group, sent) for group in places)
+                seconds, link = max(self._bound(kind, group, sent, links) for group in places)
                 key = self._axes(places), link
                 before, others = found.get(key, (0.0, Cost()))
-                found[key] = before + seconds, others + Cost(exchanges={(kind, ()): (count, sent)})
+                found[key] = before + seconds, others + Cost(exchanges={(kind, (), 0): (count, sent)})
         rows = (Traffic(*key, of.sent, seconds, of.collectives) for key, (seconds, of) in found.items())
         return sorted(rows, key=lambda row: -row.seconds)
 
@@ -79,7 +80,7 @@ class Wires:
         differ = [any(len(set(one[axis])) > 1 for one in at) for axis in range(len(self.mesh.axis_names))]
         return tuple(name for name, does in zip(self.mesh.axis_names, differ, strict=True) if does)
 
-    def _bound(self, kind: str, group: Sequence[int], sent: float) -> tuple[float, str]:
+    def _bound(self, kind: str, group: Sequence[int], sent: float, most: int) -> tuple[float, str]:
         """(seconds, the link) of the slowest stage of one group of devices."""
         n, m = len(group), len({self._unit[place] for place in group})
         k, whole = n / m, sent * n / (n - 1)
@@ -94,11 +95,12 @@ class Wires:
             stages.append((within / self.chip.link, "NVLink"))
         elif within:
             here = [place for place in group if self._unit[place] == self._unit[group[0]]]
-            stages.append(self._on_torus(kind, [self._at[place] for place in here], within))
+            stages.append(self._on_torus(kind, [self._at[place] for place in here], within, most))
         return max(stages)
 
-    def _on_torus(self, kind: str, at: Sequence[tuple[int, ...]], within: float) -> tuple[float, str]:
-        """Of devices of one slice, each of which sends `within` bytes to the others."""
+    def _on_torus(self, kind: str, at: Sequence[tuple[int, ...]], within: float, most: int) -> tuple[float, str]:
+        """Of devices of one slice, each of which sends `within` bytes to the others over at most so many links (0: all
+        that there are)."""
         *axes, cores = ([min(along), max(along), len(set(along))] for along in zip(*at, strict=True))
         spans = [
             (places, (last - first) // (places - 1), size, ring)
@@ -113,9 +115,10 @@ class Wires:
             hops = (min(gap, size - gap) if ring else gap for places, gap, size, ring in spans)
             return within * max(hops) / link, "1 ICI link"
         links = [2 if ring and places * gap >= size else 1 for places, gap, size, ring in spans]
-        label = f"{sum(links)} ICI link{'s' * (sum(links) > 1)}"
+        used = min(sum(links), most or sum(links))
+        label = f"{used} ICI link{'s' * (used > 1)}"
         if not kind.endswith("all-to-all"):
-            return within / sum(link * n / gap for n, (_, gap, *_) in zip(links, spans, strict=True)), label
+            return within / link / min(used, sum(n / gap for n, (_, gap, *_) in zip(links, spans, strict=True))), label
         one = cores[2] * within * len(at) / (len(at) - 1)  # what the devices of a chip give to those of the slice
         loads = (one * (c**2 // 4) / c * gap / n for n, (c, gap, *_) in zip(links, spans, strict=True))
         return max(loads) / link, label

@@ -102,10 +102,16 @@ BY_AXIS = ((("fsdp",), None), (("expert",), None))
     ids=["cpu", "at once", "with copies", "in stages", "by axis"],
 )
 @pytest.mark.parametrize(
-    ("axes", "size"), [(("embed", "mlp"), (8, 3)), (("embed", "vocab"), (8, 1020)), ((None, "mlp", "embed"), (3, 5, 8))]
+    ("axes", "size"),
+    [
+        (("embed", "mlp"), (8, 3)),
+        (("embed", "vocab"), (8, 2040)),
+        ((None, "mlp", "embed"), (3, 5, 8)),
+        ((None, "embed", "mlp"), (3, 64, 5)),  # whole tiles in each part
+    ],
 )
 def test_a_gathered_array_and_its_gradient(stages, shape, axes, size, monkeypatch):
-    """y_r = sum_i x_r w_i c_ri over rows r on four devices, w in slices of them: dw = sum_r x_r c_r. 1020 columns are
+    """y_r = sum_i x_r w_i c_ri over rows r on four devices, w in slices of them: dw = sum_r x_r c_r. 2040 columns are
     padded on TPUs."""
     mesh = sharding.make_mesh(shape)
     if stages:  # as on TPUs
@@ -124,38 +130,35 @@ def test_a_gathered_array_and_its_gradient(stages, shape, axes, size, monkeypatc
     np.testing.assert_allclose(pull(jnp.ones(8))[0], jnp.tensordot(x, c, 1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("size", "shape", "axes", "stages"),
-    [
-        ((4, 4, 4), (1, 64, 1, 1), ("fsdp",), [(4, 16), (16, 4)]),
-        ((4, 8, 8), (1, 256, 1, 1), ("fsdp",), [(8, 32), (32, 8)]),
-    ],
-)
-def test_a_sum_over_three_dimensions_of_a_torus_is_scattered_over_two_and_one(size, shape, axes, stages):
-    """Groups of the first stage lie in a plane, of the second on a line; together they leave part i to device i."""
-    mesh = sharding.make_mesh(shape, chips("TPU v5", size, (2, 2, 1)))
-    found = [groups for names, groups in sharding._stages(axes, mesh) if names == axes]
-    assert [np.shape(groups) for groups in found] == stages
-    for groups, dimensions in zip(found, (2, 1), strict=True):
+V5E = "TPU v5 lite"
+
+
+def test_a_sum_over_a_whole_slice_of_v5e_is_scattered_in_two_stages():
+    """The groups of both lie on lines of the torus; together they leave part i to device i."""
+    mesh = sharding.make_mesh((1, 64, 1, 1), chips(V5E, (8, 8, 1), (2, 2, 1)))
+    stages = [groups for _, groups in sharding._stages(("fsdp",), mesh)]
+    assert [np.shape(groups) for groups in stages] == [(8, 8), (8, 8)]
+    parts = {i: np.arange(mesh.size) for i in range(mesh.size)}
+    for groups in stages:
         for group in groups:
             at = np.array([mesh.devices.flat[i].coords for i in group])
-            assert np.count_nonzero(np.ptp(at, axis=0)) == dimensions
-    parts = {i: np.arange(mesh.size) for i in range(mesh.size)}
-    for groups in found:
+            assert np.count_nonzero(np.ptp(at, axis=0)) == 1
         parts = {i: np.split(parts[i], len(group))[place] for group in groups for place, i in enumerate(group)}
     assert all(part == [i] for i, part in parts.items())
 
 
 @pytest.mark.parametrize(
-    ("size", "shape", "axes", "stages"),
+    ("kind", "size", "shape", "stages"),
     [
-        ((4, 4, 4), (4, 16, 1, 1), ("fsdp",), ((("fsdp",), None),)),
-        ((4, 4, 1), (1, 4, 4, 1), ("fsdp", "expert"), ((("fsdp", "expert"), None),)),
-        ((4, 4, 4), (1, 4, 16, 1), ("fsdp", "expert"), ((("fsdp",), None), (("expert",), None))),
+        ("TPU v5", (4, 4, 4), (1, 4, 16, 1), [("fsdp", "expert")]),  # which has SparseCores
+        (V5E, (8, 8, 1), (1, 8, 8, 1), [("fsdp",), ("expert",)]),
+        (V5E, (8, 8, 1), (8, 4, 2, 1), [("fsdp", "expert")]),  # part of a slice
+        (V5E, (2, 2, 1), (1, 2, 2, 1), [("fsdp", "expert")]),
     ],
 )
-def test_a_sum_over_fewer_dimensions_is_scattered_at_once(size, shape, axes, stages):
-    assert sharding._stages(axes, sharding.make_mesh(shape, chips("TPU v5", size, (2, 2, 1)))) == stages
+def test_other_sums_are_scattered_at_once(kind, size, shape, stages):
+    mesh = sharding.make_mesh(shape, chips(kind, size, (2, 2, 1)))
+    assert sharding._stages(("fsdp", "expert"), mesh) == tuple((names, None) for names in stages)
 
 
 class Chip(SimpleNamespace):

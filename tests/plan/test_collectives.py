@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.plan.cost import Cost, measure
-from jaxrl_llm.plan.hlo import Instruction, between_slices, device_groups, parse
+from jaxrl_llm.plan.hlo import Instruction, between_slices, device_groups, links_used, parse
 
 TPU = """HloModule m
 
@@ -93,6 +93,21 @@ def test_which_devices_exchange(attributes, groups):
     assert device_groups(Instruction("x", "send", (), (), attributes, ""), 4) == tuple(groups)
 
 
+@pytest.mark.parametrize(
+    ("config", "links"),
+    [
+        ('"color_strategies":[{"phase_rings":[{"ring_type":"CW"}]},{"phase_rings":[{"ring_type":"CCW"}]}]', 2),
+        (r'"strategy":"StrategyND","debug":"\nStrategyND{colors:3 phases:3 cores:{4 4 4}"', 6),
+        (r'"strategy":"StrategyRing","debug":"\nStrategyRing{colors:1 phases:1 cores:{16}"', 2),
+        ('"emitter":"1DAllGatherNonMajorDimImbalanced","debug":"group_size = 256"', 2),
+        ('"emitter":"RotatedPincerEmitter"', 0),
+    ],
+)
+def test_links_used(config, links):
+    """As libtpu writes its algorithms; two ways round the SparseCores' torus, three colors in both directions."""
+    assert links_used(Instruction("x", "all-gather", (), (), f"backend_config={{{config}}}", "")) == links
+
+
 def test_a_transfer_of_hosts_is_a_collective_between_slices():
     """An all-reduce of 4 x 8 floats by two slices: each device sends 2 x 128 bytes x 1/2."""
     text = """HloModule m
@@ -106,7 +121,7 @@ ENTRY %main (a: f32[4,8]) -> token[] {
 """  # noqa: E501
     module = parse(text.replace("TARGET", HOSTS.format('"{1,2}x{0:1}"', "ALL_REDUCE")))
     groups = ((100000, 200000), (100001, 200001))
-    assert measure(module, 2)[0].exchanges == {("all-reduce", groups): (1.0, 128.0)}
+    assert measure(module, 2)[0].exchanges == {("all-reduce", groups, 0): (1.0, 128.0)}
     assert between_slices(module.entry.by_name["a"]) == ""
 
 
@@ -151,7 +166,7 @@ ENTRY %main (x: f32[4,4], a: f32[4,4], b: f32[4,4]) -> f32[8,4] {
 }
 """  # noqa: E501
     cost = measure(parse(text), 2)[0]
-    assert cost.exchanges == {("all-gather", ((0, 1),)): (1.0, 64.0)}
+    assert cost.exchanges == {("all-gather", ((0, 1),), 0): (1.0, 64.0)}
     assert cost.flops == 2 * 4**3
     assert cost.bytes == (64 + 64 + 128) + 3 * 64
 
@@ -174,7 +189,7 @@ ENTRY %main (x: f32[4,4]) -> f32[8,4] {
 }
 """
     cost = measure(parse(text), 2)[0]
-    assert cost.exchanges == {("all-gather", ((0, 1),)): (1.0, 64.0)}
+    assert cost.exchanges == {("all-gather", ((0, 1),), 0): (1.0, 64.0)}
     assert cost.bytes == 64 + 128
 
 

@@ -285,7 +285,7 @@ def test_shapes():
 
 
 def test_costs_add_up():
-    one = Cost(1.0, 2.0, {("all-reduce", ((0, 1),)): (0.5, 4.0), ("all-reduce", ((0, 2),)): (0.5, 4.0)})
+    one = Cost(1.0, 2.0, {("all-reduce", ((0, 1),), 0): (0.5, 4.0), ("all-reduce", ((0, 2),), 0): (0.5, 4.0)})
     both = one * 3 + functools.reduce(Cost.__add__, [Cost(unknown=frozenset({"kernel"})), one])
     assert (both.flops, both.bytes, both.sent) == (4, 8, 32)
     assert both.collectives == {"all-reduce": (4.0, 32.0)}

@@ -193,7 +193,13 @@ def test_weights_in_slices_are_gathered_over_the_whole_torus(shape):
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("topology", "shape"), [("v5p:4x4x4", (1, 64, 1, 1)), ("v5p:4x4x4", (1, 4, 16, 1)), ("v5e:2x2", (1, 4, 1, 1))]
+    ("topology", "shape"),
+    [
+        ("v5p:4x4x4", (1, 64, 1, 1)),
+        ("v5p:4x4x4", (1, 4, 16, 1)),
+        ("v5e:2x2", (1, 4, 1, 1)),
+        ("v5e:16x16", (1, 256, 1, 1)),
+    ],
 )
 def test_gradients_of_experts_are_scattered(topology, shape):
     """And not summed whole on every device, which sends twice as much: the sums of each weight [e d f]."""
@@ -220,11 +226,12 @@ def test_gradients_of_experts_are_scattered(topology, shape):
 
 
 @needs_libtpu
-def test_the_gradient_of_a_head_of_1187_tiles_is_scattered():
+@pytest.mark.parametrize(("topology", "shape"), [("v5e:2x2", (1, 4, 1, 1)), ("v5e:16x16", (1, 256, 1, 1))])
+def test_the_gradient_of_a_head_of_1187_tiles_is_scattered(topology, shape):
     """The vocabulary of Qwen3; without padding it is summed on every device."""
-    _, devices = topology_devices("v5e:2x2")
-    mesh = sharding.make_mesh((1, 4, 1, 1), devices)
-    axes, sizes = {"x": ("tokens", None), "y": ("tokens",), "w": ("embed", "vocab")}, {"x": (64, 1024), "y": (64,)}
+    _, devices = topology_devices(topology)
+    mesh = sharding.make_mesh(shape, devices)
+    axes, sizes = {"x": ("tokens", None), "y": ("tokens",), "w": ("embed", "vocab")}, {"x": (1024, 1024), "y": (1024,)}
     sizes["w"] = (1024, 1187 * 128)
     where = {name: jax.NamedSharding(mesh, sharding.spec(axes[name], sizes[name], mesh)) for name in sizes}
     x, y, w = (

@@ -39,8 +39,8 @@ def _groups(groups):
     return tuple(tuple(map(int, group)) for group in groups)
 
 
-def row(chip, mesh, kind, groups, sent):
-    (found,) = Wires(CHIPS[chip], mesh).traffic(Cost(exchanges={(kind, _groups(groups)): (2.0, sent)}))
+def row(chip, mesh, kind, groups, sent, most=0):
+    (found,) = Wires(CHIPS[chip], mesh).traffic(Cost(exchanges={(kind, _groups(groups), most): (2.0, sent)}))
     assert (found.sent, found.collectives) == (sent, {kind: (2.0, sent)})
     return found.axes, found.link, pytest.approx(found.seconds)
 
@@ -80,6 +80,13 @@ def test_on_a_torus(chip, mesh, kind, groups, sent, axes, link, seconds):
     assert row(chip, mesh, kind, groups, sent) == (tuple(axes.split()), link, seconds)
 
 
+@pytest.mark.parametrize(("most", "link", "seconds"), [(0, "4", 15 / 400), (6, "4", 15 / 400), (2, "2", 15 / 200)])
+def test_no_more_links_than_the_program_uses(most, link, seconds):
+    """A scatter over a plane of 4 x 4, all links of which would be four; a ring uses two."""
+    found = row("v5p", V5P, "reduce-scatter", YZ, 15e9, most)
+    assert found == (("expert",), f"{link} ICI links", seconds)
+
+
 # Four nodes of 8: 32 devices as fsdp 8 x expert 4, so fsdp has two devices in each node. 450 and 50 GB/s.
 FSDP, EXPERT = np.arange(32).reshape(8, 4).T, np.arange(32).reshape(8, 4)
 
@@ -112,9 +119,9 @@ def test_between_slices():
 
 def test_rows_are_by_axes_and_link():
     """Two kinds over fsdp are one row, and the longest row comes first; what sends nothing has none."""
-    gather, reduce = ("all-gather", _groups(FSDP)), ("reduce-scatter", _groups(FSDP))
-    cost = Cost(exchanges={("all-gather", _groups(EXPERT)): (1.0, 3e9), gather: (1.0, 7e9),
-                           reduce: (3.0, 14e9), ("all-reduce", ((0,),)): (1.0, 0.0)})  # fmt: skip
+    gather, reduce = ("all-gather", _groups(FSDP), 0), ("reduce-scatter", _groups(FSDP), 0)
+    cost = Cost(exchanges={("all-gather", _groups(EXPERT), 0): (1.0, 3e9), gather: (1.0, 7e9),
+                           reduce: (3.0, 14e9), ("all-reduce", ((0,),), 0): (1.0, 0.0)})  # fmt: skip
     rows = Wires(CHIPS["h100"], gpus(32, (1, 8, 4, 1, 1))).traffic(cost)
     assert [(row.axes, row.sent, pytest.approx(row.seconds)) for row in rows] == [
         (("fsdp",), 21e9, 9 / 50),
