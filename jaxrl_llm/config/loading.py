@@ -2,8 +2,8 @@
 
 A config is a Python file with `get_config(variant) -> ConfigDict`. It is named by its path, or by a bare name when it
 is one of the package's own (`grpo`, the same as `configs/grpo.py`), in a checkout and in an installed package. The name
-of a recipe that has no file stands for base.py with that recipe. A file may `from configs import base`, wherever it
-is, and import modules beside it.
+of a recipe that has no file stands for base.py with that recipe, or for dpo.py if it is one on pairs. A file may `from
+configs import base`, wherever it is, and import modules beside it.
 """
 
 import contextlib
@@ -22,6 +22,8 @@ from jaxrl_llm.config.field_names import unknown_field
 from jaxrl_llm.config.listed import CONFIGS, recipes
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import suggestion
+
+_ON_PAIRS = ("cdpo", "ipo", "simpo")  # recipes without a file
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def find(name: str) -> Source:
         return Source(str((CONFIGS / f"{bare}.py").absolute()), variant)
     known = recipes()
     if bare in known:
-        return Source(str((CONFIGS / "base.py").absolute()), variant, recipe=bare)
+        return Source(str((CONFIGS / ("dpo.py" if bare in _ON_PAIRS else "base.py")).absolute()), variant, recipe=bare)
     raise FileNotFoundError(
         f"--config={name} is neither a file nor one of the package's configs ({', '.join(own)}) or recipes "
         f"({', '.join(recipe for recipe in known if recipe not in own)}){suggestion(path.stem, [*own, *known])}; "

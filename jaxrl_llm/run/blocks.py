@@ -212,7 +212,7 @@ class Settings:
     task: tasks.Task
     data_dir: str | None
     pretrained: str = declared(
-        "", "path or hub name of a checkpoint; no field may differ from it; empty: fresh weights"
+        "", "path or hub name of a checkpoint; no size may differ from it; empty: fresh weights"
     )
     model: ModelConfig
     lora: LoRAConfig

@@ -79,6 +79,14 @@ def test_a_recipe_without_a_file_is_base_with_that_recipe(tmp_path, monkeypatch)
         loading.find("rspoo")
 
 
+@pytest.mark.parametrize("name", objectives.names())
+def test_every_recipe_is_a_config_that_trains(name):
+    """One on pairs that has no file starts from that of dpo, since base.py samples."""
+    validate(read(f"{name}:smoke"))
+    on_pairs = name in objectives.PAIR_RECIPES
+    assert Path(loading.find(name).file).stem in (name, "dpo" if on_pairs else "base")
+
+
 def test_values_take_the_type_of_their_field():
     config = read(
         "base:smoke",
