@@ -63,7 +63,7 @@ def planned(topology, folder, *arguments, **fields):
 def test_the_roofline():
     """100 GFLOP, 1 GB and 1 GB over a link of a v5e: 0.51, 1.2 and 20 ms; 2 x 3 x 1e6 x 8000 / 4 FLOPs of the model."""
     part = Part(
-        "update", Cost(1e11, 1e9, {("all-gather", ((0, 1), (2, 3))): (1.0, 1e9)}), tokens=8000, times=2, passes=3
+        "update", Cost(1e11, 1e9, {("all-gather", ((0, 1), (2, 3)), 0): (1.0, 1e9)}), tokens=8000, times=2, passes=3
     )
     wires = Wires(CHIPS["v5e"], tpus((2, 2, 1), (1, 2, 2, 1, 1)))
     line = roofline(part, wires, active_parameters=10**6)
@@ -79,7 +79,7 @@ def test_the_table_fits_a_terminal():
     """At the size of a 30 B model; what is not counted is named."""
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
     cost = Cost(
-        5.2e14, 9.5e12, {(kind, ((0, 1, 2, 3),)): (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"})
+        5.2e14, 9.5e12, {(kind, ((0, 1, 2, 3),), 0): (12345.0, 1.26e12) for kind in kinds}, frozenset({"a_kernel.1"})
     )
     parts = tuple(Part(name, cost, 262144, 12288, 3) for name in ("prefill", "decode"))
     program = Program("rollout", 6 * 2**30, 2**30, 45 * 2**30, 2**20, 555.0, parts, tpus((4, 4, 4), (1, 4, 16, 1, 1)))
@@ -231,8 +231,8 @@ def test_the_gradient_of_a_head_of_1187_tiles_is_scattered(topology, shape):
     """The vocabulary of Qwen3; without padding it is summed on every device."""
     _, devices = topology_devices(topology)
     mesh = sharding.make_mesh(shape, devices)
-    axes, sizes = {"x": ("tokens", None), "y": ("tokens",), "w": ("embed", "vocab")}, {"x": (1024, 1024), "y": (1024,)}
-    sizes["w"] = (1024, 1187 * 128)
+    axes, sizes = {"x": ("tokens", None), "y": ("tokens",), "w": ("embed", "vocab")}, {"x": (1024, 2048), "y": (1024,)}
+    sizes["w"] = (2048, 1187 * 128)
     where = {name: jax.NamedSharding(mesh, sharding.spec(axes[name], sizes[name], mesh)) for name in sizes}
     x, y, w = (
         jax.ShapeDtypeStruct(sizes[name], dtype, sharding=where[name])
