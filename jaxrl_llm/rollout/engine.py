@@ -55,7 +55,7 @@ class Engine:
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
-    def take_weights(self, params: Params, version: int = 0) -> tuple[Params, dict[str, float]]:
+    def take_weights(self, params: Params, version: int = 0) -> tuple[Any, dict[str, float]]:
         """What `prepare` makes of the parameters, and the seconds and bytes of moving them, if they moved."""
         start = time.monotonic()
         prepared = self.prepare(params)

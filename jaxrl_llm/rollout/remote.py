@@ -25,6 +25,7 @@ from absl import logging
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.models import Model, Routing, load_params, routing_dtype, save_pretrained
 from jaxrl_llm.rollout import handshake
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.placement import spread_rows
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.server import Answer, Fault, Server
@@ -108,7 +109,7 @@ class RemoteEngine:
         if self._serving is not None:
             self._serving.close()
 
-    def take_weights(self, params: Params, version: int) -> tuple[Held, dict[str, float]]:
+    def take_weights(self, params: Params, version: int) -> tuple[Any, dict[str, float]]:
         """Write the weights, have every server replace its own by them, and compare what it computes then.
 
         Raises:
@@ -295,6 +296,9 @@ class RemoteEngine:
             versions=jnp.asarray(versions),
         )
         return spread_rows(self.rows_on, out)
+
+
+RolloutEngine = Engine | RemoteEngine  # samples on the trainer's devices, or on servers
 
 
 def _no_experts(model: Model, rows: int, width: int) -> np.ndarray:

@@ -15,8 +15,7 @@ from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.digests import digest
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
-from jaxrl_llm.rollout.protocol import RolloutEngine
-from jaxrl_llm.rollout.remote import RemoteEngine
+from jaxrl_llm.rollout.remote import RemoteEngine, RolloutEngine
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.auto_layout import laid_out
 from jaxrl_llm.run.memory import Memory, evaluated_at_once, needed
