@@ -12,12 +12,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_policy, complain, fields_and_rest
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.ground.ranges import at_least
 from jaxrl_llm.ground.terminal import visible
 
@@ -26,12 +26,9 @@ if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is k
     from jaxrl_llm.run.settings import TaskSettings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Evaluate a DIR or a checkpoint; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm evaluate",
         description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
@@ -46,10 +43,8 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--show", type=int, default=5, help="prompts printed with their answers")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     fields, rest = fields_and_rest(arguments)
-    return _evaluate(parser.parse_args(rest), fields)
+    given = parser.parse_args(rest)
 
-
-def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     from jaxrl_llm.config import listed, loading
 
     ks = _checked(given, fields)
