@@ -17,16 +17,9 @@ from jaxrl_llm.tasks.data import (
 from jaxrl_llm.tasks.described import table
 from jaxrl_llm.tasks.doubts import Hopeless, Survey, doubts, survey
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
-from jaxrl_llm.tasks.tokenizers import (
-    UNKNOWN,
-    ByteTokenizer,
-    CharTokenizer,
-    TextTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    tokenizer_files,
-    write_tokenizer,
-)
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files, write_tokenizer
 
 __all__ = [
     "UNKNOWN",

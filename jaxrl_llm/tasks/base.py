@@ -15,7 +15,8 @@ import numpy as np
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import positive, suggestion, within
 from jaxrl_llm.tasks.messages import EARLIER, Message
-from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
 
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
