@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_policy, complain, fields_and_rest
 from jaxrl_llm.config.guard import Guard, command
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
@@ -152,7 +152,7 @@ def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
 def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[int]:
     """The values of k, once all arguments fit."""
     for name, low in (("prompts", 1), ("samples", 1), ("show", 0)):
-        at_least(f"--{name}", getattr(given, name), low)
+        in_range(f"--{name}", getattr(given, name), least=low)
     if not re.fullmatch(r"\d+(,\d+)*", given.k):
         raise ValueError(f"--k={given.k} must be whole numbers separated by commas, for example 1,4,16")
     ks = [k for k in map(int, given.k.split(",")) if k <= given.samples]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import Guard, command
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import in_range
 
 
 @command
@@ -26,7 +26,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the router and of what is drawn anew")
     given = parser.parse_args(arguments)
-    at_least("--seed", given.seed, 0)
+    in_range("--seed", given.seed, least=0)
 
     # JAX is imported from here on.
     from jaxrl_llm import tasks

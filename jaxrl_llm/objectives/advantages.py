@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerAnswer, PerToken
 from jaxrl_llm.ground.masking import masked_mean, masked_sum
-from jaxrl_llm.ground.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.ranges import one_of, within
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.rewards import KlController, token_rewards
 
@@ -107,8 +107,8 @@ def gae(
 
     Source: arXiv 1506.02438 eqs 11-16.
     """
-    at_least_zero("gamma", gamma, at_most=1.0)
-    at_least_zero("lam", lam, at_most=1.0)
+    within("gamma", gamma, 0, 1.0)
+    within("lam", lam, 0, 1.0)
     end = jnp.zeros(values.shape[0], values.dtype) if bootstrap is None else bootstrap.astype(values.dtype)
     rewards, values = jnp.where(mask, rewards, 0).astype(values.dtype), jnp.where(mask, values, 0)
 
