@@ -109,6 +109,8 @@ def _answers(
     policy: "LoadedPolicy", target: "TaskSettings", given: argparse.Namespace, ks: list[int]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """How often the policy is right, with half of each t interval over prompts; prints a few of its answers."""
+    import numpy as np
+
     from jaxrl_llm import tasks
     from jaxrl_llm.report.statistics import half_width
     from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
@@ -121,20 +123,19 @@ def _answers(
     if policy.run is not None and target.task is policy.run.settings.task:  # another task has lengths of its own
         slots = evaluated_at_once(policy.run.settings, model, len(prompts["uid"]), given.samples)
     evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, slots)
-    rates, rows = evaluator(policy.params)
+    _, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:
         print(_readable(row, task.solved))
-    rewards = {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    metrics = rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
     each = {
         "eval/greedy": [row["reward"] >= task.solved for row in rows],
         "eval/greedy_reward": [row["reward"] for row in rows],
         "eval/reward": [sum(row["sampled_reward"]) / given.samples for row in rows],
         **{f"eval/pass_at_{k}": [pass_at_k([count], given.samples, k) for count in right] for k in ks},
     }
+    means = {name: float(np.mean(values)) for name, values in each.items()}
     halves = {name: float(half_width(values)) for name, values in each.items()} if len(rows) > 1 else {}
-    return {"prompts": len(rows)} | metrics, halves
+    return {"prompts": len(rows)} | means, halves
 
 
 def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
