@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
-from jaxrl_llm.models import Model, Routing, load_params, routing_dtype, save_pretrained
+from jaxrl_llm.models import Model, Routing, blank_record, load_params, save_pretrained
 from jaxrl_llm.rollout import handshake
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.placement import spread_rows
@@ -277,7 +277,7 @@ class RemoteEngine:
         logprobs, mask = np.zeros((b, width), np.float32), np.zeros((b, width), bool)
         segment_ids, experts = np.zeros((b, width), np.int32), None
         if all(one.experts is not None for one in answers) and self.model.config.num_moe_layers:
-            experts = _no_experts(self.model, b, width)
+            experts = np.array(blank_record(self.model.config, b, width).experts)
         for row, (prompt, start, answer) in enumerate(zip(prompts, lengths, answers, strict=True)):
             end = start + len(answer.tokens)
             tokens[row, :start], tokens[row, start:end] = prompt[:start], answer.tokens
@@ -299,12 +299,6 @@ class RemoteEngine:
 
 
 RolloutEngine = Engine | RemoteEngine  # samples on the trainer's devices, or on servers
-
-
-def _no_experts(model: Model, rows: int, width: int) -> np.ndarray:
-    config, dtype = model.config, routing_dtype(model.config.num_experts)
-    shape = (config.num_moe_layers, rows, width, config.num_experts_per_tok)
-    return np.full(shape, jnp.iinfo(dtype).max, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)
