@@ -229,7 +229,7 @@ class RemoteEngine:
             self._check_model(server)
             server.take_weights(str(held.folder), self._label(held.version), _TRANSFER_S)
             prompts = handshake.fixed_prompts(config.vocab_size, self.prompt_length)
-            wanted = self._sampled(0, handshake.answer_length(self.max_new_tokens))
+            wanted = self._sampled(0, min(handshake.ANSWER, self.max_new_tokens))
             wanted |= {"stop_token_ids": [], "prompt_logprobs": 0}  # whole answers, none cut by an end
             with ThreadPoolExecutor(len(prompts)) as pool:
                 answers = list(pool.map(lambda prompt: server.ask(prompt, wanted, _TRANSFER_S), prompts.tolist()))
