@@ -1,18 +1,14 @@
 """python -m jaxrl_llm.check --config gspo[:variant] [--config.block.field=value ...]"""
 
 import sys
-from collections.abc import Sequence
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_processes, fields_and_rest
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Rehearse a run and print what is doubtful; returns the exit code: 1 where a row says stop."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.config import loading
     from jaxrl_llm.config.listed import check_names
 

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_policy, complain, fields_and_rest
-from jaxrl_llm.config.guard import Guard, guarded
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.config.guard import Guard, command
+from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
@@ -26,12 +26,9 @@ if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is k
     from jaxrl_llm.run.settings import TaskSettings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Evaluate a DIR or a checkpoint; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm evaluate",
         description="Mean reward, pass@1, pass@k and samples of a DIR or a checkpoint.",
@@ -46,10 +43,8 @@ def _run(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--show", type=int, default=5, help="prompts printed with their answers")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     fields, rest = fields_and_rest(arguments)
-    return _evaluate(parser.parse_args(rest), fields)
+    given = parser.parse_args(rest)
 
-
-def _evaluate(given: argparse.Namespace, fields: list[tuple[str, str]]) -> int:
     from jaxrl_llm.config import listed, loading
 
     ks = _checked(given, fields)
@@ -114,6 +109,8 @@ def _answers(
     policy: "LoadedPolicy", target: "TaskSettings", given: argparse.Namespace, ks: list[int]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """How often the policy is right, with half of each t interval over prompts; prints a few of its answers."""
+    import numpy as np
+
     from jaxrl_llm import tasks
     from jaxrl_llm.report.statistics import half_width
     from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
@@ -126,20 +123,19 @@ def _answers(
     if policy.run is not None and target.task is policy.run.settings.task:  # another task has lengths of its own
         slots = evaluated_at_once(policy.run.settings, model, len(prompts["uid"]), given.samples)
     evaluator = Evaluator(model, task, prompts, given.samples, target.answer_length, slots)
-    rates, rows = evaluator(policy.params)
+    _, rows = evaluator(policy.params)
     right = [sum(reward >= task.solved for reward in row["sampled_reward"]) for row in rows]
     for row in rows[: given.show]:
         print(_readable(row, task.solved))
-    rewards = {name: rates[name] for name in ("eval/greedy", "eval/greedy_reward", "eval/reward")}
-    metrics = rewards | {f"eval/pass_at_{k}": pass_at_k(right, given.samples, k) for k in ks}
     each = {
         "eval/greedy": [row["reward"] >= task.solved for row in rows],
         "eval/greedy_reward": [row["reward"] for row in rows],
         "eval/reward": [sum(row["sampled_reward"]) / given.samples for row in rows],
         **{f"eval/pass_at_{k}": [pass_at_k([count], given.samples, k) for count in right] for k in ks},
     }
+    means = {name: float(np.mean(values)) for name, values in each.items()}
     halves = {name: float(half_width(values)) for name, values in each.items()} if len(rows) > 1 else {}
-    return {"prompts": len(rows)} | metrics, halves
+    return {"prompts": len(rows)} | means, halves
 
 
 def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def _pairs(policy: "LoadedPolicy", given: argparse.Namespace) -> dict[str, Any]:
 def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[int]:
     """The values of k, once all arguments fit."""
     for name, low in (("prompts", 1), ("samples", 1), ("show", 0)):
-        at_least(f"--{name}", getattr(given, name), low)
+        in_range(f"--{name}", getattr(given, name), least=low)
     if not re.fullmatch(r"\d+(,\d+)*", given.k):
         raise ValueError(f"--k={given.k} must be whole numbers separated by commas, for example 1,4,16")
     ks = [k for k in map(int, given.k.split(",")) if k <= given.samples]

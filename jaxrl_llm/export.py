@@ -7,19 +7,15 @@ transformers read.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, add_place, add_trust, local_folder
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Export the policy of a DIR; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm export", description="Write the policy of a DIR in the Hugging Face layout.")
     parser.add_argument("--workdir", required=True, type=lambda text: Path(local_folder(text)), help="the DIR of a run")
     add_place(parser)

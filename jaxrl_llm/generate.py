@@ -1,24 +1,20 @@
 """python -m jaxrl_llm.generate --checkpoint PATH | --workdir DIR [--prompt TEXT] [--chat]: text as it is sampled."""
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.config.command_line import Parser, add_policy
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
     from jaxrl_llm.run.talker import Talker
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Answer a prompt or chat; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm generate",
         description="Answer a prompt, or chat, with a checkpoint or the policy of a DIR.\n\n"
@@ -40,10 +36,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer; default: the DIR's bound, or 512")
-    return _talk(parser.parse_args(arguments))
-
-
-def _talk(given: argparse.Namespace) -> int:
+    given = parser.parse_args(arguments)
     if given.system and not given.chat:
         raise ValueError(f"--system={given.system!r} is part of a chat; give --chat too")
 

@@ -4,19 +4,15 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, add_place, add_processes, fields_and_rest, local_folder
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Start or resume the run of a DIR; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.config import listed, loading
 
     epilog = _help(arguments) if {"-h", "--help", "--helpfull"} & set(arguments) else ""

@@ -6,20 +6,16 @@ other files of the first. Every expert is a copy of its layer's feed-forward, wi
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser
-from jaxrl_llm.config.guard import Guard, guarded
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.config.guard import Guard, command
+from jaxrl_llm.ground.ranges import in_range
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Write the mixture; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm upcycle", description="Make a mixture of experts out of a dense checkpoint.")
     parser.add_argument("--from", required=True, type=Path, dest="source", help="a dense checkpoint: folder or GGUF")
     parser.add_argument("--to", required=True, type=Path, help="a folder without a checkpoint; made if need be")
@@ -30,7 +26,7 @@ def _run(arguments: list[str], guard: Guard) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the router and of what is drawn anew")
     given = parser.parse_args(arguments)
-    at_least("--seed", given.seed, 0)
+    in_range("--seed", given.seed, least=0)
 
     # JAX is imported from here on.
     from jaxrl_llm import tasks

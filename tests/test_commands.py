@@ -258,9 +258,8 @@ def test_a_result_that_cannot_be_recorded_is_printed(run, capsys, characters, mo
     log = workdir / "evaluation.jsonl"
     policy = loaded.LoadedPolicy(made.model, {}, made.settings.task.tokenizer, made, 1, state)
     monkeypatch.setattr(loaded, "from_arguments", lambda *_, **__: policy)
-    rates = dict.fromkeys(("eval/greedy", "eval/greedy_reward", "eval/reward"), 0.5)
     row = {"prompt": "1=", "greedy": "1", "reward": 0.5, "sampled": ["1"] * 16, "sampled_reward": [1.0] * 16}
-    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: (rates, [row] * 2))
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: ({}, [row] * 2))
     with monkeypatch.context() as patch:
         before = []
         patch.setattr(start_up, "start_jax", lambda: before.append(capsys.readouterr().err))

@@ -31,7 +31,8 @@ from jaxrl_llm.report.samples import changes, failures
 from jaxrl_llm.report.tables import arm_table, config_table
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
-from jaxrl_llm.tasks.tokenizers import load_tokenizer, write_tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import load_tokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer_files import write_tokenizer
 from tests.reference.data_forms import FILES
 
 DECLARED = (ValueError, OSError, ImportError)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from experiments.routing_replay.branches import by_trajectory
 from experiments.routing_replay.kept import CONTRASTS, LATER
@@ -21,9 +22,9 @@ from jaxrl_llm.report.statistics import (
     LEVEL,
     PairedDifference,
     batches_differ,
+    detectable,
     holm,
     paired_difference,
-    power,
     seed_means,
 )
 
@@ -102,6 +103,21 @@ def table(comparisons: Sequence[Pooled]) -> Table:
 def _batch(name: str, d: PairedDifference, effect: float) -> str:
     found = power(effect, d)
     return f"{name}: {interval(d)}" + (f", {100 * found:.0f} %" if np.isfinite(found) else "")
+
+
+def power(effect: float, d: PairedDifference) -> float:
+    """The chance that a sample as large and as spread as this one finds a true mean difference of `effect`.
+
+        P(T > t_{(1 + LEVEL) / 2, n - 1}),   T noncentral t with n - 1 degrees, noncentrality |effect| / standard error
+
+    "Finds" as in `detectable`. NaN where the sample has no spread to judge by.
+
+    Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
+    """
+    if d.n < 2 or not d.detectable > 0:
+        return float("nan")
+    error = d.detectable / detectable(d.n)
+    return float(stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, d.n - 1), d.n - 1, abs(effect) / error))
 
 
 def one_rollout(*studies: Study) -> list[Pooled]:

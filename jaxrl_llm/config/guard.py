@@ -4,6 +4,7 @@ Nothing here imports JAX, so that the guard stands from a command's first instan
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ class Guard:
     onward: Callable[[], str] = staticmethod(lambda: "")  # what follows "stopped by Ctrl-C" in its line
 
 
-def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | None) -> int:
+def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | None = None) -> int:
     """The exit code of `work(arguments, guard)`, as command_line.py lists them; every error ends in one line.
 
     Without arguments they are those of the process, which is then the command's own: a signal ends it at once, with a
@@ -58,6 +59,11 @@ def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | 
 
         return start_up.leave(code, alone=alone)
     return code
+
+
+def command(work: Callable[[list[str], Guard], int]) -> Callable[..., int]:
+    """The `main(arguments=None)` of a command: `work` under the guard."""
+    return functools.wraps(work)(functools.partial(guarded, work))
 
 
 def _complained(error: Exception, guard: Guard) -> int:

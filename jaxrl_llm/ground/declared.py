@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from jaxrl_llm.ground.ranges import in_range, one_of, rule
+from jaxrl_llm.ground.ranges import in_range, one_of
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING  # in place of a default
@@ -57,15 +57,10 @@ class Declaration(NamedTuple):
     @property
     def comment(self) -> str:
         """The choices and the meaning, in one line."""
-        return ": ".join(part for part in (self._choices, self.meaning) if part)
+        return ": ".join(part for part in (self.choices, self.meaning) if part)
 
     @property
-    def allowed(self) -> str:
-        """The choices or the range in words; empty if every value of the type is allowed."""
-        return self._choices or rule(**self.limits)
-
-    @property
-    def _choices(self) -> str:
+    def choices(self) -> str:
         return " | ".join(f"{choice} ({what})" if what else choice for choice, what in self.among.items())
 
     def read(self, name: str, text: str) -> Any:

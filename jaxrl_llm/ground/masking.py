@@ -11,15 +11,10 @@ from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Shaped
 Axis = int | tuple[int, ...] | None
 
 
-def masked_sum(x: Shaped[Array, "*any"], where: Bool[Array, "*any"], axis: Axis = None) -> Array:
-    """Sum of x over the elements where `where` holds."""
-    return jnp.sum(x, axis=axis, where=where, initial=0)
-
-
 def masked_mean(x: Float[Array, "*any"], where: Bool[Array, "*any"], axis: Axis = None) -> Array:
     """Mean of x over the elements where `where` holds; 0, with a finite gradient, where none does."""
     count = jnp.sum(where, axis=axis)
-    return masked_sum(x, where, axis) / jnp.maximum(count, 1)
+    return jnp.sum(x, axis=axis, where=where) / jnp.maximum(count, 1)
 
 
 def segment_sum(

@@ -1,7 +1,6 @@
 """Checks of numbers and names, for every floor: each message names the field, its value and the remedy."""
 
 import difflib
-import math
 import operator
 from collections.abc import Iterable
 
@@ -33,21 +32,6 @@ def in_range(name: str, value: object, meaning: str = "", /, **limits: int | flo
     if limits.keys() == {"least"}:
         raise ValueError(f"{name}={value!r} must be {rule(**limits)}" + (f"; {meaning}" if meaning else ""))
     raise ValueError(f"{name}={value!r} is out of range; give {name} {rule(**limits)}")
-
-
-def positive(name: str, value: object, *, above: float = 0.0, at_most: float = math.inf) -> None:
-    """Raises ValueError unless above < value <= at_most."""
-    in_range(name, value, above=above, **({} if at_most == math.inf else {"most": at_most}))
-
-
-def at_least_zero(name: str, value: object, *, at_most: float = math.inf) -> None:
-    """Raises ValueError unless 0 <= value <= at_most; infinity is no coefficient."""
-    in_range(name, value, least=0, **({"below": at_most} if at_most == math.inf else {"most": at_most}))
-
-
-def at_least(name: str, value: object, low: int, remedy: str = "") -> None:
-    """Raises ValueError unless value >= low; `remedy` says what a special value means ("0 turns it off")."""
-    in_range(name, value, remedy, least=low)
 
 
 def within(name: str, value: object, low: int | float, high: int | float) -> None:

@@ -195,11 +195,6 @@ def micro_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(_RULES[axis] for axis in MICRO_BATCH)))
 
 
-def row_shards(mesh: Mesh | None) -> int:
-    """Into how many parts the mesh splits the rows of a batch."""
-    return shards("rows", mesh)
-
-
 def shards(axis: str | None, mesh: Mesh | None) -> int:
     """Into how many parts the mesh splits a dimension with this logical axis, if they divide it."""
     return 1 if mesh is None else math.prod(mesh.shape[name] for name in _RULES[axis])

@@ -13,7 +13,16 @@ from jaxrl_llm.models.checkpoints.published import Published, fingerprint, read_
 from jaxrl_llm.models.checkpoints.upcycling import upcycled
 from jaxrl_llm.models.experts.expert_parallel import filled
 from jaxrl_llm.models.experts.moe import load_balance_loss
-from jaxrl_llm.models.routing import EXACT, Router, Routing, experts_of, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models.routing import (
+    EXACT,
+    Router,
+    Routing,
+    blank_record,
+    experts_of,
+    is_recorded,
+    no_record,
+    routing_dtype,
+)
 from jaxrl_llm.models.selected_logprobs import kept_probabilities, score_chunk
 from jaxrl_llm.models.transformer import Model, ModelOutput, in_a_loop
 
@@ -27,6 +36,7 @@ __all__ = [
     "Published",
     "Router",
     "Routing",
+    "blank_record",
     "choose_attention",
     "complete_fields",
     "experts_of",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.models.architecture import ModelConfig
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -85,6 +86,14 @@ def routing_dtype(num_experts: int) -> jnp.dtype:
         if num_experts <= jnp.iinfo(dtype).max:
             return jnp.dtype(dtype)
     return jnp.dtype(jnp.int32)
+
+
+def blank_record(config: ModelConfig, rows: int, time: int, logits: bool = False) -> Routing:
+    """An empty record in the shape of a rollout."""
+    dtype = routing_dtype(config.num_experts)
+    shape = (config.num_moe_layers, rows, time)
+    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
+    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def no_record(experts: Integer[Array, "*any"]) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Mask, PerAnswer, PerToken
-from jaxrl_llm.ground.masking import masked_mean, masked_sum
-from jaxrl_llm.ground.ranges import at_least_zero, one_of
+from jaxrl_llm.ground.masking import masked_mean
+from jaxrl_llm.ground.ranges import one_of, within
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 from jaxrl_llm.objectives.rewards import KlController, token_rewards
 
@@ -76,7 +76,7 @@ def group_advantages(
         if std == "batch":
             counted, axis = counted if where is None else counted & where[:, None], (0, 1)
         mean = jnp.expand_dims(masked_mean(groups, counted, axis), axis)
-        squares = masked_sum((groups - mean) ** 2, counted, axis)
+        squares = jnp.sum((groups - mean) ** 2, axis, where=counted)
         divisor = jnp.sum(counted, axis) - (0 if std == "population" else 1)
         centred = centred / (jnp.expand_dims(jnp.sqrt(squares / jnp.maximum(divisor, 1)), axis) + eps)
     alike = groups.max(1) == groups.min(1)
@@ -107,8 +107,8 @@ def gae(
 
     Source: arXiv 1506.02438 eqs 11-16.
     """
-    at_least_zero("gamma", gamma, at_most=1.0)
-    at_least_zero("lam", lam, at_most=1.0)
+    within("gamma", gamma, 0, 1.0)
+    within("lam", lam, 0, 1.0)
     end = jnp.zeros(values.shape[0], values.dtype) if bootstrap is None else bootstrap.astype(values.dtype)
     rewards, values = jnp.where(mask, rewards, 0).astype(values.dtype), jnp.where(mask, values, 0)
 
@@ -126,7 +126,7 @@ def gae(
 def whiten(advantages: PerToken, mask: Mask, *, eps: float = 1e-8) -> PerToken:
     """(A - mean) / (std + eps) over the unmasked tokens (sample standard deviation); 0 where masked or constant."""
     n = jnp.sum(mask).astype(advantages.dtype)
-    mean = masked_sum(advantages, mask) / jnp.maximum(n, 1)
+    mean = jnp.sum(advantages, where=mask) / jnp.maximum(n, 1)
     centred = jnp.where(mask, advantages - mean, 0)
     std = jnp.sqrt(jnp.sum(centred**2) / jnp.maximum(n - 1, 1))
     constant = jnp.max(advantages, where=mask, initial=-jnp.inf) <= jnp.min(advantages, where=mask, initial=jnp.inf)

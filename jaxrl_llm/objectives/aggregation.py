@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, PerToken
-from jaxrl_llm.ground.masking import masked_sum
 from jaxrl_llm.objectives.batch import Batch, to_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -24,7 +23,7 @@ class Aggregation(Part):
 
     def total(self, x: PerToken, batch: Batch) -> Float[Array, ""]:
         """sum_t weight_t x_t over unmasked tokens."""
-        return masked_sum(self.weights(batch) * x, batch.mask)
+        return jnp.sum(self.weights(batch) * x, where=batch.mask)
 
 
 class SequenceMeanTokenMean(Aggregation):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken
-from jaxrl_llm.ground.masking import masked_sum, segment_sum
+from jaxrl_llm.ground.masking import segment_sum
 from jaxrl_llm.ground.ranges import suggestion
 
 Ids = Integer[Array, "b t"] | None
@@ -45,7 +45,7 @@ def token_log_ratio(logprobs: PerToken, other: PerToken, mask: Mask) -> PerToken
 def sequence_sum(x: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> PerSequence:
     """Sum over the unmasked tokens of each answer, [b t] -> [s]."""
     if sequence_ids is None:
-        return masked_sum(x, mask, axis=1)
+        return jnp.sum(x, axis=1, where=mask)
     return segment_sum(x, mask, sequence_ids, num_sequences or mask.size)
 
 

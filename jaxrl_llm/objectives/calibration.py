@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import in_range
 
 PerBin = Float[np.ndarray, "n"]
 
@@ -38,7 +38,7 @@ def calibrate(margins: Shaped[np.ndarray, "p"], *, bins: int = 10) -> Calibratio
     Source: Brier 1950 (doi 10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2); reliability curve and expected
     calibration error: arXiv 1706.04599 eqs 2-5.
     """
-    at_least("bins", bins, 1)
+    in_range("bins", bins, least=1)
     margins = np.asarray(margins, np.float64)
     if not margins.size or not np.isfinite(margins).all():
         raise ValueError(

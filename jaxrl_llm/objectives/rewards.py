@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerAnswer, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
-from jaxrl_llm.ground.ranges import at_least_zero, one_of, positive
+from jaxrl_llm.ground.ranges import in_range, one_of
 
 
 def weighted_rewards(
@@ -44,7 +44,7 @@ def overlong_penalty(lengths: Integer[Array, "b"], *, max_length: int, cache: in
 
     Source: DAPO, arXiv 2503.14476 eq. 13 (L 20480, C 4096).
     """
-    positive("cache", cache, at_most=float(max_length))
+    in_range("cache", cache, above=0, most=max_length)
     return -jnp.clip((lengths - (max_length - cache)) / cache, 0.0, 1.0)
 
 
@@ -69,7 +69,7 @@ def token_rewards(
     """
     steered = isinstance(kl_coef, jax.Array)
     if not steered:
-        at_least_zero("reward_kl_coef", kl_coef)
+        in_range("reward_kl_coef", kl_coef, least=0, below=math.inf)
     later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
     out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
     if steered or kl_coef:
@@ -95,10 +95,10 @@ class KlController:
     gain: float = 0.1
 
     def __post_init__(self) -> None:
-        at_least_zero("reward_kl_coef", self.initial)
-        positive("kl_gain", self.gain, at_most=1.0)
+        in_range("reward_kl_coef", self.initial, least=0, below=math.inf)
+        in_range("kl_gain", self.gain, above=0, most=1)
         if self.target is not None:
-            positive("kl_target", self.target)
+            in_range("kl_target", self.target, above=0)
             if not self.initial:
                 raise ValueError(
                     f"kl_target={self.target!r} with reward_kl_coef=0 never moves, as the coefficient is multiplied; "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
-from jaxrl_llm.ground.ranges import positive
+from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -233,7 +233,7 @@ class Vespo(Surrogate):
             if len(pair) != 2:
                 raise ValueError(f"{name}={pair!r} is not a pair; give (c1, c2)")
             for value in pair:
-                positive(name, value)
+                in_range(name, value, above=0)
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return vespo(log_ratio, batch.masked("logprobs"), batch.advantages, self.phi_pos, self.phi_neg)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from jaxrl_llm.ground.sharding import AXES
+from jaxrl_llm.ground.sharding import AXES, resolved
 from jaxrl_llm.plan.chips import Chip, topology_devices
 from jaxrl_llm.plan.programs import Program, compile_run
 from jaxrl_llm.plan.roofline import roofline
@@ -47,8 +47,7 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Compile
 
 def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
     """The shape of a mesh with the number that -1 stands for."""
-    rest = devices // -math.prod(shape) if -1 in shape else 0
-    return tuple(rest if size == -1 else size for size in shape)
+    return resolved(shape, devices)[: len(shape)]
 
 
 def as_rows(compiled: Compiled) -> list[dict[str, Any]]:

@@ -2,18 +2,14 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
 
 from jaxrl_llm.config.command_line import Parser, add_place
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Write the report of a DIR; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm report", description="Tables, figures and a page of finished or running runs.")
     parser.add_argument("dir", help="the DIR of a run, of several runs or of a sweep")
     add_place(parser)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.config.command_line import Parser
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.ground.terminal import visible
 
 _PROMPTS = 3  # of each split that are printed
@@ -19,12 +19,9 @@ if TYPE_CHECKING:  # numpy and matplotlib are imported once the command line is 
     from jaxrl_llm.report.read import Run, Study
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Compare DIRs; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="jaxrl-llm compare", description="DIRs side by side: configs, scores, curves and answers.")
     parser.add_argument(
         "dirs", nargs="+", type=Path, metavar="DIR", help="of a run, of the seeds of one, or of a sweep"

@@ -1,6 +1,8 @@
 """A page that is rendered both as Markdown and as one self-contained HTML file (templates/)."""
 
 import base64
+import functools
+import html
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -41,14 +43,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     return "\n\n".join("\n".join(line(cells, columns) for cells in lines) for columns in blocks)
 
 
-def _plain(text: str) -> str:
-    """Text for Markdown in which nothing is HTML."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _cell(text: str, prose: bool) -> str:
     """Text for a cell of a table in Markdown; prose may be of others, and shows no link and no picture."""
-    text = _plain(text).replace("|", "\\|").replace("\n", " ")
+    text = html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ")
     return text.replace("[", "&#91;") if prose else text
 
 
@@ -77,7 +74,8 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    made.filters |= {"plain": _plain, "cell": _cell}  # in Markdown, which Jinja does not escape
+    # In Markdown, which Jinja does not escape.
+    made.filters |= {"plain": functools.partial(html.escape, quote=False), "cell": _cell}
     return made
 
 

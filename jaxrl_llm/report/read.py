@@ -16,12 +16,12 @@ from jaxrl_llm.report.names import in_words
 CLIPPED = "clip/low + clip/high"  # the share of tokens clipped on either side: the one metric that is derived here
 
 
-def collapse_index(reward: Sequence[float] | np.ndarray, *, share: float = 0.5, patience: int = 5) -> int | None:
+def collapse_index(reward: Sequence[float] | np.ndarray) -> int | None:
     """Index of the rollout at which a run has collapsed, from the mean reward of every rollout; None if it never does.
 
-    Half of the bar, five rollouts in a row: see `Collapse`.
+    Below half of the bar, five rollouts in a row: see `Collapse`.
     """
-    collapse = Collapse(share, patience)
+    collapse = Collapse(share=0.5, patience=5)
     return next((i for i, value in enumerate(reward) if collapse.after(float(value))), None)
 
 

@@ -129,23 +129,6 @@ def detectable(n: int, *, power: float = 0.8) -> float:
     return float(found)  # pyright: ignore[reportArgumentType]
 
 
-def power(effect: float, d: PairedDifference) -> float:
-    """The chance that a sample as large and as spread as this one finds a true mean difference of `effect`.
-
-        P(T > t_{(1 + LEVEL) / 2, n - 1}),   T noncentral t with n - 1 degrees, noncentrality |effect| / standard error
-
-    "Finds" as in `detectable`. NaN where the sample has no spread to judge by.
-
-    Source: Cohen, "Statistical power analysis for the behavioral sciences" (1988), section 2.3.
-    """
-    from scipy import stats
-
-    if d.n < 2 or not d.detectable > 0:
-        return _NAN
-    error = d.detectable / detectable(d.n)
-    return float(stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, d.n - 1), d.n - 1, abs(effect) / error))
-
-
 def holm(p: Numbers) -> np.ndarray:
     """p-values corrected for their number: the chance of any false finding among them stays below 1 - LEVEL.
 

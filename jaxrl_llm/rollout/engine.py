@@ -13,7 +13,7 @@ from jaxtyping import Key as Keys
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
 from jaxrl_llm.ground.masking import bucket
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.models import EXACT, Model, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.loops import decode
@@ -43,7 +43,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_new_tokens", 1), ("slots", 0), ("prompt_buckets", 1)):
-            at_least(f"rollout.{name}", getattr(self, name), least)
+            in_range(f"rollout.{name}", getattr(self, name), least=least)
         if not self.end_ids:
             raise ValueError("end_ids=() names no token that ends an answer; give those of the tokenizer")
         assert self.sampling.top_k > 0 or not self.record_kept, "a record of what was kept has the width of a top-k"
@@ -55,7 +55,7 @@ class Engine:
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
-    def take_weights(self, params: Params, version: int = 0) -> tuple[Params, dict[str, float]]:
+    def take_weights(self, params: Params, version: int = 0) -> tuple[Any, dict[str, float]]:
         """What `prepare` makes of the parameters, and the seconds and bytes of moving them, if they moved."""
         start = time.monotonic()
         prepared = self.prepare(params)

@@ -15,7 +15,8 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.models.scoring import score
 from jaxrl_llm.rollout.server import Answer
 
-_ROWS, _PROMPT, _ANSWER = 8, 12, 8
+ANSWER = 8  # tokens, at most
+_ROWS, _PROMPT = 8, 12
 # Of |delta log p|: the median, which a flipped near-tie of the router does not move, and the share above 0.01.
 _MEDIAN = {"float32": 1e-4, "bfloat16": 2e-2}
 _SHARE = {"float32": 0.25, "bfloat16": 0.9}
@@ -24,10 +25,6 @@ _SHARE = {"float32": 0.25, "bfloat16": 0.9}
 def fixed_prompts(vocab_size: int, prompt_length: int) -> np.ndarray:
     """[rows, length] token ids, the same for every run of this vocabulary."""
     return np.random.default_rng(0).integers(0, vocab_size, (_ROWS, max(2, min(_PROMPT, prompt_length))), np.int32)
-
-
-def answer_length(most: int) -> int:
-    return min(_ANSWER, most)
 
 
 def check(

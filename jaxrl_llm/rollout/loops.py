@@ -22,7 +22,7 @@ from jaxrl_llm.rollout.decoder import Answers, Decoder, Prompts, Slots
 def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
     """Every answer to its end, in so many slots (0: one for each), and the routing of the prompts [l p tp k]."""
     count = min(slots, len(decoder.limits)) or len(decoder.limits)
-    prompts, shards = len(decoder.lengths), sharding.row_shards(decoder.model.mesh)
+    prompts, shards = len(decoder.lengths), sharding.shards("rows", decoder.model.mesh)
     # On a mesh, answers can read the prompt of their group if it is on the same devices.
     if count == len(decoder.limits) and (prompts % shards == 0 or shards % prompts == 0):
         return _together(decoder)

@@ -70,7 +70,7 @@ class Evaluator:
 
         The last prompt is repeated until the devices divide the rows; otherwise some would repeat others' work.
         """
-        group, shards, count = self.samples + 1, sharding.row_shards(self.model.mesh), len(self.prompts["uid"])
+        group, shards, count = self.samples + 1, sharding.shards("rows", self.model.mesh), len(self.prompts["uid"])
         places = np.minimum(np.arange(count + -count % (shards // math.gcd(shards, group))), count - 1)
         given: Any = self.prompts
         rows: Any = {name: given[name][places] for name in ("uid", "draw", "tokens", "lengths")}

@@ -23,8 +23,9 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
-from jaxrl_llm.models import Model, Routing, load_params, routing_dtype, save_pretrained
+from jaxrl_llm.models import Model, Routing, blank_record, load_params, save_pretrained
 from jaxrl_llm.rollout import handshake
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.placement import spread_rows
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 from jaxrl_llm.rollout.server import Answer, Fault, Server
@@ -108,7 +109,7 @@ class RemoteEngine:
         if self._serving is not None:
             self._serving.close()
 
-    def take_weights(self, params: Params, version: int) -> tuple[Held, dict[str, float]]:
+    def take_weights(self, params: Params, version: int) -> tuple[Any, dict[str, float]]:
         """Write the weights, have every server replace its own by them, and compare what it computes then.
 
         Raises:
@@ -228,7 +229,7 @@ class RemoteEngine:
             self._check_model(server)
             server.take_weights(str(held.folder), self._label(held.version), _TRANSFER_S)
             prompts = handshake.fixed_prompts(config.vocab_size, self.prompt_length)
-            wanted = self._sampled(0, handshake.answer_length(self.max_new_tokens))
+            wanted = self._sampled(0, min(handshake.ANSWER, self.max_new_tokens))
             wanted |= {"stop_token_ids": [], "prompt_logprobs": 0}  # whole answers, none cut by an end
             with ThreadPoolExecutor(len(prompts)) as pool:
                 answers = list(pool.map(lambda prompt: server.ask(prompt, wanted, _TRANSFER_S), prompts.tolist()))
@@ -276,7 +277,7 @@ class RemoteEngine:
         logprobs, mask = np.zeros((b, width), np.float32), np.zeros((b, width), bool)
         segment_ids, experts = np.zeros((b, width), np.int32), None
         if all(one.experts is not None for one in answers) and self.model.config.num_moe_layers:
-            experts = _no_experts(self.model, b, width)
+            experts = np.array(blank_record(self.model.config, b, width).experts)
         for row, (prompt, start, answer) in enumerate(zip(prompts, lengths, answers, strict=True)):
             end = start + len(answer.tokens)
             tokens[row, :start], tokens[row, start:end] = prompt[:start], answer.tokens
@@ -297,10 +298,7 @@ class RemoteEngine:
         return spread_rows(self.rows_on, out)
 
 
-def _no_experts(model: Model, rows: int, width: int) -> np.ndarray:
-    config, dtype = model.config, routing_dtype(model.config.num_experts)
-    shape = (config.num_moe_layers, rows, width, config.num_experts_per_tok)
-    return np.full(shape, jnp.iinfo(dtype).max, dtype)
+RolloutEngine = Engine | RemoteEngine  # samples on the trainer's devices, or on servers
 
 
 @functools.partial(jax.jit, static_argnums=2)

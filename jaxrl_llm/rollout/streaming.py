@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground.array_typing import Key, Params
-from jaxrl_llm.ground.ranges import at_least, within
+from jaxrl_llm.ground.ranges import in_range, within
 from jaxrl_llm.models import Model, kv_cache
 from jaxrl_llm.rollout.decoder import Answers, Decoder, Slots
 from jaxrl_llm.rollout.engine import Engine
@@ -34,7 +34,7 @@ class Streamer:
     end_ids: tuple[int, ...]  # an answer ends with the first of these tokens
 
     def __post_init__(self) -> None:
-        at_least("max_new_tokens", self.max_new_tokens, 1)
+        in_range("max_new_tokens", self.max_new_tokens, least=1)
         within("max_new_tokens", self.max_new_tokens, 1, 2**30)  # positions are int32
 
     @functools.partial(jax.jit, static_argnums=0)

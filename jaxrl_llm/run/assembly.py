@@ -15,8 +15,7 @@ from jaxrl_llm.models.lora import adapter_axes, init_adapters
 from jaxrl_llm.records.digests import digest
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator
-from jaxrl_llm.rollout.protocol import RolloutEngine
-from jaxrl_llm.rollout.remote import RemoteEngine
+from jaxrl_llm.rollout.remote import RemoteEngine, RolloutEngine
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.auto_layout import laid_out
 from jaxrl_llm.run.memory import Memory, evaluated_at_once, needed
@@ -207,9 +206,10 @@ def _sampling_mesh(s: Settings, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     if not shape:
         return mesh
     other = sharding.mesh_of_same_devices(mesh, shape, "rollout.mesh_shape")
-    if s.objective.reads == "rollouts" and s.rows % sharding.row_shards(other):
+    parts = sharding.shards("rows", other)
+    if s.objective.reads == "rollouts" and s.rows % parts:
         raise ValueError(
-            f"rollout.mesh_shape={shape} spreads answers over {sharding.row_shards(other)} devices, which must divide "
+            f"rollout.mesh_shape={shape} spreads answers over {parts} devices, which must divide "
             f"the {s.rows} of a rollout; change rollout.mesh_shape, rollout.prompts or rollout.group_size"
         )
     return other

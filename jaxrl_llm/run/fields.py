@@ -1,8 +1,6 @@
 """Every field of a config: what is checked, what `--help` prints, what configs/base.py and the documentation list."""
 
 import dataclasses
-import inspect
-import itertools
 import textwrap
 import typing
 from typing import Any
@@ -44,28 +42,6 @@ def declared_fields() -> dict[str, Declaration]:
             own = {"name": declaration(Settings, "objective_name")} | objectives.fields()
         out |= {f"{block}.{name}": one for name, one in own.items()}
     return out
-
-
-def meanings() -> dict[str, str]:
-    """{block: what it is, in one line}."""
-    lines = {name: (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".") for name, cls in BLOCKS.items()}
-    return lines | {"objective": "What is maximised: a recipe and its hyper-parameters, None for the recipe's own"}
-
-
-def field_help() -> str:
-    """Every field with its default, its choices and its meaning, then the recipes, at most 80 columns wide.
-
-    configs/fields.txt has this text, which `--help` prints (config/listed.py).
-    """
-    lines = ["fields, their defaults and what they mean; a config changes some of them:", ""]
-    about = meanings()
-    for block, fields in itertools.groupby(declared_fields().items(), lambda item: item[0].rpartition(".")[0]):
-        if block:
-            lines += ["", *_wrapped(f"{block}: {about[block]}")]
-        for field, own in fields:
-            lines += _wrapped(f"  --config.{field}={own.default}  {own.comment}")
-    lines += ["", *_wrapped(f"recipes: {', '.join(objectives.names())}")]
-    return "\n".join(lines) + "\n"
 
 
 def config_help(name: str) -> str:

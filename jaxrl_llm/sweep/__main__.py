@@ -19,7 +19,7 @@ from pathlib import Path
 from jaxrl_llm.config.command_line import Parser, fields_and_rest, local_folder
 from jaxrl_llm.config.guard import Guard, guarded
 from jaxrl_llm.ground import machine
-from jaxrl_llm.ground.ranges import at_least
+from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.records import checkout
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
@@ -109,7 +109,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
         raise ValueError(f"workdir={workdir} is the DIR of one run; give another --workdir")
     for name in ("cores", "cores_per_run"):  # whatever the launcher makes of them
         if getattr(given, name) is not None:
-            at_least(f"--{name}", getattr(given, name), 1, "leave it out for the default")
+            in_range(f"--{name}", getattr(given, name), "leave it out for the default", least=1)
     if given.launcher == "submitit":
         launch.check_scheduler(given.cluster)
     slots = launch.core_slots(given.cores, given.cores_per_run) if given.launcher == "local" else []

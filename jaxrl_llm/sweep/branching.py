@@ -15,14 +15,13 @@ The same command goes on from the newest checkpoint of the trajectory; rows that
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
-from jaxrl_llm.config.guard import Guard, guarded
+from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
@@ -170,12 +169,9 @@ def _copy(state: TrainState) -> TrainState:
     return jax.tree.map(lambda x: x.copy(), state.replace(base=None)).replace(base=state.base)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: list[str], guard: Guard) -> int:
     """Branch off the trajectory of a DIR, or resume it; returns the exit code (see command_line.py)."""
-    return guarded(_run, arguments)
-
-
-def _run(arguments: list[str], guard: Guard) -> int:
     parser = Parser(prog="python -m jaxrl_llm.sweep.branching", description="Fork states of one run into arms.")
     parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
     parser.add_argument("--workdir", required=True, help="DIR of the trajectory; the same command resumes it")

@@ -15,18 +15,11 @@ from jaxrl_llm.tasks.data import (
     supervised,
 )
 from jaxrl_llm.tasks.described import table
-from jaxrl_llm.tasks.doubts import Hopeless, Survey, doubts, survey
+from jaxrl_llm.tasks.doubts import Hopeless, Survey, survey
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
-from jaxrl_llm.tasks.tokenizers import (
-    UNKNOWN,
-    ByteTokenizer,
-    CharTokenizer,
-    TextTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    tokenizer_files,
-    write_tokenizer,
-)
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
+from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files, write_tokenizer
 
 __all__ = [
     "UNKNOWN",
@@ -50,7 +43,6 @@ __all__ = [
     "batches",
     "data_name",
     "default_data_dir",
-    "doubts",
     "examples",
     "load_tokenizer",
     "make",

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizers import CharTokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 from jaxrl_llm.tasks.verifiers import numeric
 
 

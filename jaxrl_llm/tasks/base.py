@@ -13,9 +13,10 @@ from typing import Any, TypedDict
 import numpy as np
 
 from jaxrl_llm.ground.declared import Declaration
-from jaxrl_llm.ground.ranges import positive, suggestion, within
+from jaxrl_llm.ground.ranges import in_range, suggestion, within
 from jaxrl_llm.tasks.messages import EARLIER, Message
-from jaxrl_llm.tasks.tokenizers import TextTokenizer, Tokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import Tokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
 
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
@@ -122,7 +123,7 @@ class Task:
         for field in ("prompt_length", "answer_length", "train_size", "test_size"):
             size_of_source = field.endswith("_size") and self.source is not None
             within(f"{self.name}.{field}", getattr(self, field), 0 if size_of_source else 1, 2**31 - 1)
-        positive(f"{self.name}.time_limit", self.time_limit)
+        in_range(f"{self.name}.time_limit", self.time_limit, above=0)
         if not math.isfinite(self.solved):
             raise ValueError(
                 f"{self.name}.solved={self.solved} must be finite; give the least reward of a right answer"

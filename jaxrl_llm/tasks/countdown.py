@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task, register
-from jaxrl_llm.tasks.tokenizers import CharTokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _LONGEST = 256  # characters; longer text is no answer to any puzzle here
 _DEEPEST = 16  # nested parentheses; bounds the recursion

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from jaxrl_llm.ground.ranges import at_least, one_of, within
+from jaxrl_llm.ground.ranges import in_range, one_of, within
 from jaxrl_llm.tasks.base import Example, Row, Task, bounded
 from jaxrl_llm.tasks.splits import data_name, generate
 
@@ -116,7 +116,7 @@ def _generated(task: Task) -> Mapping[str, Sequence[Example]]:
 
 def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batch_size: int) -> Any:
     """An endless stream of what `collate` makes of numbered rows, in a new order every epoch."""
-    at_least("batch_size", batch_size, 1)
+    in_range("batch_size", batch_size, least=1)
     within("seed", seed, 0, 2**32 - 1)
     import grain
 
@@ -130,7 +130,7 @@ def batches(source: Sequence[_Row], collate: Callable[..., Any], seed: int, batc
 def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]]:
     """(place, row) of the first `limit` rows; None: of all."""
     if limit is not None:
-        at_least("limit", limit, 1, "leave it out to get all")
+        in_range("limit", limit, "leave it out to get all", least=1)
     return [(i, source[i]) for i in range(min(len(source), limit or len(source)))]
 
 

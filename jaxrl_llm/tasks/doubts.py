@@ -37,11 +37,6 @@ class Survey:
     splits: Mapping[str, Numbers]
 
 
-def doubts(task: Task, answer_length: int, *, rewarded: bool = True) -> Mapping[str, str]:
-    """The warnings of `survey`."""
-    return survey(task, answer_length, rewarded=rewarded).doubts
-
-
 def survey(task: Task, answer_length: int, *, rewarded: bool = True) -> Survey:
     """What is to be known of a task whose answers have at most `answer_length` tokens, the end included.
 

@@ -9,7 +9,7 @@ from jaxrl_llm.tasks import messages
 from jaxrl_llm.tasks.base import Draw, Source, Task, register
 from jaxrl_llm.tasks.data_files import digest, files_of, read_draws
 from jaxrl_llm.tasks.splits import is_test
-from jaxrl_llm.tasks.tokenizers import ByteTokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer
 from jaxrl_llm.tasks.verifiers import verifier as named_verifier
 
 

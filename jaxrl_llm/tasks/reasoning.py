@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import suggestion
 from jaxrl_llm.tasks.base import Draw, Task, register
-from jaxrl_llm.tasks.tokenizers import ByteTokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer
 
 _INDICES = 2**31 - 1  # entries are made from their index alone
 _NO_SETTINGS: Mapping[str, Any] = {}

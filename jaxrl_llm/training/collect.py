@@ -15,7 +15,7 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.array_typing import Array, Bool, Integer, Key, Params, PerAnswer
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.rollout import verification
-from jaxrl_llm.rollout.protocol import RolloutEngine
+from jaxrl_llm.rollout.remote import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.rollout.verification import Answered, Verified
 from jaxrl_llm.training.reward_sources import RewardConfig, total_rewards

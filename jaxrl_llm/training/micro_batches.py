@@ -162,7 +162,7 @@ def _specs(mesh: Mesh) -> tuple[Callable[[Any], PartitionSpec], Callable[[Any], 
 
 def _around(step: Callable[[Array, Any, Any], Any], moving: Any, carry: Any, mesh: Mesh) -> Any:
     """step(source, part, carry) for the part of every device, this one's own first."""
-    axes, count = _row_axes(mesh), sharding.row_shards(mesh)
+    axes, count = _row_axes(mesh), sharding.shards("rows", mesh)
     own = lax.axis_index(axes)
     to_the_one_before = [(i, (i - 1) % count) for i in range(count)]
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.declared import Block, declared
-from jaxrl_llm.models import ModelConfig, Routing, experts_of, is_recorded, no_record, routing_dtype
+from jaxrl_llm.models import Routing, experts_of, is_recorded, no_record
 from jaxrl_llm.models.scoring import following
 
 
@@ -78,14 +78,6 @@ def by_router(routing: Routing) -> Routing:
     experts = experts_of(routing.logits, routing.experts.shape[-1])
     recorded = is_recorded(routing.experts)[..., None]
     return Routing(jnp.where(recorded, experts.astype(routing.experts.dtype), no_record(routing.experts)))
-
-
-def blank_record(config: ModelConfig, rows: int, time: int, logits: bool) -> Routing:
-    """An empty record in the shape of a rollout."""
-    dtype = routing_dtype(config.num_experts)
-    shape = (config.num_moe_layers, rows, time)
-    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
 
 
 def count_unrecorded(routing: Routing, segment_ids: SegmentIds) -> Float[Array, ""]:

@@ -21,7 +21,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Key, PerAnswer, SegmentIds, Tokens
 from jaxrl_llm.objectives.rewards import KlController
-from jaxrl_llm.rollout.protocol import RolloutEngine
+from jaxrl_llm.rollout.remote import RolloutEngine
 from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer

@@ -18,13 +18,13 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, Routing, experts_of, load_balance_loss, scoring, time_multiple
+from jaxrl_llm.models import Model, Routing, blank_record, experts_of, load_balance_loss, scoring, time_multiple
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import MicroBatches
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import blank_record, by_router, router_logprobs
+from jaxrl_llm.training.replay import by_router, router_logprobs
 from jaxrl_llm.training.state import TrainBatch, Trained, TrainState
 
 

@@ -13,13 +13,13 @@ import pytest
 import jaxrl_llm
 from jaxrl_llm import evaluation, main, objectives, tasks
 from jaxrl_llm.__main__ import COMMANDS
-from jaxrl_llm.config import loading, start_up
+from jaxrl_llm.config import listed, loading, start_up
 from jaxrl_llm.records import own_code
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.run_log import write_json
 from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import build
-from jaxrl_llm.run.fields import declared_fields, field_help
+from jaxrl_llm.run.fields import declared_fields
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.sweep import __main__ as sweep
 from jaxrl_llm.sweep.planned import Sweep, command
@@ -182,10 +182,10 @@ def test_a_config_file_that_is_gone_is_named(trained_elsewhere, tmp_path):
 
 
 def test_the_help_lists_every_field_with_its_comment_at_80_columns():
-    text = field_help()
+    text = listed.field_help()
     assert max(len(line) for line in text.splitlines()) <= 80
-    listed = [line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  --config.")]
-    assert [name.removeprefix("--config.") for name in listed] == list(declared_fields())
+    names = [line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  --config.")]
+    assert [name.removeprefix("--config.") for name in names] == list(declared_fields())
     assert "--config.optimizer.router_factor=1.0  learning-rate factor of the router; 0:\n      frozen" in text
     assert "--config.rollout.router_noise=0.0  standard deviation of noise on" in text
 

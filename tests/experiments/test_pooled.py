@@ -7,8 +7,9 @@ import pytest
 
 from experiments.routing_replay import figures
 from experiments.routing_replay.dose import MEASURES, SCALED, USUAL, scaling
-from experiments.routing_replay.pooled import by_sign, negatives, one_rollout, pooled, stands, stood, table
+from experiments.routing_replay.pooled import by_sign, negatives, one_rollout, pooled, power, stands, stood, table
 from jaxrl_llm.report.read import Branch, Study
+from jaxrl_llm.report.statistics import paired_difference
 from tests.reference.synthetic_runs import study_of
 
 SPREAD = np.array([-0.02, -0.01, 0.0, 0.0, 0.01, 0.02])  # sd 0.01414 of six, and 0.01348 of twice these six
@@ -27,6 +28,14 @@ def test_the_pooled_estimate_and_the_power_of_a_batch():
     assert row[:3] == ["SAT", "12", "+0.010 [+0.001, +0.019]"]
     assert row[4] == "; ".join(f"batch {i}: +0.010 [-0.005, +0.025], 29 %" for i in (0, 1))
     assert row[5:] == ["1", "0.026", "claim", "estimate"]  # neither batch alone excludes zero
+
+
+def test_the_power_of_a_sample():
+    """Of what it can detect it has 80 %; of nothing half of the level; without spread none is known."""
+    d = paired_difference([0.3, 0.1, -0.2, 0.4, 0.2], np.zeros(5))
+    assert power(-d.detectable, d) == pytest.approx(0.8)
+    assert power(0.0, d) == pytest.approx(0.025)
+    assert np.isnan(power(1.0, paired_difference([1.0, 1.0], [0.0, 0.0])))
 
 
 @pytest.mark.parametrize(

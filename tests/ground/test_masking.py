@@ -3,21 +3,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.ground.masking import masked_mean, masked_sum, segment_sum
+from jaxrl_llm.ground.masking import masked_mean, segment_sum
 
 MASKS = st.lists(st.booleans(), min_size=12, max_size=12).map(lambda xs: np.asarray(xs).reshape(3, 4))
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 @given(MASKS, st.sampled_from([None, 0, 1]))
-def test_sums_and_means_of_what_is_left(mask, axis):
+def test_means_of_what_is_left(mask, axis):
     dirty = jnp.where(jnp.asarray(mask), X, jnp.nan)
     kept = np.where(mask, X, 0)
-    np.testing.assert_allclose(masked_sum(dirty, jnp.asarray(mask), axis), kept.sum(axis), rtol=1e-5, atol=1e-6)
     mean = kept.sum(axis) / np.maximum(mask.sum(axis), 1)
     np.testing.assert_allclose(masked_mean(dirty, jnp.asarray(mask), axis), mean, rtol=1e-5, atol=1e-6)
 
@@ -31,8 +29,8 @@ def test_segments(mask):
     np.testing.assert_allclose(got, [m.sum() for m in members], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("f", [masked_sum, masked_mean])
-def test_an_empty_reduction_has_a_finite_gradient(f):
-    value, gradient = jax.value_and_grad(lambda x: f(x, jnp.zeros(3, bool)))(jnp.asarray([1.0, jnp.inf, jnp.nan]))
+def test_an_empty_mean_has_a_finite_gradient():
+    nothing, x = jnp.zeros(3, bool), jnp.asarray([1.0, jnp.inf, jnp.nan])
+    value, gradient = jax.value_and_grad(masked_mean)(x, nothing)
     assert value == 0
     np.testing.assert_array_equal(gradient, [0, 0, 0])

@@ -1,10 +1,14 @@
-"""What is written from the declarations of all fields: the body of configs/base.py and the tables of the docs."""
+"""What is written from the declarations of all fields: configs/fields.txt, configs/base.py's body, docs' tables."""
 
+import inspect
 import itertools
+import textwrap
 
 import numpy as np
 
-from jaxrl_llm.run.fields import declared_fields, meanings
+from jaxrl_llm import objectives
+from jaxrl_llm.ground.ranges import rule
+from jaxrl_llm.run.fields import BLOCKS, declared_fields
 
 # A recipe of one's own adds its fields, so they are not written out.
 _HYPERPARAMETERS = """\
@@ -21,6 +25,26 @@ def blocks():
     """(block, [(field, declaration), ...]) of every block, "" for the fields that are in none."""
     for block, items in itertools.groupby(declared_fields().items(), lambda item: item[0].rpartition(".")[0]):
         yield block, [(path.rpartition(".")[2], own) for path, own in items]
+
+
+def meanings():
+    """{block: what it is, in one line}."""
+    lines = {name: (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".") for name, cls in BLOCKS.items()}
+    return lines | {"objective": "What is maximised: a recipe and its hyper-parameters, None for the recipe's own"}
+
+
+def field_help():
+    """Every field with its default, its choices and its meaning, then the recipes, at most 80 columns wide: the text of
+    configs/fields.txt, which `--help` prints (config/listed.py)."""
+    lines = ["fields, their defaults and what they mean; a config changes some of them:", ""]
+    for block, fields in blocks():
+        if block:
+            lines += ["", *_wrapped(f"{block}: {meanings()[block]}")]
+        for name, own in fields:
+            path = f"{block}.{name}" if block else name
+            lines += _wrapped(f"  --config.{path}={own.default}  {own.comment}")
+    lines += ["", *_wrapped(f"recipes: {', '.join(objectives.names())}")]
+    return "\n".join(lines) + "\n"
 
 
 def base_lines():
@@ -46,10 +70,14 @@ def doc_tables():
         for name, own in fields[:1] if block == "objective" else fields:
             kind = own.kind.__name__ + (f" of {own.element.__name__}" if own.kind is tuple else "")
             default = "" if own.default is None else f"`{_written(own.default)}`"
-            cells = (f"`{name}`", kind, default, own.allowed, own.meaning)
+            cells = (f"`{name}`", kind, default, own.choices or rule(**own.limits), own.meaning)
             text += "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |\n"
         text += _ELSEWHERE if block == "objective" else ""
     return text
+
+
+def _wrapped(line):
+    return textwrap.wrap(line, 80, subsequent_indent=" " * 6, break_on_hyphens=False)
 
 
 def _written(value):

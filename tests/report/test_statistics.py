@@ -11,7 +11,6 @@ from jaxrl_llm.report.statistics import (
     half_width,
     holm,
     paired_difference,
-    power,
     survival,
     verdict,
 )
@@ -119,14 +118,6 @@ def test_detectable_is_the_effect_with_the_stated_power():
         assert share == pytest.approx(0.8, abs=0.025)
     d = paired_difference([1.0, 2, 3, 4, 5], np.zeros(5))
     assert d.detectable == pytest.approx(detectable(5) * np.sqrt(2.5 / 5))
-
-
-def test_the_power_of_a_sample():
-    """Of what it can detect it has 80 %; of nothing half of the level; without spread none is known."""
-    d = paired_difference([0.3, 0.1, -0.2, 0.4, 0.2], np.zeros(5))
-    assert power(-d.detectable, d) == pytest.approx(0.8)
-    assert power(0.0, d) == pytest.approx(0.025)
-    assert np.isnan(power(1.0, paired_difference([1.0, 1.0], [0.0, 0.0])))
 
 
 def test_holm_by_hand():

@@ -13,7 +13,7 @@ from jaxrl_llm.config import loading, versions
 from jaxrl_llm.config.loading import flat
 from jaxrl_llm.ground.machine import cache_folder
 from jaxrl_llm.records.run_log import plain
-from jaxrl_llm.run.fields import declared_fields, field_help
+from jaxrl_llm.run.fields import declared_fields
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import field_texts
 
@@ -90,7 +90,7 @@ def configuration_md():
 def test_base_and_the_documentation_are_the_declarations():
     assert BASE.read_text() == base_py(), HINT
     assert FIELDS.read_text() == configuration_md(), HINT
-    assert HELP.read_text() == field_help(), HINT
+    assert HELP.read_text() == field_texts.field_help(), HINT
 
 
 def test_every_declaration_is_of_a_field_of_base():
@@ -393,7 +393,7 @@ def test_a_record_of_an_earlier_version_is_read():
 if __name__ == "__main__":
     BASE.write_text(base_py())
     FIELDS.write_text(configuration_md())
-    HELP.write_text(field_help())
+    HELP.write_text(field_texts.field_help())
     records = {label: record(*run) for label, run in zip(LABELS, RUNS, strict=True)}
     GOLDEN.write_text(
         json.dumps({label: one for label, one in records.items() if one}, indent=1, sort_keys=True) + "\n"

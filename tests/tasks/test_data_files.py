@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import sys
 
 import pytest
 
@@ -210,7 +209,7 @@ def test_what_the_data_are_said_before_training(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert lines[2].split()[-6:] == ["8,", "40,", "32", "7,", "7,", "32"]
     monkeypatch.setattr(described, "MEASURED", 8)
-    monkeypatch.setattr(sys.modules["jaxrl_llm.tasks.doubts"], "_READ", 30)  # its name is the function's too
+    monkeypatch.setattr("jaxrl_llm.tasks.doubts._READ", 30)
     lines = tasks.table(tasks.survey(task, 8).splits)
     assert "30 or more" in lines[1]
     assert lines[-1] == "(tokens and drops: of 8 of train, evenly chosen)"

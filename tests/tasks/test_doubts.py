@@ -17,6 +17,10 @@ def jsonl(folder, train, test=None, **options):
     return tasks.make("jsonl", path=f"{folder}/train.jsonl", test_path=f"{folder}/test.jsonl", **options)
 
 
+def doubts(task, answer_length, **options):
+    return tasks.survey(task, answer_length, **options).doubts
+
+
 ODD = "of 22 right answers of jsonl"
 NUMERIC = {"verifier": "numeric"}
 CASES = {  # rows to train on, options, {name of the warning: what it says}
@@ -43,7 +47,7 @@ CASES = {  # rows to train on, options, {name of the warning: what it says}
 @pytest.mark.parametrize("case", CASES)
 def test_doubtful_answers_are_counted_and_the_first_is_shown(case, tmp_path):
     rows, options, expected = CASES[case]
-    found = tasks.doubts(jsonl(tmp_path, [*GOOD, *rows], **options), 8)
+    found = doubts(jsonl(tmp_path, [*GOOD, *rows], **options), 8)
     assert found.keys() == expected.keys()
     for name, text in expected.items():
         assert text in found[name]
@@ -60,24 +64,24 @@ def test_doubtful_answers_are_counted_and_the_first_is_shown(case, tmp_path):
 )
 def test_where_no_answer_can_be_rewarded_the_task_is_refused(rows, options, tmp_path):
     with pytest.raises(ValueError, match=r"no answer can be rewarded: \d of 24 right answers of jsonl"):
-        tasks.doubts(jsonl(tmp_path, rows, [*rows, *GOOD], **options), 8)
-    assert tasks.doubts(jsonl(tmp_path, rows, rows, **options), 8, rewarded=False)  # supervised training may go on
+        doubts(jsonl(tmp_path, rows, [*rows, *GOOD], **options), 8)
+    assert doubts(jsonl(tmp_path, rows, rows, **options), 8, rewarded=False)  # supervised training may go on
     own = jsonl(tmp_path, rows, rows, verifier="tests.tasks.verifiers_for_tests:length")
-    assert "answers_unrewarded" not in tasks.doubts(own, 8)  # it alone knows what it wants to see
+    assert "answers_unrewarded" not in doubts(own, 8)  # it alone knows what it wants to see
 
 
 def test_prompts_of_both_splits_are_counted(tmp_path):
-    found = tasks.doubts(jsonl(tmp_path, GOOD, [*GOOD[:3], ("new", "1")]), 8)
+    found = doubts(jsonl(tmp_path, GOOD, [*GOOD[:3], ("new", "1")]), 8)
     assert found.keys() == {"splits_overlap"}
     assert "3 of 4 test prompts of jsonl are train prompts too (the first: '0 + 1 =')" in found["splits_overlap"]
-    assert tasks.doubts(tasks.make("jsonl", path=f"{tmp_path}/train.jsonl"), 8) == {}  # split by a hash of the prompt
+    assert doubts(tasks.make("jsonl", path=f"{tmp_path}/train.jsonl"), 8) == {}  # split by a hash of the prompt
 
 
 def test_every_answer_of_gsm8k_is_read(tmp_path):
     for name, gold in (("train", "twelve"), ("test", "12")):
         rows = [{"question": f"{name} {n}?", "answer": f"#### {gold if n == 70 else n}"} for n in range(80)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = tasks.doubts(tasks.make("gsm8k", folder=str(tmp_path)), 64)
+    found = doubts(tasks.make("gsm8k", folder=str(tmp_path)), 64)
     assert found.keys() == {"answers_unrewarded"}
     assert "1 of 160 right answers of gsm8k" in found["answers_unrewarded"]
     assert "(the first: 'twelve' to 'train 70?')" in found["answers_unrewarded"]
@@ -85,8 +89,8 @@ def test_every_answer_of_gsm8k_is_read(tmp_path):
 
 def test_drawn_answers_are_held_to_the_bound_of_the_run():
     task = tasks.make("sort", digits=5)
-    assert tasks.doubts(task, task.answer_length) == {}
-    assert "256 of 256 right answers of sort have more than 4 tokens" in tasks.doubts(task, 4)["answers_too_long"]
+    assert doubts(task, task.answer_length) == {}
+    assert "256 of 256 right answers of sort have more than 4 tokens" in doubts(task, 4)["answers_too_long"]
 
 
 def templated(text):
@@ -101,18 +105,18 @@ def templated(text):
 def test_a_template_that_drops_the_prompt_is_refused_and_one_that_changes_it_is_named():
     pytest.importorskip("jinja2")
     shown = "user: {{ messages[0].content | trim }}\n"
-    assert "prompt_altered" not in tasks.doubts(templated(shown), 64)
+    assert "prompt_altered" not in doubts(templated(shown), 64)
     with pytest.raises(
         ValueError, match=r"the chat template drops the prompt: '\d+=' and '\d+=' are both read as 'user'"
     ):
-        tasks.doubts(templated("user"), 64)
+        doubts(templated("user"), 64)
     half = templated("{{ messages[0].content[:3] }}")
-    assert "the chat template changes the prompt '" in tasks.doubts(half, 64)["prompt_altered"]
+    assert "the chat template changes the prompt '" in doubts(half, 64)["prompt_altered"]
 
 
 @pytest.mark.slow  # starts worker processes
 def test_mathematics_is_asked_in_the_form_that_its_verifier_reads(tmp_path):
     pytest.importorskip("math_verify")
     rows = [("a", "\\frac{1}{2}"), ("b", "$x^2$"), ("c", "12"), *GOOD] * 4
-    assert tasks.doubts(jsonl(tmp_path, rows, rows[:1], verifier="math"), 64).keys() == {"splits_overlap"}
-    assert "of 47 right" in tasks.doubts(jsonl(tmp_path, rows, verifier="math"), 1, rewarded=False)["answers_too_long"]
+    assert doubts(jsonl(tmp_path, rows, rows[:1], verifier="math"), 64).keys() == {"splits_overlap"}
+    assert "of 47 right" in doubts(jsonl(tmp_path, rows, verifier="math"), 1, rewarded=False)["answers_too_long"]

@@ -56,7 +56,7 @@ def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
     assert (np.asarray(there["kept"])[cut.index < 0] == -1).all()
     local = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(there)]
     places = [shape[2:4] if len(shape) == 5 else shape[1:3] for shape in local]
-    assert {rows * time for rows, time in places} == {4 * 6 // sharding.row_shards(mesh)}
+    assert {rows * time for rows, time in places} == {4 * 6 // sharding.shards("rows", mesh)}
     other = rollout(2)
     for read_only in (there, expected, other):
         del read_only["kept"]
@@ -65,7 +65,7 @@ def test_devices_get_what_one_device_takes_and_give_back_what_it_puts(shape):
         one = jax.tree.map(lambda x, m=micro: x[m] if x.ndim == 3 else x[:, m], expected)
         other = put(jax.tree.map(jnp.asarray, other), one, cut, micro)
     jax.tree.map(np.testing.assert_array_equal, back, other)
-    assert back["experts"].sharding.shard_shape(back["experts"].shape)[1] == ROWS // sharding.row_shards(mesh)
+    assert back["experts"].sharding.shard_shape(back["experts"].shape)[1] == ROWS // sharding.shards("rows", mesh)
 
 
 def compiled(function, *args):

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype, select_experts
+from jaxrl_llm.models.routing import Routing, blank_record, is_recorded, no_record, routing_dtype, select_experts
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.experience import Scorer
@@ -22,7 +22,7 @@ from jaxrl_llm.training.layout import lay_out
 from jaxrl_llm.training.micro_batches import take
 from jaxrl_llm.training.pending import check_updates
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import ReplayConfig, blank_record
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -78,7 +78,7 @@ def assert_equal(a, b):
 def fresh_and_again(model, params, seed=0):
     """A forward that replays nothing and one that replays what it used, by one compiled program."""
     batch = tiny.draw_batch(seed)
-    nothing = blank_record(model.config, tiny.ROWS, tiny.TIME, logits=False)
+    nothing = blank_record(model.config, tiny.ROWS, tiny.TIME)
     first = forward(model, params, batch.tokens, batch.segment_ids, nothing)
     again = forward(model, params, batch.tokens, batch.segment_ids, Routing(first.routing.experts))
     return first, again
@@ -95,7 +95,7 @@ def test_a_replay_is_in_force_once_parameters_move():
     """The opposite of the test above: a replay that silently did nothing would pass that one."""
     batch = tiny.draw_batch()
     old = recorded().experts
-    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
+    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
     fresh = forward(MODEL, params(True), batch.tokens, batch.segment_ids, nothing)
     replayed = forward(MODEL, params(True), batch.tokens, batch.segment_ids, Routing(old))
     known = is_recorded(old)
@@ -182,7 +182,7 @@ def test_a_separate_critic_never_replays():
     )
     assert_equal(off.old_values, r3.old_values)
     assert np.abs(np.asarray(off.old_logprobs - r3.old_logprobs)).max() > 1e-2
-    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
+    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
     replayed, fresh = (
         learner.update(state(), r3.replace(routing=r3.routing.replace(replayed=r)), PADDED)[0]
         for r in (r3.routing.replayed, nothing)
@@ -316,7 +316,7 @@ def test_rematerialisation_replays_too():
     for remat in ("block", "dots"):
         for a, b in zip(jax.tree.leaves(found[remat]), jax.tree.leaves(found["none"]), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-9)
-    fresh = jax.device_get(gradients(params(True), blank_record(MODEL.config, tiny.ROWS, tiny.TIME, False)))
+    fresh = jax.device_get(gradients(params(True), blank_record(MODEL.config, tiny.ROWS, tiny.TIME)))
     router = lambda g: g["moe"]["mlp"]["router"]  # noqa: E731
     assert np.abs(router(found["block"]) - router(fresh["block"])).max() > 1e-2
 

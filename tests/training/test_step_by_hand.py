@@ -11,10 +11,10 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.models.routing import Routing, blank_record
 from jaxrl_llm.objectives.aggregation import TokenMean
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import RoutingRecords, blank_record
+from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import step_by_hand as hand
@@ -26,7 +26,7 @@ TEMPERATURE, AUX, K = 0.5, 0.1, tiny.CONFIG.num_experts_per_tok
 LEARNER = Learner(
     MODEL, tiny.everything(TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, packed=True
 )
-NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME, logits=False)
+NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
 
 
 @functools.cache

@@ -108,7 +108,12 @@ def attend_spread(
     """
     time, shards = queries.shape[1], sharding.shards(axes[1], mesh)
     multiple *= 2 * shards if shards > 1 else 1
-    queries, keys, values, segment_ids = pad_time(queries, keys, values, segment_ids, multiple)
+    fill = -time % multiple
+
+    def pad(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, fill if a == axis else 0) for a in range(x.ndim)]) if fill else x
+
+    queries, keys, values, segment_ids = pad(queries, 1), pad(keys, 2), pad(values, 2), pad(segment_ids, 1)
     if mesh is None or mesh.size == 1:
         return local(Place(None, 1), queries, keys, values, segment_ids)[:, :time]
     # Queries are cut by head as their keys are.
@@ -141,13 +146,3 @@ def attend_halves(attend: Callable[[Array, Array, Array, Array], Array]) -> Loca
         return jnp.concatenate(out, axis=1)
 
     return local
-
-
-def pad_time(queries: Array, keys: Array, values: Array, segment_ids: Array, multiple: int) -> tuple[Array, ...]:
-    """Pads every row on the right to a multiple of so many tokens."""
-    fill = -queries.shape[1] % multiple
-
-    def pad(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, fill if a == axis else 0) for a in range(x.ndim)]) if fill else x
-
-    return pad(queries, 1), pad(keys, 2), pad(values, 2), pad(segment_ids, 1)

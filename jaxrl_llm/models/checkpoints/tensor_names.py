@@ -7,12 +7,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_llm.models.checkpoints.gguf_file import GGUFTensor
 from jaxrl_llm.models.checkpoints.pretrained_config import family_of
+from jaxrl_llm.models.checkpoints.safetensors_files import FileTensor
 from jaxrl_llm.models.transformer import Model
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -32,17 +34,8 @@ _MIXTRAL_EXPERTS = {("mlp", "router"): "block_sparse_moe.gate.weight"} | {
     ("mlp", ours): f"block_sparse_moe.experts.{{expert}}.{theirs}.weight"
     for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
 }
+StoredTensor = FileTensor | GGUFTensor  # read in strips of its first axis
 _ROWS = 64  # rows of a matrix transposed at a time: a strip that fits the processor's cache
-
-
-@runtime_checkable
-class StoredTensor(Protocol):
-    """A tensor in a file, read in strips of its first axis."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def rows(self, start: int, stop: int) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)

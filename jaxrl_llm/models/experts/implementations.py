@@ -97,7 +97,7 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
             y = local(x, experts, gates, weights)
         return lax.psum(y.astype(jnp.float32), summed).astype(x.dtype) if summed else y
 
-    n, parts = x.shape[0], sharding.row_shards(mesh)
+    n, parts = x.shape[0], sharding.shards("rows", mesh)
     fill = ((0, -n % parts), (0, 0))
     x, experts, gates = (jnp.pad(a, fill) for a in (x, experts, gates))
     # check_vma=False: with it JAX 0.10 differentiates sort and switch on device-varying values wrongly.

@@ -10,7 +10,7 @@ from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.preference.pair_file import read_pairs
 from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
 from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
-from jaxrl_llm.tasks.tokenizers import TextTokenizer
+from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxrl_llm.tasks.base import Prompting, Task, bounded
 from jaxrl_llm.tasks.data import SupervisedBatch, answered_rows, batches, numbered
 from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.tokenizers import Tokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import Tokenizer
 
 Ids = Integer[np.ndarray, "p"]
 Rows = Integer[np.ndarray, "n t"]
