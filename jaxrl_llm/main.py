@@ -31,7 +31,7 @@ def main(arguments: list[str], guard: Guard) -> int:
 
     # JAX is imported from here on.
     from jaxrl_llm.config import start_up
-    from jaxrl_llm.ground import processes
+    from jaxrl_llm.ground import processes, sharding
     from jaxrl_llm.records import checkpointing, places, provenance, recorded
     from jaxrl_llm.records.run_log import RunLog
     from jaxrl_llm.run import assembly, opening, run_dir, sameness, trainer
@@ -49,6 +49,7 @@ def main(arguments: list[str], guard: Guard) -> int:
         root = places.root_of(given.workdir, given.checkpoints)
         flags_set = start_up.start_jax()
         start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
+        sharding.visible()  # or one line on JAX_PLATFORMS
         sameness.check(config.to_dict(), settings, os.fspath(root), restart=given.restart)
         run_dir.check(given.workdir, config, restart=given.restart, root=root)
         reached = "" if given.restart else opening.finished(given.workdir, settings.steps)

@@ -185,3 +185,12 @@ def test_in_a_process_of_its_own(typed, message, folder):
     done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("platform", ["nonsense", "cuda"])
+def test_a_platform_that_is_not_there(platform, folder):
+    command = [sys.executable, "-m", "jaxrl_llm", "train", "--config=grpo:smoke", "--workdir=new"]
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform, "HOME": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(f"error: JAX_PLATFORMS={platform} gives no device (")

@@ -41,7 +41,8 @@ _RULES: dict[str | None, tuple[str, ...]] = {
 MICRO_BATCH, ROLLOUT = ("micro_rows", "time"), ("rows", None)  # of arrays [b t ...] of one and of the other
 
 
-def _visible() -> list[Any]:
+def visible() -> list[Any]:
+    """The devices of all processes; raises ValueError where JAX_PLATFORMS gives none."""
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
@@ -66,7 +67,7 @@ def make_mesh(
       ValueError: more devices are needed than are visible, -1 gives no whole number, with several processes the mesh
         would leave devices of some of them without work, or dcn_shape does not fit the slices or the shape.
     """
-    devices = list(_visible() if devices is None else devices)
+    devices = list(visible() if devices is None else devices)
     sizes = resolved(shape, len(devices))
     if math.prod(sizes) < len(devices) and jax.process_count() > 1:
         raise ValueError(

@@ -211,9 +211,7 @@ class Settings:
     steps: int = declared(60, "rollouts", least=0, most=2**31 - 1)
     task: tasks.Task
     data_dir: str | None
-    pretrained: str = declared(
-        "", "path or hub name of a checkpoint; no size may differ from it; empty: fresh weights"
-    )
+    pretrained: str = declared("", "path or hub name of a checkpoint; no size may differ from it; empty: fresh weights")
     model: ModelConfig
     lora: LoRAConfig
     warm_start: WarmStartConfig

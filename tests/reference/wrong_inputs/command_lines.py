@@ -102,7 +102,6 @@ TABLE = [
             ("a DIR as checkpoint", "generate --checkpoint=run --prompt=1", "--workdir=run"),
             ("a dtype that is not there", "generate --checkpoint=checkpoint --prompt=1 --dtype=int8", "--dtype"),
             ("the dtype of a DIR", "generate --workdir=run --prompt=1= --dtype=bfloat16", "--dtype=bfloat16"),
-            ("prompt and chat", "generate --checkpoint=checkpoint --prompt=1 --chat", "--chat"),
             ("a system message without a chat", "generate --checkpoint=checkpoint --prompt=1 --system=Hi", "--system"),
             ("an empty prompt", "generate --checkpoint=checkpoint --prompt=", "the prompt has no token"),
             ("an empty standard input", "generate --checkpoint=checkpoint", "the prompt has no token"),

@@ -127,7 +127,6 @@ TABLE = [
         ("minibatches that do not divide", {"updates.minibatches": 3}),
         ("rows that do not divide", {"updates.micro_batch_rows": 3}),
         ("one cut of one update", {"updates.stop_at_kl": 0.1, "updates.minibatches": 1}),
-        ("truncated sampling", {"rollout.top_k": 4}),
         ("heads that do not divide", {"model.num_key_value_heads": 3}),
         ("more experts chosen than there are", {"model.num_experts_per_tok": 9}),
         ("a dense layer above the last", {"model.mlp_only_layers": "(9,)"}),

@@ -233,9 +233,14 @@ TABLE = [
             ("a coordinator without a port", "--coordinator=localhost --processes=2 --process=1", "localhost"),
             ("a port in words", "--coordinator=localhost:port --processes=2 --process=1", "localhost:port"),
             ("a port of six digits", "--coordinator=localhost:999999 --processes=2 --process=1", "localhost:999999"),
-            ("a host that is not there", "--coordinator=no.invalid:1234 --processes=2 --process=1", "no.invalid:1234"),
-            ("others that never start", "--coordinator=localhost:46123 --processes=2 --process=0", "joined"),
-            ("a first that never starts", "--coordinator=localhost:46124 --processes=2 --process=1", "joined"),
+            *(  # 1, so that a scheduler starts it again
+                (what, f"--coordinator={place} --processes=2 --process={own}", says, {}, {"code": 1})
+                for what, place, own, says in [
+                    ("a host that is not there", "no.invalid:1234", 1, "no.invalid:1234"),
+                    ("others that never start", "localhost:46123", 0, "joined"),
+                    ("a first that never starts", "localhost:46124", 1, "joined"),
+                ]
+            ),
             ("a number in the environment in words", "", "JAX_NUM_PROCESSES", {}, environment(JAX_NUM_PROCESSES="two")),
             ("half of the environment", "", "--coordinator", {}, environment(JAX_PROCESS_ID="0")),
         ],

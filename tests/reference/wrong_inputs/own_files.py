@@ -193,7 +193,6 @@ TABLE = [
                 ("rollouts in words", {"rollouts": "x", "arms": {"A": {}}}, "rollouts"),
                 ("a key more", {"firts": 1, "arms": {"A": {}}}, "firts"),
                 ("a field that is not there", {"arms": {"A": {"optimizer.lr": "1"}}}, "optimizer.lr"),
-                ("a field that is a number", {"arms": {"A": {"seed": 0, "optimizer.eps": 1}}}, "A"),
                 ("an arm with another model", {"arms": {"A": {"model.hidden_size": "48"}}}, "model.hidden_size"),
                 ("an arm of given answers", {"arms": {"A": {"objective.name": "sft", "rollout.group_size": "1"}}}, "A"),
             ]
