@@ -2,7 +2,7 @@
 Arrays in, arrays out: nothing here knows reinforcement learning. Other rooms import what this page lists, and the
 modules `lora` and `scoring`."""
 
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.architecture import ModelConfig, Rows
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.attend_blocks import skips_blocks
 from jaxrl_llm.models.attention.flash import choose_attention, time_multiple
@@ -36,6 +36,7 @@ __all__ = [
     "Published",
     "Router",
     "Routing",
+    "Rows",
     "blank_record",
     "choose_attention",
     "complete_fields",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.ground.declared import REQUIRED, Block, declared
 
 Kind = Literal["dense", "moe"]
+Rows = Literal["padded", "packed", "shared"]  # what a row of tokens holds, see `Model.apply`
 _DTYPES = ("float32", "bfloat16")
 
 

@@ -19,6 +19,7 @@ from jaxrl_llm.ground.array_typing import (
     Shaped,
     Tokens,
 )
+from jaxrl_llm.models.architecture import Rows
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.models.transformer import Model
@@ -79,7 +80,7 @@ def score(
     routing: Routing | None = None,
     temperature: float = 1.0,
     router_logits: bool = False,
-    shared_prompt: bool = False,
+    rows: Rows = "packed",
     read: Read = EVERY,
     most: int = 0,
 ) -> Scores:
@@ -97,7 +98,7 @@ def score(
         segment_ids=segment_ids,
         routing=routing,
         router_logits=router_logits,
-        shared_prompt=shared_prompt,
+        rows=rows,
     )
     head = model.head(params).astype(out.hidden.dtype)
 
@@ -111,9 +112,9 @@ def score(
 
     some = 0 < most < tokens.shape[1] and tokens.size * head.shape[1] > _ALL
     if read.mask is not None and some and sharding.shards("time", model.mesh) == 1:
-        logprobs, entropy = _of_some(of, out.hidden, tokens, read, _source(segment_ids, shared_prompt), most)
-    elif shared_prompt:
-        source = _source(segment_ids, shared_prompt)
+        logprobs, entropy = _of_some(of, out.hidden, tokens, read, _source(segment_ids, rows), most)
+    elif rows == "shared":
+        source = _source(segment_ids, rows)
         states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
         logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens, read.kept))
     else:
@@ -143,11 +144,11 @@ def _of_some(
     return tuple(jnp.where(wanted & (source >= 0), at(x, place), 0) for x in found)
 
 
-def _source(segment_ids: SegmentIds, shared_prompt: bool) -> Integer[Array, "b t"]:
+def _source(segment_ids: SegmentIds, rows: Rows) -> Integer[Array, "b t"]:
     """The column of the token that each one continues, -1 for none: the first of an answer continues a prompt that it
     shares."""
     before = jnp.where(first_tokens(segment_ids), -1, jnp.arange(segment_ids.shape[1])[None] - 1)
-    if not shared_prompt:
+    if rows != "shared":
         return before
     last = jnp.sum(segment_ids == 1, axis=1, keepdims=True) - 1
     return jnp.where((before < 0) & (segment_ids > 1), last, before)

@@ -90,7 +90,12 @@ class Decoder(flax.struct.PyTreeNode):
         lengths = jax.lax.dynamic_slice_in_dim(self.lengths, first, count)
         segment_ids = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
         out = self.model.apply(
-            self.params, tokens, segment_ids=segment_ids, prefill=True, router_logits=self.record_router_logits
+            self.params,
+            tokens,
+            segment_ids=segment_ids,
+            prefill=True,
+            router_logits=self.record_router_logits,
+            rows="padded",
         )
         assert out.cache is not None
         last = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]

@@ -183,8 +183,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
         optimizer=make_optimizer(s.optimizer, s.updates.updates_per_rollout * s.steps, critic_rate),
         temperature=s.rollout.temperature,
         aux_coef=s.updates.aux_coef,
-        packed=s.updates.layout != "padded",
-        shared_prompt=s.updates.layout == "shared",
+        rows=s.updates.layout,
         answer_tokens=_answer_tokens(s),
     )
     run = Run(s, model, sampler, learner, _source_of(s, learner, sampler))

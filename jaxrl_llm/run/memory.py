@@ -308,12 +308,12 @@ def _activations(
     d, tokens = config.hidden_size, rows * -(-length // context)
     heads = _over(config.num_attention_heads, tensor) * config.head_dim
     keys = 2 * _over(config.num_key_value_heads, tensor) * config.head_dim
-    products, whole, kept = 0, 0, 0
+    products, whole, kept, attention = 0, 0, 0, choose_attention(config, platform)
     for kind in config.kinds:
         chosen = config.num_experts_per_tok if kind == "moe" else 1
         width = _over(chosen * config.moe_intermediate_size if kind == "moe" else config.intermediate_size, tensor)
         matmuls = tokens * size * (heads + keys + (1 + chosen) * d + 2 * width)
-        products += matmuls
+        products += matmuls + tokens * size * heads * (attention == "flash")  # whose result remat keeps, too
         # Norms' inputs and outputs, what the experts are given; what is rotated and lies by heads; the gated product.
         every = matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
         whole += every
@@ -322,7 +322,7 @@ def _activations(
         kept += tokens * size * (5 * d + 2 * heads + 5 * keys // 2 + 2 * width) if stacked else every
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
-    if whole_rows and choose_attention(config, platform) == "plain":  # a quarter of the queries at a time, never kept
+    if whole_rows and attention == "plain":  # a quarter of the queries at a time, never kept
         one += 3 * 4 * tokens * _over(config.num_attention_heads, tensor) * length // 4
     needed = {"none": kept, "block": starts + one, "dots": starts + products + one}[config.remat] + one
     return max(needed, parameters) if platform == "cpu" else needed

@@ -100,10 +100,8 @@ def _compared(run: Run, state: TrainState, drawn: Drawn) -> dict[str, Any]:
     held, masks = processes.fetch((batch.segment_ids, batch.loss_mask))
 
     def score(updates: UpdateConfig, layouts: Any) -> Scored:
-        shared = updates.layout == "shared"
         # All places are read: how many an answer has at most says nothing of a row that holds several.
-        cut = {"packed": updates.layout != "padded", "shared_prompt": shared, "answer_tokens": 0}
-        learner = dataclasses.replace(run.learner, **cut)
+        learner = dataclasses.replace(run.learner, rows=updates.layout, answer_tokens=0)
         into = learner.blank_scores(batch.tokens, record="experts", by_router=replayed is not None)
         return learner.score(state.policy, batch.tokens, layouts, into, replayed, batch.read)
 

@@ -3,7 +3,7 @@
 A `Layout` maps every place [micro-batch, row, time] of one optimizer step to a token of the rollout.
 `padded` gives each answer a row of its own, `packed` lets several answers share one; attention, positions and
 per-answer sums follow segment_ids, so both give the same gradient. `shared` gives each group a row: its prompt once, as
-segment 1, then its answers, which all continue it (`Model.apply(shared_prompt=True)`). The gradient is again the same,
+segment 1, then its answers, which all continue it (`Model.apply(rows="shared")`). The gradient is again the same,
 and a prompt is computed once instead of G times, but attention runs over the whole row (except in long rows on a CPU of
 few cores, which leave out the blocks of pairs that no answer sees), so this pays for answers that are not much longer
 than their prompt. `auto` is one of them (`run/auto_layout.py`), and padded where nobody has asked

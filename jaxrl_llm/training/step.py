@@ -18,7 +18,16 @@ import optax
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, Routing, blank_record, experts_of, load_balance_loss, scoring, time_multiple
+from jaxrl_llm.models import (
+    Model,
+    Routing,
+    Rows,
+    blank_record,
+    experts_of,
+    load_balance_loss,
+    scoring,
+    time_multiple,
+)
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
@@ -50,8 +59,7 @@ class Learner:
     optimizer: optax.GradientTransformation  # of a `Trained`
     temperature: float = 1.0  # of the rollout
     aux_coef: float = 0.0
-    packed: bool = False  # rows hold several answers
-    shared_prompt: bool = False  # which continue the prompt before them
+    rows: Rows = "padded"  # what a row of a layout holds, as in `Model.apply`
     answer_tokens: int = 0  # in a row at most, where the log-probs of prompts are not read; 0: all of them are
     policy_frozen: bool = False
 
@@ -120,7 +128,7 @@ class Learner:
             routing=routing,
             temperature=self.temperature,
             router_logits=router_logits,
-            shared_prompt=self.shared_prompt,
+            rows=self.rows,
             read=read,
             most=self.answer_tokens,
         )
@@ -262,14 +270,16 @@ class Learner:
             current: Any = out.routing
             arrays["router_logprobs"] = router_logprobs(current.logits, scored)
             arrays["old_router_logprobs"] = router_logprobs(scored.logits, scored)
-        if self.packed:
+        if self.rows != "padded":
             arrays["sequence_ids"], arrays["num_sequences"] = sequences
         return {name: x for name, x in arrays.items() if x is not None}
 
     def _values(self, params: Any, critic: Policy | None, out: scoring.Scores, micro: TrainBatch) -> PerToken:
         hidden, head = out.hidden, params.get("value_head")
         if critic is not None:
-            hidden = self.model.apply(critic.whole(), micro.tokens, segment_ids=micro.segment_ids).hidden
+            hidden = self.model.apply(
+                critic.whole(), micro.tokens, segment_ids=micro.segment_ids, rows=self.rows
+            ).hidden
             head = critic.value_head
         return scoring.align(scoring.values(head, hidden), micro.segment_ids)
 

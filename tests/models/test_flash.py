@@ -81,6 +81,23 @@ def test_cudnn_on_a_mesh_equals_plain_attention(monkeypatch, problem, expected):
     assert_close(value_and_gradients(lambda *x: flash.flash_attention(*x, mesh=mesh), problem), expected)
 
 
+def test_cudnn_has_no_mask_for_rows_of_one_segment(monkeypatch, problem):
+    """Causality keeps the padding behind it from every token; XLA stands in for the kernel."""
+    XLA, masks = jax.nn.dot_product_attention, []
+
+    def stand_in(*arrays, mask, is_causal, implementation):
+        masks.append(mask)
+        return XLA(*arrays, mask=mask, is_causal=is_causal)
+
+    one = *problem[:3], (problem[3] > 0).astype(jnp.int32), problem[4]
+    assert one[3].min() == 0
+    expected = value_and_gradients(plain, one)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(sharding, "platform", lambda mesh: "gpu")
+    assert_close(value_and_gradients(lambda *x: flash.flash_attention(*x, rows="padded"), one), expected)
+    assert masks == [None]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_splash_in_bfloat16(problem):

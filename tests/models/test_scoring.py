@@ -43,7 +43,8 @@ def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, cut, mo
     kept = jnp.asarray(np.concatenate([TOKENS[..., None], others], axis=2)) if cut else None
 
     def of(params, **some):
-        found = scoring.score(MODEL, params, jnp.asarray(TOKENS), segments, shared_prompt=shared, **some)
+        rows = "shared" if shared else "packed"
+        found = scoring.score(MODEL, params, jnp.asarray(TOKENS), segments, rows=rows, **some)
         return found.logprobs, found.entropy
 
     def both(most):

@@ -38,7 +38,8 @@ def learner(kind, implementation, mesh, packed=False):
     fields = {"num_experts": EXPERTS} if kind == "moe" else {"num_experts": 0, "decoder_sparse_step": 1}
     model = tiny.make_model(mesh, experts_implementation=implementation, **fields)
     aux_coef = 0.1 if kind == "moe" else 0.0
-    return Learner(model, objectives.make("gspo"), optax.sgd(1.0), aux_coef=aux_coef, packed=packed)
+    rows = "packed" if packed else "padded"
+    return Learner(model, objectives.make("gspo"), optax.sgd(1.0), aux_coef=aux_coef, rows=rows)
 
 
 @functools.cache

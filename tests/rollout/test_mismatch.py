@@ -62,7 +62,7 @@ def test_noise_flips_experts_and_replaying_the_rollout_undoes_it(params, dtype, 
     for one, other in zip(jax.tree.leaves(out), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
     out = out.replace(rewards=jnp.arange(8.0))
-    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
+    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), rows="packed")
     width = np.asarray(out.segment_ids).sum(1)
     layout = lay_out(np.arange(tiny.ROWS), width, tiny.TIME, tiny.UPDATES)
     found = {}

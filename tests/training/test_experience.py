@@ -27,7 +27,7 @@ MASK = np.asarray(tiny.draw_batch().loss_mask)
 
 @functools.cache
 def ppo():
-    return Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), packed=True)
+    return Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), rows="packed")
 
 
 def values_in_numpy(params):
@@ -126,7 +126,7 @@ def test_one_update_a_rollout_scores_nothing():
 
 def test_one_update_a_rollout_compares_itself_with_the_sampler():
     """Its forward gives the numbers that a scoring pass before it would have given. The reference is another policy."""
-    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
+    learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), rows="packed")
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
     other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     policy = Policy(tiny.draw_params(MODEL, seed=1))

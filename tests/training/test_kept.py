@@ -46,11 +46,10 @@ def layouts(updates):
 
 def learner(updates, mesh=None, **objective):
     """SGD at rate 1: the change of the parameters is minus the gradient."""
-    shared = updates.layout == "shared"
     chosen = objectives.make("grpo", entropy_coef=0.1, **objective)
     model = tiny.make_model(mesh, **DENSE)
-    packed = updates.layout in ("packed", "shared")
-    return Learner(model, chosen, optax.sgd(1.0), temperature=CUTS.temperature, packed=packed, shared_prompt=shared)
+    rows = "padded" if updates.layout == "auto" else updates.layout
+    return Learner(model, chosen, optax.sgd(1.0), temperature=CUTS.temperature, rows=rows)
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def learner(objective, layout, mesh=None):
         tiny.make_model(mesh),
         objectives.make(name, **options),
         optax.sgd(1.0),
-        packed=layout == "packed",
+        rows=layout,
     )
 
 

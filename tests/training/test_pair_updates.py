@@ -62,7 +62,7 @@ def update(name, layout="padded", micro=0, mesh=None):
     model = tiny.make_model(mesh, num_hidden_layers=1, num_experts=0)
     settings = {"center_rewards_coefficient": 0.1} if name == "reward_model" else {"beta": 0.5}
     objective = objectives.make(name, **settings)
-    learner = Learner(model, objective, DESCENT, packed=True, shared_prompt=layout == "shared")
+    learner = Learner(model, objective, DESCENT, rows=layout)
     params = tiny.draw_params(model, value_head=name == "reward_model")
     before, state = jax.device_get(params), make_state(model, params, DESCENT)
     batch = TrainBatch(**sharding.put_rows(arrays(), model.mesh))
@@ -103,7 +103,7 @@ def test_a_shared_prompt_changes_nothing(name):
 def test_a_run_lays_pairs_out_whole():
     """Packed, both rows of a pair in one micro-batch; where they are not, the run stops."""
     updates = UpdateConfig(minibatches=1, micro_batch_rows=4, layout="packed", shuffle="groups")
-    learner = Learner(tiny.make_model(num_experts=0), objectives.make("simpo"), DESCENT, packed=True)
+    learner = Learner(tiny.make_model(num_experts=0), objectives.make("simpo"), DESCENT, rows="packed")
     data = Mock(spec=PairData, answer_length=8, have_margins=False)
     stream = iter([arrays() | {"uid": np.arange(PAIRS)}])
     drawn = Pairs(learner, data, 0, PAIRS, updates).next(stream, 1, make_state(learner.model, {}, DESCENT))

@@ -29,7 +29,7 @@ from tests.reference import tiny_training as tiny
 from tests.reference.step_by_hand import forward
 
 MODEL = tiny.make_model()
-LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
+LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), rows="packed")
 PADDED = tiny.in_one_shape(tiny.layout_of(), micro=1)
 PACKED = tiny.in_one_shape(tiny.layout_of(layout="packed"), micro=1)
 
@@ -166,7 +166,7 @@ def test_the_reference_never_replays():
 
 def test_a_separate_critic_never_replays():
     """A mixture of experts too: its values, and its gradient beside a policy that replays, follow fresh routes."""
-    learner = Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), packed=True)
+    learner = Learner(MODEL, objectives.make("ppo"), optax.sgd(1.0), rows="packed")
     critic = tiny.draw_params(MODEL, value_head=True, seed=5)
     copies = lambda: map(functools.partial(jax.tree.map, jnp.copy), (params(True), critic))  # noqa: E731
 

@@ -77,7 +77,7 @@ def test_scores_equal_those_of_padded_rows():
 
     @jax.jit
     def shared(p):
-        scores = scoring.score(MODEL, p, take(ids, layout, 0), jnp.asarray(layout.segment_ids[0]), shared_prompt=True)
+        scores = scoring.score(MODEL, p, take(ids, layout, 0), jnp.asarray(layout.segment_ids[0]), rows="shared")
         return [put(jnp.zeros(ids.shape), x, layout, 0) for x in (scores.logprobs, scores.entropy)]
 
     for found, expected in zip(shared(params), (padded.logprobs, padded.entropy), strict=True):
@@ -87,7 +87,7 @@ def test_scores_equal_those_of_padded_rows():
 
 @functools.cache
 def learner(name, shared):
-    return Learner(MODEL, objectives.make(name), optax.sgd(1.0), packed=shared, shared_prompt=shared)
+    return Learner(MODEL, objectives.make(name), optax.sgd(1.0), rows="shared" if shared else "padded")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_long_row_is_attended_in_blocks(monkeypatch):
     found = []
     for cores in (2, 8):
         monkeypatch.setattr(machine, "usable_cores", lambda cores=cores: list(range(cores)))
-        found.append(MODEL.apply(params, row, segment_ids=ids, shared_prompt=True).hidden)
+        found.append(MODEL.apply(params, row, segment_ids=ids, rows="shared").hidden)
     assert len(calls) == 1  # layers of one kind are traced once
     np.testing.assert_allclose(*found, atol=2e-5)
 
@@ -165,10 +165,10 @@ def test_a_long_row_is_attended_in_blocks(monkeypatch):
 def test_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
     with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
-        MODEL.apply(init(jax.random.key(0)), tokens(), shared_prompt=True)
+        MODEL.apply(init(jax.random.key(0)), tokens(), rows="shared")
 
 
 def test_devices_that_share_a_row_refuse_it():
     model = Model(CONFIG, sharding.make_mesh((1, 1, 1, 1, 2)))
     with pytest.raises(ValueError, match=r"set the context axis, the fifth size of mesh.shape, to 1"):
-        model.apply({}, tokens(), segment_ids=jnp.asarray(SEGMENTS), shared_prompt=True)
+        model.apply({}, tokens(), segment_ids=jnp.asarray(SEGMENTS), rows="shared")

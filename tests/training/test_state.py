@@ -20,7 +20,7 @@ from jaxrl_llm.training.step import Learner, check_shapes
 from tests.reference import tiny_training as tiny
 
 MODEL = tiny.make_model()
-LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), packed=True)
+LEARNER = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), rows="packed")
 BATCH = tiny.draw_batch(old_values=None, returns=None)
 LAYOUT = tiny.in_one_shape(tiny.layout_of(), micro=1)
 

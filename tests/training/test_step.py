@@ -48,7 +48,7 @@ WHOLE = CUTS["padded, 1 micro-batches"]
 def learner(aggregation, mesh=None):
     """SGD at rate 1: the change of the parameters is minus the gradient."""
     return Learner(
-        tiny.make_model(mesh), OBJECTIVES[aggregation], optax.sgd(1.0), temperature=0.9, aux_coef=0.1, packed=True
+        tiny.make_model(mesh), OBJECTIVES[aggregation], optax.sgd(1.0), temperature=0.9, aux_coef=0.1, rows="packed"
     )
 
 
@@ -115,7 +115,7 @@ def test_natural_shapes_give_the_same_update(mesh, monkeypatch):
     vocabulary), on the aggregation with most at stake."""
     monkeypatch.setattr(scoring, "_ALL", 0)
     every = learner("sequence_mean_token_mean", mesh)
-    unpacked = dataclasses.replace(every, packed=False, answer_tokens=tiny.ANSWER)
+    unpacked = dataclasses.replace(every, rows="padded", answer_tokens=tiny.ANSWER)
     found = step(unpacked, tiny.draw_batch(), tiny.layout_of(micro=4))[:2]
     assert_same_update(found, whole("sequence_mean_token_mean"), 2e-5 if mesh is None else 5e-5)
 

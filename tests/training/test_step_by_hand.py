@@ -24,7 +24,7 @@ MODEL = tiny.make_model()
 TEMPERATURE, AUX, K = 0.5, 0.1, tiny.CONFIG.num_experts_per_tok
 # PPO's policy term with a sampler correction, KL 0.1, entropy bonus 0.05 and value loss, and the load-balance loss.
 LEARNER = Learner(
-    MODEL, tiny.everything(TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, packed=True
+    MODEL, tiny.everything(TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, rows="packed"
 )
 NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
 

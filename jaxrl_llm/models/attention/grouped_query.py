@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, SegmentIds
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.architecture import ModelConfig, Rows
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.attention.attend import attend, attend_cached, attend_causal
 from jaxrl_llm.models.attention.attend_blocks import attend_blocks, skips_blocks
@@ -50,14 +50,14 @@ class Attention(nnx.Module):
         visible: Bool[Array, "b t s"],
         segment_ids: SegmentIds,
         axes: tuple[str, str | None] = sharding.MICRO_BATCH,
-        shared_prompt: bool = False,
+        rows: Rows = "packed",
         cache: kv_cache.LayerCache | None = None,
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Returns the output and this layer's keys and values: the updated cache, or without one these tokens alone, or
         with one layer of a stack these tokens' [b t kv d], for `kv_cache.write_stack`.
 
-        Where axes, the logical ones of b and t, split t, `visible` is not read. shared_prompt: as in `Model.apply`."""
+        Where axes, the logical ones of b and t, split t, `visible` is not read. rows: as in `Model.apply`."""
         b, t, _ = x.shape
         layout = kv_cache.layout_of(self.config, sharding.platform(mesh))
         # Two dimensions: a weight's gradient is then one matmul without a transpose.
@@ -68,10 +68,10 @@ class Attention(nnx.Module):
         if cache is None:
             keys, values = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
             if choose_attention(self.config, sharding.platform(mesh)) == "flash":
-                y = flash_attention(q, keys, values, segment_ids, mesh, axes)
+                y = flash_attention(q, keys, values, segment_ids, mesh, axes, rows)
             elif sharding.shards(axes[1], mesh) > 1:
                 y = attend_spread(attend_halves(attend), q, keys, values, segment_ids, axes, mesh)
-            elif shared_prompt and skips_blocks(t, mesh):
+            elif rows == "shared" and skips_blocks(t, mesh):
                 y = attend_blocks(q, keys, values, visible)
             else:
                 y = attend_causal(q, keys, values, visible)
