@@ -2,7 +2,7 @@
 
 TPU  megablox (jax.experimental.pallas); for the gradient of the matrices `jax.lax.ragged_dot` of jax 0.10 multiplies
      every row by every group
-GPU  two Triton kernels (`triton_matmul.py`), on Hopper one of tokamax for the rows (`mosaic_matmul.py`);
+GPU  two Triton kernels (`triton_matmul.py`), on Hopper one of tokamax forward (`mosaic_matmul.py`);
      `jax.lax.ragged_dot` is dense over all groups both ways
 CPU  `jax.lax.ragged_dot`, dense too: a reference, since a CPU runs its experts in blocks (`expert_blocks.py`)
 

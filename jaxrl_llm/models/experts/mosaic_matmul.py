@@ -1,11 +1,10 @@
 """Rows times each group's matrix on a Hopper GPU by the kernel of the library tokamax, where its version is installed.
 
-On an H100, in bfloat16, by the tables that tokamax 0.0.17 ships (393216 rows in 128 groups), the kernel takes 2.69 ms
-where Triton takes 3.10 for matrices 2048 x 768, and 3.21 ms where it takes 8.13 for 768 x 2048. Its kernel for the
-gradient of the matrices takes 11.2 and 10.4 ms where Triton takes 1.7, so that gradient stays in `triton_matmul.py`.
-With few rows Triton is ahead on an H100 (jax 0.11.2, wall time of a call): it takes 0.40 to 0.43 ms for 32768 rows in
-128 groups, 2048 x 768, and tokamax 0.44 to 0.56, with both gradients 1.15 to 1.32 and 1.58 to 1.74, since this one is
-given copies of transposed matrices.
+Measured on an H200 (jax 0.11.2, bfloat16, 393216 rows in 128 groups, wall time of a call): with the tiles below 4.27 ms
+for matrices 2048 x 1536, where Triton takes 4.72, and 2.65 ms for 768 x 2048, where Triton takes 2.63. With those that
+the tables of tokamax 0.0.17 record for such sizes (128 x 64, 128 summed at a time) it took 5.05 and 3.31 ms. With
+matrices that are transposed for it, and so copied, it is behind, and so it was with 256 rows a group: the gradients of
+rows and of matrices stay in `triton_matmul.py`.
 """
 
 import functools
@@ -18,14 +17,14 @@ from jax.extend import backend
 from jaxrl_llm.ground.array_typing import Array, Float, Int
 
 VERSION = "0.0.17"  # the tiles below are an argument of a class that tokamax does not call public
-_ROWS, _WIDTH = 128, 64  # of a block of the result; sides of the matrices are multiples of the second
-_MANY = 1024  # rows of a group at an even load: at 256 Triton is faster, at 3072 this kernel
+_SIDE, _SUMMED = 128, 64  # of a block of the result, and places of the summed axis at a time, which divide the sides
+_MANY = 3072  # rows of a group at an even load: so many were measured, and at 256 Triton was faster
 
 
 def fits(rows: Array, weights: Array) -> bool:
     """Whether the kernel is here, takes these arrays, and has many rows for each group at an even load."""
     (m, d), groups = rows.shape, len(weights)
-    whole = m % 8 == 0 and d % _WIDTH == 0 and weights.shape[2] % _WIDTH == 0 and m >= _MANY * groups
+    whole = m % 8 == 0 and d % _SUMMED == 0 and weights.shape[2] % _SIDE == 0 and m >= _MANY * groups
     return whole and rows.dtype == weights.dtype == jnp.bfloat16 and _on_hopper() and installed()
 
 
@@ -54,9 +53,8 @@ def multiply(rows: Float[Array, "m d"], weights: Float[Array, "e d f"], counts: 
 
 @functools.cache
 def _kernel() -> Any:
-    """With the tiles that tokamax's tables record as best for 393216 rows, which it looks up for these shapes alone."""
     from tokamax._src.ops.ragged_dot import pallas_mosaic_gpu as mosaic  # pyright: ignore
 
-    sides = {"block_m": _ROWS, "block_n": _WIDTH, "block_k": 128}
-    tiles = mosaic.Config(**sides, num_stages=4, split_k=1, persistent=True, grid_tile_width=8)
+    sides = {"block_m": _SIDE, "block_n": _SIDE, "block_k": _SUMMED}
+    tiles = mosaic.Config(**sides, num_stages=6, split_k=1, persistent=True, grid_tile_width=8)
     return mosaic.PallasMosaicGpuRaggedDot(config=tiles, bypass_device_check=True)

@@ -3,7 +3,7 @@
 multiply     out_i = rows_i @ weights_e, or @ weights_e^T     one program per (tile of rows, block of columns)
 accumulate   d weights_e = sum of rows_i^T cotangent_i        one program per (group, block of weights_e)
 
-In place of the first a Hopper GPU takes the kernel of tokamax where that is installed (`mosaic_matmul.py`).
+The forward of a Hopper GPU takes the kernel of tokamax where that is installed (`mosaic_matmul.py`).
 
 Rows are sorted by group, and a tile lies inside one: a schedule made on the device names each tile's group and rows,
 with room for every way of cutting m rows into groups, so that nothing waits for the host.
@@ -80,8 +80,8 @@ grouped_matmul_gpu.defvjp(_fwd, _bwd)
 
 def _multiply(rows: Array, weights: Array, counts: Array, transposed: bool, interpret: bool) -> Array:
     """rows_i [m d] @ weights_e [e d f], or @ weights_e^T [e f d] if transposed, summed in float32."""
-    if not interpret and mosaic_matmul.fits(rows, straight := weights.swapaxes(1, 2) if transposed else weights):
-        return mosaic_matmul.multiply(rows, straight, counts)
+    if not (interpret or transposed) and mosaic_matmul.fits(rows, weights):
+        return mosaic_matmul.multiply(rows, weights, counts)
     m, d = rows.shape
     f = weights.shape[1 if transposed else 2]
     (tile, columns), inner, warps, stages = _MULTIPLY[rows.dtype.itemsize]
