@@ -1,10 +1,10 @@
 """A training step and a decode step of about 1 B parameters on one accelerator, against what the device could do.
 
-python -m experiments.performance.accelerator --json OUT.json [--model dense|moe|both] [--smallest]
+python -m experiments.performance.accelerator --json OUT.json [--model dense moe 0.6b] [--smallest]
 
 Compute is bfloat16; parameters, moments and gradients are float32 where they take at most half of the memory, else
-bfloat16. A model runs in a process of its own. A figure is the wall time of the best repeat; what the first one took
-more is `compile s`.
+bfloat16. A model runs in a process of its own, and its figures are in the file when it ends. A figure is the wall time
+of the best repeat; what the first one took more is `compile s`.
 
 A model is measured after the kernels that it takes were held to plain products (`kernels.py`); one that is wrong on
 this device is an error.
@@ -84,6 +84,14 @@ CASES = {
             moe_intermediate_size=384,
         )
     ),
+    # Qwen3-0.6B with long answers.
+    "0.6b": Case(
+        ModelConfig(**_QWEN3, **_COMMON, num_hidden_layers=28, hidden_size=1024, intermediate_size=3072, remat="dots"),
+        prompt=512,
+        answer=3584,
+        rows=32,
+        slots=32,
+    ),
 }
 _SMALL = {"prompt": 8, "answer": 24, "rows": 4, "micro_batch_rows": 2, "slots": 4, "group": 2}
 SMALLEST = {
@@ -91,6 +99,7 @@ SMALLEST = {
     "moe": Case(
         ModelConfig(**_TINY, **_COMMON, num_hidden_layers=1, num_experts=4, moe_intermediate_size=16), **_SMALL
     ),
+    "0.6b": Case(ModelConfig(**_TINY, **_COMMON, num_hidden_layers=2, intermediate_size=64, remat="dots"), **_SMALL),
 }
 
 
@@ -281,7 +290,7 @@ def _changed(case: Case, arguments: Mapping[str, Any]) -> Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases = parser.add_argument_group("in place of the model's own")
-    parser.add_argument("--model", choices=("dense", "moe", "both"), default="both")
+    parser.add_argument("--model", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--smallest", action="store_true", help="tiny models, for a look at the output on any machine")
     parser.add_argument("--json", help="where the figures go")
     parser.add_argument("--repeats", type=int, default=5, help="runs after the first")
@@ -295,18 +304,18 @@ def main() -> None:
     given = parser.parse_args()
     results = {}
     try:
-        for name in ("dense", "moe") if given.model == "both" else (given.model,):
+        for name in given.model:
             case = _changed((SMALLEST if given.smallest else CASES)[name], vars(given))
             fresh = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
                 results[name] = pool.submit(measure, case, given.repeats, given.peak_flops, given.bandwidth).result()
+            if given.json:
+                Path(given.json).write_text(json.dumps(results, indent=1))
     except (ValueError, RuntimeError) as error:
         remedy = (
             "; set --remat dots, or fewer --micro_batch_rows or --slots" if "RESOURCE_EXHAUSTED" in str(error) else ""
         )
         sys.exit(f"error: {error}{remedy}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(results, indent=1))
     print(table(results))
 
 

@@ -71,7 +71,7 @@ class System:
             model=model,
             objective=objectives.make("grpo"),
             optimizer=optax.adamw(1e-4),
-            packed=options.layout == "packed",
+            rows=options.layout,
         )
         first_forward = options.replay == "off"
         self.scorer = Scorer(self.learner, ReplayConfig(options.replay, "experts"), w.G, first_forward)

@@ -70,7 +70,8 @@ def weight_bytes(model: Model, experts_used: float = 0.0) -> float:
         name, size = jax.tree_util.keystr(path), x.size * np.dtype(x.dtype).itemsize
         if "embedding" in name and not config.tie_word_embeddings:
             return 0.0
-        return size * experts_used / config.num_experts if x.ndim == 3 else float(size)  # [experts, in, out]
+        of_experts = name.startswith("['moe']") and "['mlp']" in name and "router" not in name
+        return size * experts_used / config.num_experts if of_experts else float(size)
 
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(read, decode)))
 

@@ -13,15 +13,6 @@ __all__ = ["MODELS", "WORKLOADS", "Workload", "settings_of"]
 _QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "rope_theta": 1e6, "dtype": "bfloat16", "remat": "block"}
 # Qwen3, arXiv 2505.09388, and the published config.json of each.
 MODELS = {
-    "qwen3-0.6b": ModelConfig(
-        num_hidden_layers=28,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        tie_word_embeddings=True,
-        **_QWEN3,
-    ),
     "qwen3-8b": ModelConfig(
         num_hidden_layers=36,
         hidden_size=4096,
@@ -42,6 +33,7 @@ MODELS = {
         **_QWEN3,
     ),
     # what `experiments.performance.accelerator` measures
+    "qwen3-0.6b": CASES["0.6b"].model,
     "1b-dense": CASES["dense"].model,
     "1b-moe": CASES["moe"].model,
 }
@@ -76,9 +68,11 @@ WORKLOADS = {
         f"30b-h100-{n}": Workload("qwen3-30b-a3b", f"h100:{n}", (1, n // 8, 8, 1), rows=4 * n, micro_batch_rows=4 * n)
         for n in (64, 256, 1024)
     },
-    "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4),
+    "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4, remat="dots"),
     **{  # as many tokens a chip on more of them, at last on four slices
-        f"0.6b-v5e-{n}": Workload("qwen3-0.6b", f"v5e:{shape}", (n // 4, 4, 1, 1), rows=8 * n, micro_batch_rows=n)
+        f"0.6b-v5e-{n}": Workload(
+            "qwen3-0.6b", f"v5e:{shape}", (n // 4, 4, 1, 1), rows=8 * n, micro_batch_rows=n, remat="dots"
+        )
         for n, shape in ((64, "8x8"), (256, "16x16"), (1024, "16x16:4"))
     },
     "0.6b-v5p": Workload("qwen3-0.6b", "v5p:2x2x1", (1, 4, 1, 1), rows=32, micro_batch_rows=32, remat="dots"),

@@ -12,7 +12,7 @@ import pytest
 from experiments.performance import accelerator, kernels, roofline, turns
 from experiments.performance.accelerator import CASES, SMALLEST, Case
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models.attention import flash_decode
+from jaxrl_llm.models.attention import flash_decode, kv_cache
 from jaxrl_llm.models.transformer import Model
 
 # By hand, d = 32, 2 query heads and 1 key head of size 16, vocabulary 128, tied, one layer:
@@ -73,7 +73,9 @@ def test_an_unknown_device_has_no_shares():
     assert "set --peak_flops and --bandwidth" in accelerator.table({"dense": found})
 
 
-def test_counts_follow_layers_ties_and_experts():
+@pytest.mark.parametrize("layout", [kv_cache.STRETCHES, kv_cache.STACKED])
+def test_counts_follow_layers_ties_and_experts(layout, monkeypatch):
+    monkeypatch.setattr(kv_cache, "layout_of", lambda config, platform: layout)
     config = SMALLEST["moe"].model
     deep = dataclasses.replace(config, num_hidden_layers=3, tie_word_embeddings=False)
     layer = ATTENTION + ROUTER + 4 * EXPERT + 96  # 96: the norms of a layer
