@@ -16,7 +16,7 @@ from experiments.performance.turns import Turns
 from experiments.performance.workload import Workload
 from jaxrl_llm import objectives
 from jaxrl_llm.config import start_up
-from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.models import Model, ModelConfig, Rows
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
@@ -39,7 +39,7 @@ class Options:
     replay: str = "off"
     record_routing: bool = True
     slots: int = 0
-    layout: str = "padded"
+    layout: Rows = "padded"
     micro_batch_rows: int = 0
     dtype: str = "float32"
     experts: str = "auto"

@@ -177,13 +177,14 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
         check_rows(s, mesh.size)
     model, sampler = Model(s.model, mesh), Model(s.model, _sampling_mesh(s, mesh))
     critic_rate = s.critic.learning_rate if s.critic.kind == "separate" else None
+    layout: Any = s.updates.layout
     learner = Learner(
         model=model,
         objective=s.objective,
         optimizer=make_optimizer(s.optimizer, s.updates.updates_per_rollout * s.steps, critic_rate),
         temperature=s.rollout.temperature,
         aux_coef=s.updates.aux_coef,
-        rows=s.updates.layout,
+        rows=layout,
         answer_tokens=_answer_tokens(s),
     )
     run = Run(s, model, sampler, learner, _source_of(s, learner, sampler))
