@@ -161,7 +161,7 @@ class _Reader:
             for user in body.users[at.name]:
                 if _STEP in body.name and (user is body.root or user.opcode in _COLLECTIVES):
                     continue  # handed on
-                if user.opcode in ("bitcast", "reshape"):
+                if user.opcode in ("bitcast", "reshape") or (user.opcode == "convert" and user is not body.root):
                     pending.append(user)
                 elif user.opcode == "fusion":
                     inner = self.module.computations[user.called[0]]
@@ -170,7 +170,8 @@ class _Reader:
                     if _behind(inner, inner.root) in places:  # it gives the operand another shape and reads nothing
                         pending.append(user)
                 elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
-                    parts += _size(user.shapes)  # also if it is kept in the fast memory
+                    # Of what is given, whatever it is converted to; also if it is kept in the fast memory.
+                    parts += Shape(given.shapes[0].dtype, user.shapes[0].dims).bytes
                 elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
                     return whole
         return min(whole, parts)

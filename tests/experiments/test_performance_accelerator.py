@@ -211,6 +211,15 @@ def test_the_accelerator_command(tmp_path):
 
 def test_the_page_has_the_measured_table():
     folder = turns.ROOT / "experiments/performance"
-    rows = accelerator.table(json.loads((folder / "results/h100.json").read_text())).split("\n\n")[0].splitlines()[2:]
-    assert len(rows) == 2
-    assert all(row in (folder / "details.md").read_text() for row in rows)
+    of_h100, of_h200 = (json.loads((folder / f"results/{name}.json").read_text()) for name in ("h100", "h200"))
+    measured = [part for model in of_h100.values() for part in (model["train"], model["decode"])]
+    measured += of_h200["updates and decode steps"].values()
+    assert len(measured) == 4 + 8
+
+    def cells(part):
+        step, share = (part["seconds"], part["mfu"]) if "mfu" in part else (None, part["bandwidth_share"])
+        time = f"{1e3 * part['seconds_per_step']:.3f}" if step is None else f"{step:.4g}"
+        return f"| {time} | {part['tokens_per_s']:.0f} | {share:.1%} |"
+
+    page = (folder / "details.md").read_text()
+    assert [part for part in measured if cells(part) not in page] == []
