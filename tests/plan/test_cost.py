@@ -251,11 +251,10 @@ def test_a_slice_of_what_is_converted_reads_the_slice():
     """In the type that it is read in; what is converted as a whole is read as a whole."""
     text = """HloModule m
 
-%one (p: f32[6,8]) -> bf16[8] {
+%one (p: f32[6,8]) -> bf16[1,8] {
   %p = f32[6,8]{1,0} parameter(0)
   %c = bf16[6,8]{1,0} convert(%p)
-  %s = bf16[1,8]{1,0} slice(%c), slice={[2:3], [0:8]}
-  ROOT %b = bf16[8]{0} bitcast(%s)
+  ROOT %s = bf16[1,8]{1,0} slice(%c), slice={[2:3], [0:8]}
 }
 
 %all (p: f32[6,8]) -> bf16[6,8] {
@@ -263,11 +262,11 @@ def test_a_slice_of_what_is_converted_reads_the_slice():
   ROOT %c = bf16[6,8]{1,0} convert(%p)
 }
 
-ENTRY %main (a: f32[6,8]) -> (bf16[8], bf16[6,8]) {
+ENTRY %main (a: f32[6,8]) -> (bf16[1,8], bf16[6,8]) {
   %a = f32[6,8]{1,0} parameter(0)
-  %x = bf16[8]{0} fusion(%a), kind=kLoop, calls=%one
+  %x = bf16[1,8]{1,0} fusion(%a), kind=kLoop, calls=%one
   %y = bf16[6,8]{1,0} fusion(%a), kind=kLoop, calls=%all
-  ROOT %t = (bf16[8], bf16[6,8]) tuple(%x, %y)
+  ROOT %t = (bf16[1,8], bf16[6,8]) tuple(%x, %y)
 }
 """
     assert measure(parse(text), 1)[0].bytes == (4 + 2) * 8 + (4 + 2) * 6 * 8
