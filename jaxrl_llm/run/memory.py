@@ -318,7 +318,8 @@ def _activations(
         every = matmuls + tokens * size * ((5 + chosen) * d + 4 * heads + 2 * keys + 2 * width)
         whole += every
         # A loop stacks what autodiff asks for, keys and values by blocks of queries, and not what is computed again.
-        stacked = kind == "dense" and in_a_loop(config, platform, len(config.kinds))
+        # XLA:GPU keeps as little of layers one by one.
+        stacked = kind == "dense" and (platform != "cpu" or in_a_loop(config, platform, len(config.kinds)))
         kept += tokens * size * (5 * d + 2 * heads + 5 * keys // 2 + 2 * width) if stacked else every
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers
