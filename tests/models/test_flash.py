@@ -98,6 +98,18 @@ def test_cudnn_has_no_mask_for_rows_of_one_segment(monkeypatch, problem):
     assert masks == [None]
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_dots_keep_what_attention_gave(monkeypatch, tiny, capsys):
+    """The result and the sums of the softmax; blocks compute them again."""
+    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
+    for remat, kept in (("dots", 2), ("block", 0)):
+        model = tiny(head_dim=64, remat=remat)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        hidden = functools.partial(lambda model, p: model.apply(p, jnp.ones((1, 8), jnp.int32)).hidden, model)
+        jax.ad_checkpoint.print_saved_residuals(hidden, params)
+        assert capsys.readouterr().out.count("f32[2,1,4,128") == kept  # layers, rows, heads and a block of queries
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_splash_in_bfloat16(problem):
