@@ -98,6 +98,13 @@ def test_cudnn_has_no_mask_for_rows_of_one_segment(monkeypatch, problem):
     assert masks == [None]
 
 
+def test_the_primitive_of_cudnn_that_dots_keep():
+    """Of a module that JAX may change; a plan of 0.6B on an H100 counts its forward once."""
+    from jax._src.cudnn.fused_attention_stablehlo import _dot_product_attention_fwd_p_wrapper as forward
+
+    assert flash.kept_of_attention(forward)
+
+
 @pytest.mark.usefixtures("interpreted")
 def test_dots_keep_what_attention_gave(monkeypatch, tiny, capsys):
     """The result and the sums of the softmax; blocks compute them again."""
