@@ -95,10 +95,12 @@ def _table(result: Mapping[str, Any], halves: Mapping[str, float]) -> str:
     split, rows = result["split"], []
     for key, value in result.items():
         if key.startswith("eval/"):
-            values = value if isinstance(value, list) else [value]
-            shown = ", ".join("" if one is None else f"{one:.3f}" for one in values)
             words = in_words(key) if split == "test" else in_words(key).replace("held-out", "training")
-            rows.append([words, f"{shown} ± {halves[key]:.3f}" if key in halves else shown])
+            values = value if isinstance(value, list) else [value]
+            shown = ["" if one is None else f"{one:.3f}" for one in values]
+            shown[-1] += f" ± {halves[key]:.3f}" if key in halves else ""
+            starts = range(0, len(shown), 5)  # so many of a list side by side
+            rows += [["" if start else words, ", ".join(shown[start : start + 5])] for start in starts]
     told = (result["task"], f"{result['prompts']} {split} prompts" if "prompts" in result else "")
     told += (f"step {result['step']}" if "step" in result else "",)
     footer = "\n±: half of the 95 % t interval over prompts" if halves else ""
