@@ -46,7 +46,7 @@ def child(layers: int, unrolled: bool, folder: Path) -> None:
     from jaxrl_llm.records.screen import PHASES
 
     if unrolled:
-        transformer._UNROLLED = layers
+        transformer._UNROLLED["cpu"] = layers
     seconds: dict[str, float] = collections.defaultdict(float)
 
     def listen(event: str, duration_secs: float, **about: Any) -> None:

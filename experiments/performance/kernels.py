@@ -21,13 +21,14 @@ import numpy as np
 from jax import lax
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import ModelConfig, choose_attention
+from jaxrl_llm.models import ModelConfig, Rows, choose_attention
 from jaxrl_llm.models.attention import attend, flash, flash_decode, kv_cache
 from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
 
-__all__ = ["ATTENTION", "SIZES", "SMALL", "attention", "grouped", "times"]
+__all__ = ["ATTENTION", "MANY", "SIZES", "SMALL", "attention", "grouped", "times"]
 
 SIZES = (32768, 128, 2048, 768)  # rows, groups, d, f: 4096 tokens with 8 of Qwen3-30B-A3B's 128 experts each
+MANY = (24576, 8, 2048, 768)  # so many rows a group that Hopper GPUs take another kernel, where it is installed
 SMALL = (512, 8, 64, 48)
 ATTENTION = (4, 2048, 16, 8, 128)  # rows, tokens, heads, key heads and their size: attention of Qwen3-0.6B
 _ROUNDING = 5e-2  # of the largest value: weights of the softmax, results and gradients are rounded to bfloat16
@@ -77,8 +78,9 @@ def grouped(sizes: tuple[int, int, int, int] = SIZES, repeats: int = 5) -> dict[
 
 
 def attention(sizes: tuple[int, int, int, int, int] = ATTENTION, repeats: int = 5) -> dict[str, dict[str, Any]]:
-    """By kernel its largest error and best seconds: `flash`, its gradients too, on rows of two segments and padding;
-    `decode`, one token a row over caches of every fill, with bytes a second of what is filled.
+    """By kernel its largest error and best seconds: `flash`, its gradients too, on rows of two segments and padding,
+    `flash_padded` on rows of one segment and padding; `decode`, one token a row over caches of every fill, with bytes a
+    second of what is filled.
 
     Empty where this platform has no kernel for bfloat16.
 
@@ -94,15 +96,17 @@ def attention(sizes: tuple[int, int, int, int, int] = ATTENTION, repeats: int = 
     shapes = (b, t, h, d), (b, kv, t, d), (b, kv, t, d), (b, t, h, d)
     *arrays, cotangent = (jnp.asarray(rng.standard_normal(s, np.float32), jnp.bfloat16) for s in shapes)
     if choose_attention(config, platform) == "flash":
-        found["flash"] = _flash(arrays, cotangent, repeats)
+        found["flash"] = _flash(arrays, cotangent, repeats, "packed")
+        found["flash_padded"] = _flash(arrays, cotangent, repeats, "padded")
     if kv_cache.layout_of(config, platform) == kv_cache.FILLED:
         found["decode"] = _decode(arrays, repeats)
     return found
 
 
-def _flash(arrays: Sequence[Any], cotangent: Any, repeats: int) -> dict[str, Any]:
+def _flash(arrays: Sequence[Any], cotangent: Any, repeats: int, rows: Rows) -> dict[str, Any]:
     b, t, h, d = arrays[0].shape
-    segments = jnp.asarray(np.repeat([1, 2, 0], [t // 2, t - t // 2 - t // 8, t // 8])[None].repeat(b, 0))
+    ids = {"packed": [1, 2, 0], "padded": [1, 1, 0]}[rows]
+    segments = jnp.asarray(np.repeat(ids, [t // 2, t - t // 2 - t // 8, t // 8])[None].repeat(b, 0))
     used = (segments != 0)[:, :, None, None]
     inside = (segments[:, :, None] == segments[:, None]) & jnp.tri(t, dtype=bool)[None]
     cotangent = jnp.where(used, cotangent, 0)
@@ -114,11 +118,11 @@ def _flash(arrays: Sequence[Any], cotangent: Any, repeats: int) -> dict[str, Any
 
         return jax.jit(run)
 
-    kernel = with_gradients(lambda q, k, v: flash.flash_attention(q, k, v, segments))
+    kernel = with_gradients(lambda q, k, v: flash.flash_attention(q, k, v, segments, rows=rows))
     errors = _errors_of(kernel, with_gradients(lambda q, k, v: attend.attend(q, k, v, inside)), arrays)
     parts = "result", "gradient of queries", "gradient of keys", "gradient of values"
     for part, error in zip(parts, errors, strict=True):
-        _hold("flash attention", part, error, _ROUNDING, "model.attention_implementation=plain")
+        _hold(f"flash attention of {rows} rows", part, error, _ROUNDING, "model.attention_implementation=plain")
     seconds, _ = times(lambda: kernel(*arrays), repeats)
     pairs = b * h * t * (t + 1) / 2  # of the kernel, which does not leave out other segments
     return {"errors": errors, "seconds": seconds, "flops_per_s": 7 * 2 * d * pairs / seconds}
@@ -186,5 +190,6 @@ def times(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sizes = SMALL if sharding.platform(None) == "cpu" else SIZES  # a CPU's grouped matmul is dense over groups
-    print(json.dumps({"grouped": grouped(sizes), **attention()}, indent=1))
+    on_cpu = sharding.platform(None) == "cpu"  # whose grouped matmul is dense over groups
+    products = {f"grouped, {sizes[0]} rows": grouped(sizes) for sizes in ((SMALL,) if on_cpu else (SIZES, MANY))}
+    print(json.dumps(products | attention(), indent=1))

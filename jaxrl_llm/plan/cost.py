@@ -172,7 +172,7 @@ class _Reader:
                 elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == at.name:
                     # Of what is given, whatever it is converted to; also if it is kept in the fast memory.
                     parts += Shape(given.shapes[0].dtype, user.shapes[0].dims).bytes
-                elif user.opcode not in _IN_PLACE or user.operands[0] != at.name:
+                elif not _updated_in_place(user, at) or at.shapes[0].dtype != given.shapes[0].dtype:
                     return whole
         return min(whole, parts)
 
@@ -219,6 +219,10 @@ def _size(shapes: Iterable[Shape]) -> float:
 
 def _in_memory(shapes: Iterable[Shape]) -> float:
     return _size(s for s in shapes if not s.fast)
+
+
+def _updated_in_place(i: Instruction, array: Instruction) -> bool:
+    return i.opcode in _IN_PLACE and i.operands[0] == array.name
 
 
 def _written(body: Computation, i: Instruction) -> float:

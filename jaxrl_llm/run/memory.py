@@ -256,7 +256,7 @@ def _of_update(s: Settings, parameters: int, mesh: Any) -> dict[str, int]:
     whole_rows = answers == 1 or not skips_blocks(length, mesh)
     return {
         "gradients": parameters * (1 if micro == minibatch else 2),
-        "activations": _activations(config, rows, length, context, tensor, platform, parameters, whole_rows),
+        "activations": _activations(config, rows, length, context, tensor, mesh, parameters, whole_rows),
         "logits": _logits(rows * length, rows * answers * s.answer_length, _over(config.vocab_size, tensor), platform),
         # Of the rollout, and on several devices once more of the minibatch, whose rows were sent to their devices.
         "records": (s.rows + (minibatch if shards > 1 else 0)) // shards * length * record,
@@ -272,7 +272,7 @@ def _of_start(s: Settings, model: Model) -> dict[str, int]:
     return {
         "moments": 2 * parameters if s.lora.rank else 0,
         "gradients": parameters,
-        "activations": _activations(s.model, rows, length, context, tensor, platform, parameters),
+        "activations": _activations(s.model, rows, length, context, tensor, mesh, parameters),
         "logits": _logits(rows * length, rows * length, _over(s.model.vocab_size, tensor), platform),
     }
 
@@ -289,20 +289,20 @@ def _activations(
     length: int,
     context: int,
     tensor: int,
-    platform: str,
+    mesh: Any,
     parameters: int,
     whole_rows: bool = True,
 ) -> int:
     """What the forward leaves for the backward: every layer's intermediates, or with remat what each layer starts from
-    (and, of `dots`, its products) and those of one layer; beside that the gradients of one layer's intermediates.
-    parameters: bytes of what is trained. On a CPU it is at least these, since the optimizer's changes are arrays of
-    their own in the same place; elsewhere they are fused with what they change.
+    (and, of `dots`, its products and what flash attention gave) and those of one layer; beside that the gradients of
+    one layer's intermediates. parameters: bytes of what is trained. On a CPU it is at least these, since the
+    optimizer's changes are arrays of their own in the same place; elsewhere they are fused with what they change.
     whole_rows: scores of attention are arrays of whole rows.
 
     How often a width is kept beside the products was read off XLA's programs for CPUs, which keep about half of all
     bfloat16 in float32.
     """
-    size = config.compute_dtype.itemsize
+    platform, size = sharding.platform(mesh), config.compute_dtype.itemsize
     if platform == "cpu":
         size = (size + 4) // 2
     d, tokens = config.hidden_size, rows * -(-length // context)
@@ -319,7 +319,7 @@ def _activations(
         whole += every
         # A loop stacks what autodiff asks for, keys and values by blocks of queries, and not what is computed again.
         # XLA:GPU keeps as little of layers one by one.
-        stacked = kind == "dense" and (platform != "cpu" or in_a_loop(config, platform, len(config.kinds)))
+        stacked = kind == "dense" and (platform != "cpu" or in_a_loop(config, mesh, len(config.kinds)))
         kept += tokens * size * (5 * d + 2 * heads + 5 * keys // 2 + 2 * width) if stacked else every
     layers = len(config.kinds)
     starts, one = layers * tokens * d * size, whole // layers

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Array, Int, PerAnswer, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, scoring
+from jaxrl_llm.models import Model, Rows, scoring
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.recorded import checkpoint_identity, recorded_config
 from jaxrl_llm.run.settings import model_settings
@@ -89,17 +89,17 @@ class RewardModel:
         layout = "packed" if updates.layout == "packed" else "padded"
         config = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)
         places = lay_out(np.arange(len(lengths)), lengths, tokens.shape[1], config)
-        return _score(self.model, self.params, tokens, lengths.astype(np.int32), places)
+        return _score(self.model, layout, self.params, tokens, lengths.astype(np.int32), places)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _score(
-    model: Model, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
+    model: Model, rows: Rows, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
 ) -> PerAnswer:
     micro_batches = MicroBatches(tokens, layout, model.mesh)
 
     def of(i: Array) -> PerToken:
-        hidden = model.apply(params, micro_batches[i], segment_ids=layout.segment_ids[i]).hidden
+        hidden = model.apply(params, micro_batches[i], segment_ids=layout.segment_ids[i], rows=rows).hidden
         return scoring.values(params["value_head"], hidden)
 
     after = micro_batches.fill(jnp.zeros(tokens.shape, jnp.float32), of)

@@ -59,7 +59,7 @@ class Learner:
     optimizer: optax.GradientTransformation  # of a `Trained`
     temperature: float = 1.0  # of the rollout
     aux_coef: float = 0.0
-    rows: Rows = "padded"  # what a row of a layout holds, as in `Model.apply`
+    rows: Rows = "packed"  # what a row of a layout holds, as in `Model.apply`
     answer_tokens: int = 0  # in a row at most, where the log-probs of prompts are not read; 0: all of them are
     policy_frozen: bool = False
 

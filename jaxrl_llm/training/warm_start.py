@@ -127,7 +127,7 @@ def _train(
 ) -> Any:
     """The same source, loss and step as a run of `sft`."""
     optimizer = make_optimizer(OptimizerConfig(config.learning_rate), config.steps)
-    learner = Learner(model, objectives.make("sft"), optimizer)
+    learner = Learner(model, objectives.make("sft"), optimizer, rows="padded")
     whole = UpdateConfig(minibatches=1)
     source = Answers(learner, task, data_dir, config.seed, config.batch_size, whole)
     state, stream, loss = settled(make_state(model, params, learner.optimizer)), source.stream(), float("nan")

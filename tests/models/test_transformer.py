@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import Routing
+from jaxrl_llm.models import Routing, transformer
 from jaxrl_llm.models.attention import kv_cache
 from jaxrl_llm.models.layers import FEW_ROWS, Transposed, embedded, project
 from jaxrl_llm.models.transformer import positions_of
@@ -172,22 +172,39 @@ def test_bfloat16_leaves_parameters_router_and_logits_in_float32(tiny, params_of
     assert np.max(np.abs(np.asarray(logits - exact))[valid]) < 0.05 * np.max(np.abs(np.asarray(exact)[valid]))
 
 
-def test_rematerialisation_changes_no_gradient(tiny, params_of, batch):
-    base = tiny(**MOE, mlp_only_layers=(0,))
+def test_neither_rematerialisation_nor_a_loop_changes_a_gradient(tiny, params_of, batch, monkeypatch):
+    base = tiny(**MOE | {"num_hidden_layers": 3}, mlp_only_layers=(0,))
     params = params_of(base)
     found = {}
-    for remat in ("none", "block", "dots"):
+    for remat, loop in (("none", False), ("block", True), ("dots", True), ("dots", False)):
         model = dataclasses.replace(base, config=dataclasses.replace(base.config, remat=remat))
+        monkeypatch.setattr(transformer, "in_a_loop", lambda *_, loop=loop: loop)
 
         def loss(params, model=model):
             return jnp.mean(
                 jnp.square(model.logits(params, model.apply(params, batch[0], segment_ids=batch[1]).hidden))
             )
 
-        found[remat] = jax.jit(jax.grad(loss))(params)
-    assert all(np.any(np.asarray(x)) for x in jax.tree.leaves(found["none"]))
-    for remat in ("block", "dots"):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found["none"], found[remat])
+        found[remat, loop] = jax.jit(jax.grad(loss))(params)
+    expected, *others = found.values()
+    assert all(np.any(np.asarray(x)) for x in jax.tree.leaves(expected))
+    for other in others:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), expected, other)
+
+
+def test_where_layers_are_trained_in_a_loop(tiny, monkeypatch):
+    """On a GPU also with dots, and not where weights lie in slices, which XLA would keep gathered."""
+
+    def unrolled(platform, mesh, layers):
+        monkeypatch.setattr(sharding, "platform", lambda _: platform)
+        configs = [tiny(remat=remat).config for remat in ("none", "block", "dots")]
+        return [c.remat for c in configs if not transformer.in_a_loop(c, mesh, layers)]
+
+    assert unrolled("cpu", None, 8) == ["none"]
+    assert unrolled("gpu", None, 48) == unrolled("gpu", sharding.make_mesh((4, 1, 1, 1)), 48) == ["none", "dots"]
+    sliced = sharding.make_mesh((2, 2, 1, 1))
+    for case in (("cpu", None, 9), ("gpu", None, 49), ("gpu", sliced, 2), ("tpu", None, 2)):
+        assert unrolled(*case) == []
 
 
 @pytest.mark.slow

@@ -33,12 +33,11 @@ LIMITS = np.minimum([8, 1, 3, 5, 2, 4, 7, 2], BOUND)
 
 
 @functools.cache
-def learner(kind, implementation, mesh, packed=False):
+def learner(kind, implementation, mesh, rows="padded"):
     """SGD at rate 1: the change of the parameters is minus the gradient."""
     fields = {"num_experts": EXPERTS} if kind == "moe" else {"num_experts": 0, "decoder_sparse_step": 1}
     model = tiny.make_model(mesh, experts_implementation=implementation, **fields)
     aux_coef = 0.1 if kind == "moe" else 0.0
-    rows = "packed" if packed else "padded"
     return Learner(model, objectives.make("gspo"), optax.sgd(1.0), aux_coef=aux_coef, rows=rows)
 
 
@@ -54,7 +53,7 @@ def answers(kind, implementation, mesh):
 @functools.cache
 def update(kind, implementation, replay, mesh, shape):
     """(old log-probs, experts replayed or None, loss, gradient) of the answers of one device."""
-    one = learner(kind, implementation, mesh, packed=shape == "packed")
+    one = learner(kind, implementation, mesh, rows="packed" if shape == "packed" else "padded")
     first = jax.device_get(answers(kind, "dense", None))
     first = first.replace(rewards=np.random.default_rng(0).random(tiny.ROWS).astype(np.float32))
     lengths = np.sum(first.segment_ids > 0, axis=1)

@@ -3,7 +3,8 @@
 multiply     out_i = rows_i @ weights_e, or @ weights_e^T     one program per (tile of rows, block of columns)
 accumulate   d weights_e = sum of rows_i^T cotangent_i        one program per (group, block of weights_e)
 
-The forward of a Hopper GPU takes the kernel of tokamax where that is installed (`mosaic_matmul.py`).
+With many rows a group the forward of a Hopper GPU takes the kernel of tokamax where that is installed
+(`mosaic_matmul.py`).
 
 Rows are sorted by group, and a tile lies inside one: a schedule made on the device names each tile's group and rows,
 with room for every way of cutting m rows into groups, so that nothing waits for the host.
