@@ -202,7 +202,7 @@ def test_the_accelerator_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
-    assert list(result) == ["dense", "moe"]
+    assert list(result) == list(CASES)
     assert all(found["remat"] == "block" and found["decode"]["slots"] == 2 for found in result.values())
     assert "| dense |" in done.stdout
     refused = subprocess.run([*command, "--remat", "all"], capture_output=True, text=True, cwd=turns.ROOT)
