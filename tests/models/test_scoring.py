@@ -32,9 +32,9 @@ def test_logprobs_and_entropies_equal_a_full_softmax():
 
 
 @pytest.mark.parametrize(
-    ("shared", "cut"), first_quick(1, [(True, False), (False, False), (False, True)], several=True)
+    ("rows", "cut"), first_quick(1, [("shared", False), ("packed", False), ("packed", True)], several=True)
 )
-def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, cut, monkeypatch):
+def test_a_head_for_some_tokens_gives_their_scores_and_gradients(rows, cut, monkeypatch):
     """A row with nothing wanted, first tokens, padding; as many as a row may have, and fewer."""
     params, segments = tiny.draw_params(MODEL), jnp.asarray(SEGMENTS)
     wanted = jnp.asarray((SEGMENTS > 0) & np.isin(np.arange(12), [0, 2, 4, 6, 8]) & (np.arange(2)[:, None] == 0))
@@ -43,7 +43,6 @@ def test_a_head_for_some_tokens_gives_their_scores_and_gradients(shared, cut, mo
     kept = jnp.asarray(np.concatenate([TOKENS[..., None], others], axis=2)) if cut else None
 
     def of(params, **some):
-        rows = "shared" if shared else "packed"
         found = scoring.score(MODEL, params, jnp.asarray(TOKENS), segments, rows=rows, **some)
         return found.logprobs, found.entropy
 
