@@ -234,7 +234,9 @@ def _written(body: Computation, i: Instruction) -> float:
         if _STEP in body.name and (part.opcode == "parameter" or part.opcode in _COLLECTIVES):
             continue
         into = _behind(body, body.by_name[part.operands[0]]) if part.operands else part
-        whole = part.opcode == "scatter" and into.opcode != "parameter"  # into an array that the fusion makes itself
+        # Into an array that the fusion makes itself, or of another type.
+        made = part.opcode == "scatter" and into.opcode != "parameter"
+        whole = made or into.shapes[0].dtype != shape.dtype
         if part.opcode in _IN_PLACE and not whole and not shape.fast:
             written += body.by_name[part.operands[_IN_PLACE[part.opcode]]].shapes[0].bytes
         else:
