@@ -4,6 +4,7 @@ python -m experiments.scale.run 30b-v5p [--layers 2] [--only update] [--rollout-
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from experiments.scale.workloads import WORKLOADS, settings_of
@@ -20,7 +21,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     workload = WORKLOADS[given.workload]
-    made = plan(settings_of(workload, given.layers, tuple(given.rollout_mesh)), workload.topology, given.only)
+    try:
+        made = plan(settings_of(workload, given.layers, tuple(given.rollout_mesh)), workload.topology, given.only)
+    except (ImportError, ValueError) as error:  # a compiler that is not installed, a mesh that does not fit
+        sys.exit(f"error: {error}")
     print(table(made))
     if given.json:
         given.json.write_text(as_json(made))
