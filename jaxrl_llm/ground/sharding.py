@@ -61,7 +61,8 @@ def make_mesh(
     remaining devices), and context is 1 where it is left out.
 
     Neighbours on an axis are neighbours on the wires of a TPU where all of its devices are taken. Slices of them that a
-    slower network joins are cut along `dcn_shape`, sizes of the same axes; (): all along data.
+    slower network joins are cut along `dcn_shape`, sizes of the same axes; (): all along data. Of GPUs a host counts as
+    a slice if `dcn_shape` is given; (): the devices in their order.
 
     Raises:
       ValueError: more devices are needed than are visible, -1 gives no whole number, with several processes the mesh
@@ -84,7 +85,10 @@ def _mesh(grid: np.ndarray) -> Mesh:
 
 
 def _wired(devices: Sequence[Any], sizes: tuple[int, ...], dcn_shape: Sequence[int]) -> np.ndarray:
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    # XLA numbers the hosts of GPUs and CPUs as slices too: jax.devices() has a host's side by side, so that the last
+    # axes stay within one, and no axis need be cut.
+    counted = devices[0].platform == "tpu" or dcn_shape
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if counted else 1
     across = (*(dcn_shape or (slices, 1, 1, 1)), 1)[: len(AXES)]
     fits = len(across) == len(AXES) and math.prod(across) == slices and min(across) > 0
     if not fits or any(size % cut for size, cut in zip(sizes, across, strict=True)):

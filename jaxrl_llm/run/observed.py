@@ -88,16 +88,17 @@ class Observed:
         return shares | {"time/goodput": good, "time/elapsed_s": elapsed, "time/at": now}
 
 
-def speed(epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, seconds: float) -> dict[str, float]:
+def speed(
+    epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, seconds: float, devices: int
+) -> dict[str, float]:
     """Tokens a second and device of a step, and the share of the devices' peak that its model FLOPs are.
 
     These are 2 x parameters for every token of a forward and 6 of an update, without attention and recomputation.
 
     Args:
       epochs: the layouts of each. parameters: active ones.
-      forwards: over the step's tokens, beside the updates: rollout and scores.
+      forwards: over the step's tokens, beside the updates: rollout and scores. devices: of the run's mesh.
     """
-    devices = jax.device_count()
     walks = [sum(np.count_nonzero(np.asarray(layout.segment_ids)) for layout in walk) for walk in epochs]
     found = {"time/tokens_per_s_per_device": walks[0] / seconds / devices}
     if peak := peak_flops(jax.devices()[0].device_kind):

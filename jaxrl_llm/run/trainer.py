@@ -139,7 +139,7 @@ def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) ->
     seconds = time.monotonic() - start
     host = drawn.host | {
         **taken,
-        **speed(drawn.epochs, run.settings.model.active_parameters, _forwards(run), seconds),
+        **speed(drawn.epochs, run.settings.model.active_parameters, _forwards(run), seconds, run.model.mesh.size),
         # of the last update
         "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(done - 1))),
         "time/update_s": seconds - drawn.host.get("time/rollout_s", 0.0),

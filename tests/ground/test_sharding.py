@@ -230,6 +230,20 @@ def test_slices_are_cut_along_dcn_shape():
         sharding.make_mesh((2, 2, 1, 1), dcn_shape=(2, 1, 1, 1))
 
 
+def test_hosts_of_gpus_are_no_slices_unless_dcn_shape_says_so():
+    """XLA gives each host of GPUs a slice_index of its own. Two of 8: the last axes stay within one."""
+    devices = [
+        Chip(id=i, platform="gpu", device_kind="NVIDIA H100", slice_index=i // 8, process_index=i)
+        for i in range(16)
+    ]
+    for shape in ((1, -1, 1, 1), (1, 2, 8, 1), (2, 8, 1, 1)):
+        assert [device.id for device in sharding.make_mesh(shape, devices).devices.flat] == [*range(16)]
+    grid = sharding.make_mesh((1, 16, 1, 1), devices, (1, 2, 1, 1)).devices
+    assert [device.slice_index for device in grid.flat] == [0] * 8 + [1] * 8
+    with pytest.raises(ValueError, match="into the 2 slices of these devices"):
+        sharding.make_mesh((1, 16, 1, 1), devices, (1, 4, 1, 1))
+
+
 @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend 'x'"), AssertionError()])
 def test_a_platform_that_is_not_there_is_named(monkeypatch, error):
     def devices():
