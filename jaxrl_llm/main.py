@@ -63,7 +63,7 @@ def main(arguments: list[str], guard: Guard) -> int:
             print(said)
         log = stack.enter_context(RunLog(given.workdir, settings.steps, write=first, wandb=settings.log.wandb))
         guard.started, guard.workdir, guard.onward = True, Path(given.workdir), onward
-        run_dir.begin(given.workdir, restart=given.restart, root=root, near=settings.checkpoint.local_every > 0)
+        run_dir.begin(given.workdir, restart=given.restart, root=root)
         if flags_set:
             log.note(f"flags      {flags_set}")
         record = provenance.describe(config.to_dict(), identity, source) | run.made_from

@@ -55,11 +55,12 @@ def _figures_as_png_only():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _room_for_programs():
-    from jaxrl_llm.ground.machine import forget_programs
+def pytest_runtest_teardown(item, nextitem):
+    """Room for programs, after each file and amid those of many long tests."""
+    if nextitem is None or nextitem.path != item.path or item.get_closest_marker("long"):
+        from jaxrl_llm.ground.machine import forget_programs
 
-    forget_programs()
+        forget_programs()
 
 
 # The files that take longest come first: a worker that starts one of them last leaves the others without work.

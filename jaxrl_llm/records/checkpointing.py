@@ -83,14 +83,22 @@ class Checkpoints:
     """The checkpoints of a DIR, in its folder `checkpoints` or that of its PLACE, which keeps the newest ones.
 
     One in a PLACE brings the files of the DIR too (places.py). `near` are others of the same run, saved more often: a
-    restore takes the newest of both.
+    restore takes the newest of both. `of_process`: the folder is this process's alone, which writes there all that its
+    devices hold; a checkpoint is there where all processes have it.
 
     Raises:
       OSError: the folder is not there and cannot be made.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], keep: int = 1, near: "Checkpoints | None" = None):
-        self.near = near
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        keep: int = 1,
+        near: "Checkpoints | None" = None,
+        *,
+        of_process: bool = False,
+    ):
+        self.near, self._of_process = near, of_process
         self._workdir, root = Path(workdir), places.root_of(workdir)
         self._carries_files = places.is_elsewhere(workdir, root)
         self.folder = places.absolute(root) / "checkpoints"
@@ -99,11 +107,15 @@ class Checkpoints:
         except OSError as error:
             raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
         _quiet()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        primary = ocp.options.MultiprocessingOptions(primary_host=None if of_process else 0)  # None: each is one
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, multiprocessing_options=primary)
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
             for item in ("payload", "files"):
-                handlers.add(item, arguments, _Later())
+                handlers.add(item, arguments, _Later(multiprocessing_options=primary))
+        if of_process:
+            for item in ("state", "in_flight"):
+                handlers.add(item, ocp.args.PyTreeSave, _of_process(primary))
         self._manager = _Manager(self.folder, options=options, handler_registry=handlers)
 
     @property
@@ -113,7 +125,12 @@ class Checkpoints:
     def _found(self) -> list[tuple[int, "Checkpoints"]]:
         """(step, whose) of every checkpoint, oldest first; of two of a step the nearer one is last."""
         whose = [self] if self.near is None else [self, self.near]
-        return sorted(((step, one) for one in whose for step in one._manager.all_steps()), key=lambda pair: pair[0])
+        return sorted(((step, one) for one in whose for step in one._steps()), key=lambda pair: pair[0])
+
+    def _steps(self) -> Sequence[int]:
+        """Those that are there, in every process."""
+        steps = self._manager.all_steps()
+        return [*set.intersection(*map(set, processes.gather([steps])))] if self._of_process else steps
 
     def ready(self) -> bool:
         """Whether a save would begin at once, since the one before is written; the same everywhere."""
@@ -135,9 +152,10 @@ class Checkpoints:
             both = {"digests": begun[0]() | begun[1](), "extra": extra}
             return both | {"digest": digest_of_json([both["digests"], both["extra"]])}
 
-        items: dict[str, Any] = {"state": ocp.args.StandardSave(state), "payload": ocp.args.JsonSave(payload)}  # pyright: ignore
+        arrays: Any = ocp.args.PyTreeSave if self._of_process else ocp.args.StandardSave
+        items: dict[str, Any] = {"state": arrays(state), "payload": ocp.args.JsonSave(payload)}  # pyright: ignore
         if in_flight:
-            items["in_flight"] = ocp.args.StandardSave(in_flight)  # pyright: ignore
+            items["in_flight"] = arrays(in_flight)
         if self._carries_files:  # later rows are cut where they are brought back
             items["files"] = ocp.args.JsonSave(lambda: places.packed_files(self._workdir))  # pyright: ignore
 
@@ -199,16 +217,17 @@ class Checkpoints:
         try:
             with _reader() as reader:
                 restored = reader.restore(self.folder / str(step), args=items)
+            _checked(restored["payload"])
         except Exception as own:  # Orbax raises exceptions of any type
             error = own
         if not processes.everywhere(error is None) or restored is None:
             raise error or ValueError("another process could not read it")
         state, payload = restored["state"], restored["payload"]
         beside = restored["in_flight"] if in_flight else []
-        _checked(payload)
         own = digests(state) | digests(beside)
-        if different := [name for name, digest in own.items() if payload["digests"].get(name) != digest]:
-            raise ValueError(f"{', '.join(different[:3])} differ from their digests")
+        different = [name for name, digest in own.items() if payload["digests"].get(name) != digest]
+        if not processes.everywhere(not different):
+            raise ValueError(f"{', '.join(different[:3]) or 'leaves of another process'} differ from their digests")
         return state, payload["extra"] | ({"in_flight": beside} if in_flight else {})
 
     def restore_part(self, like: Any, step: int) -> Any:
@@ -241,7 +260,7 @@ class Checkpoints:
         if self.near is not None:
             self.near.set_aside(after)
         for step in self._manager.all_steps():
-            if step > after and jax.process_index() == 0:
+            if step > after and (self._of_process or jax.process_index() == 0):
                 place = epath.Path(self.folder.with_name("damaged_checkpoints") / str(step))
                 place.rmtree(missing_ok=True)
                 place.parent.mkdir(exist_ok=True)
@@ -299,10 +318,18 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Later(ocp.JsonCheckpointHandler):
-    """Writes what a function returns, which the writing thread calls."""
+    """Writes what a function returns, which the writing thread of a primary host calls."""
 
     async def _save_fn(self, x: Any, directory: Any) -> None:
-        await super()._save_fn(x() if jax.process_index() == 0 else None, directory)
+        writes = self._primary_host in (None, jax.process_index())
+        await super()._save_fn(x() if writes else None, directory)
+
+
+def _of_process(primary: Any) -> ocp.PyTreeCheckpointHandler:
+    """Writes every shard that this process holds, also those that another holds too."""
+    shards = ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, shards))
+    return ocp.PyTreeCheckpointHandler(multiprocessing_options=primary, type_handler_registry=registry)
 
 
 def _reader() -> ocp.Checkpointer:

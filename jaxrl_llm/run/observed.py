@@ -89,7 +89,7 @@ class Observed:
 
 
 def speed(
-    epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, seconds: float, devices: int
+    epochs: Sequence[Sequence[Layout]], parameters: int, forwards: int, seconds: float, mesh: Any
 ) -> dict[str, float]:
     """Tokens a second and device of a step, and the share of the devices' peak that its model FLOPs are.
 
@@ -97,11 +97,11 @@ def speed(
 
     Args:
       epochs: the layouts of each. parameters: active ones.
-      forwards: over the step's tokens, beside the updates: rollout and scores. devices: of the run's mesh.
+      forwards: over the step's tokens, beside the updates: rollout and scores. mesh: the run's.
     """
     walks = [sum(np.count_nonzero(np.asarray(layout.segment_ids)) for layout in walk) for walk in epochs]
-    found = {"time/tokens_per_s_per_device": walks[0] / seconds / devices}
-    if peak := peak_flops(jax.devices()[0].device_kind):
+    found = {"time/tokens_per_s_per_device": walks[0] / seconds / mesh.size}
+    if peak := peak_flops(mesh.devices.flat[0].device_kind):
         flops = parameters * (2.0 * forwards * walks[0] + 6.0 * sum(walks))
-        found["time/mfu"] = flops / (seconds * devices * peak)
+        found["time/mfu"] = flops / (seconds * mesh.size * peak)
     return found

@@ -80,25 +80,25 @@ def belongs(workdir: str | Path, identity: str, root: Any = None) -> bool:
     return False
 
 
-def begin(workdir: str | Path, *, restart: bool = False, root: Any = None, near: bool = False) -> None:
+def begin(workdir: str | Path, *, restart: bool = False, root: Any = None) -> None:
     """Remove an earlier run's files before a start at step 0; the DIR's log must be open, which locks the DIR.
 
     Args:
-      root: where the run's checkpoints go, which the DIR names from now on. near: some go into DIR/local.
+      root: where the run's checkpoints go, which the DIR names from now on.
     """
     workdir = Path(workdir)
     root = places.root_of(workdir) if root is None else root
-    if (near or not places.is_elsewhere(workdir, root)) and not processes.share_folder(workdir):
-        remedy = "set checkpoint.local_every=0, or " if near else "give --checkpoints PLACE that they share, or "
+    if not places.is_elsewhere(workdir, root) and not processes.share_folder(workdir):
         processes.refuse(
-            f"{workdir} is not one folder of all processes: what process 0 writes there is not seen by all; {remedy}"
-            "give a --workdir that they share"
+            f"{workdir} is not one folder of all processes: what process 0 writes there is not seen by all; give "
+            "--checkpoints PLACE that they share, or give a --workdir that they share"
         )
+    if restart:
+        epath.Path(workdir / "local" / str(jax.process_index())).rmtree(missing_ok=True)
     if jax.process_index() == 0:
         places.name_place(workdir, root)
         if restart:
-            for folder in (root / "checkpoints", workdir / "local"):
-                epath.Path(folder).rmtree(missing_ok=True)
+            epath.Path(root / "checkpoints").rmtree(missing_ok=True)
             for name in ("evaluation.jsonl", "metrics.jsonl.damaged", "samples.jsonl.damaged"):
                 (workdir / name).unlink(missing_ok=True)
         if not steps_of(root):
@@ -151,7 +151,7 @@ def _lost(workdir: Path, root: Any, every: int) -> str:
     A run that was killed before its first checkpoint was complete has rows too, but not those of two checkpoint
     intervals: the second checkpoint starts after the first is complete.
     """
-    if steps_of(root) or steps_of(workdir / "local"):
+    if steps_of(root) or steps_of(workdir / "local" / "0"):
         return ""
     rows = read_rows(workdir / "metrics.jsonl")
     finished = (workdir / "result.json").exists()

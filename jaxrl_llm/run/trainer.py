@@ -41,8 +41,9 @@ def train(run: Run, log: RunLog, config_hash: str) -> dict[str, Any]:
     began, settings = time.time(), run.settings
     log.note(opening(run, log.workdir))
     log.warn(run.warnings)
-    local_every, local = settings.checkpoint.local_every, log.workdir / "local"
-    near = Checkpoints(local) if local_every or steps_of(local) else None
+    local_every, local = settings.checkpoint.local_every, log.workdir / "local" / str(jax.process_index())
+    has_near = local_every or processes.everywhere(bool(steps_of(local)))
+    near = Checkpoints(local, of_process=True) if has_near else None
     checkpoints = Checkpoints(log.workdir, settings.checkpoint.keep, near)
     state = run.start(log.note)
     run = run.started(state, root_of(log.workdir) / "reference")
@@ -139,7 +140,7 @@ def learn(run: Run, state: TrainState, drawn: Drawn, step: int, start: float) ->
     seconds = time.monotonic() - start
     host = drawn.host | {
         **taken,
-        **speed(drawn.epochs, run.settings.model.active_parameters, _forwards(run), seconds, run.model.mesh.size),
+        **speed(drawn.epochs, run.settings.model.active_parameters, _forwards(run), seconds, run.model.mesh),
         # of the last update
         "optimizer/learning_rate": float(np.asarray(make_schedule(s.optimizer, n * s.steps)(done - 1))),
         "time/update_s": seconds - drawn.host.get("time/rollout_s", 0.0),

@@ -233,8 +233,7 @@ def test_slices_are_cut_along_dcn_shape():
 def test_hosts_of_gpus_are_no_slices_unless_dcn_shape_says_so():
     """XLA gives each host of GPUs a slice_index of its own. Two of 8: the last axes stay within one."""
     devices = [
-        Chip(id=i, platform="gpu", device_kind="NVIDIA H100", slice_index=i // 8, process_index=i)
-        for i in range(16)
+        Chip(id=i, platform="gpu", device_kind="NVIDIA H100", slice_index=i // 8, process_index=i) for i in range(16)
     ]
     for shape in ((1, -1, 1, 1), (1, 2, 8, 1), (2, 8, 1, 1)):
         assert [device.id for device in sharding.make_mesh(shape, devices).devices.flat] == [*range(16)]

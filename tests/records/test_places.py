@@ -86,7 +86,7 @@ def test_a_machine_that_comes_back_late_takes_what_another_has_done(tmp_path):
 
 def test_the_newest_of_both_tiers_is_restored(tmp_path):
     """The nearer of two of a step; and where the newest is damaged, the other tier's."""
-    near, said = Checkpoints(tmp_path / "local"), []
+    near, said = Checkpoints(tmp_path / "local", of_process=True), []
     both = Checkpoints(tmp_path, 2, near)
     for step, where in ((2, near), (3, both), (4, near), (4, both)):
         where.save(step, {"x": STATE["x"] + step + (where is near) / 2}, {})

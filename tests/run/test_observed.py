@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.peaks import peak_flops
 from jaxrl_llm.plan.chips import CHIPS
 from jaxrl_llm.run import observed
@@ -58,9 +59,10 @@ def test_speed_by_hand(monkeypatch):
     """Two epochs over 6 tokens on 3 devices; 2 forwards: 3 parameters x (2 x 2 x 6 + 6 x 12) FLOPs = 288."""
     held = np.array([[[1, 1, 0], [2, 2, 2]], [[1, 0, 0], [0, 0, 0]]], np.int32)
     epochs = [[Layout(held, held, np.array(2))]] * 2
-    assert speed(epochs, 3, 2, 0.5, 3) == {"time/tokens_per_s_per_device": 6 / 0.5 / 3}  # a CPU has no known peak
+    mesh = sharding.make_mesh((3, 1, 1, 1))
+    assert speed(epochs, 3, 2, 0.5, mesh) == {"time/tokens_per_s_per_device": 6 / 0.5 / 3}  # a CPU has no known peak
     monkeypatch.setattr(observed, "peak_flops", lambda kind: 1000.0)
-    assert speed(epochs, 3, 2, 0.5, 3)["time/mfu"] == pytest.approx(288 / (0.5 * 3 * 1000))
+    assert speed(epochs, 3, 2, 0.5, mesh)["time/mfu"] == pytest.approx(288 / (0.5 * 3 * 1000))
 
 
 def test_peaks_are_those_of_the_plan():

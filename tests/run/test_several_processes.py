@@ -11,6 +11,7 @@ import pytest
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import fields_and_rest
+from jaxrl_llm.records.checkpointing import saved_payload
 from jaxrl_llm.records.run_log import read_rows
 from tests.reference import several, tiny_run
 
@@ -119,6 +120,29 @@ def test_a_pair_with_two_dirs_is_refused(folder, tmp_path):
     job = several.ended(tmp_path / "job", 2, *commands, code=1, timeout=120)
     assert "here is not one folder of all processes" in job.printed(0)
     assert "there is not one folder of all processes" in job.printed(1)
+
+
+def test_a_pair_with_two_dirs_goes_on_from_its_nearer_checkpoint(folder, tmp_path):
+    """Each process saves to its own disk what its devices hold, here one of two copies; the newest that both have."""
+    changes = {"steps": 4, "mesh.shape": "(2,-1,1,1)", "checkpoint.every": 2, "checkpoint.keep": 2}
+    changes |= {"checkpoint.local_every": 3, "processes.heartbeat_timeout_s": 10}
+    dirs = here, there = tmp_path / "here", tmp_path / "there"
+    commands = [[*small(folder, each, **changes), f"--checkpoints={tmp_path / 'far'}"] for each in dirs]
+    several.ended(tmp_path / "job", 2, *commands, timeout=300)
+    straight = tiny_run.metrics(here), final_digests(tmp_path / "far")
+    for step, lost in (3, None), (2, there / "local"):
+        shutil.rmtree(tmp_path / "far" / "checkpoints" / "4")
+        (here / "result.json").unlink()
+        if lost:
+            shutil.rmtree(lost)
+        job = several.ended(tmp_path / "again", 2, *commands, timeout=300)
+        assert f"resumed from step {step}" in job.printed(0)
+        assert "damaged" not in job.printed(0)
+        assert (tiny_run.metrics(here), final_digests(tmp_path / "far")) == straight
+
+
+def final_digests(place):
+    return saved_payload(place, 4)["digests"]
 
 
 @long
