@@ -1,17 +1,18 @@
 """What a run of the published model prints that it will need, beside the most that its process held.
 
     taskset -c 1 python -m experiments.real_model.memory --lengths 512+512 --lora_rank 8 --json OUT.json
+    taskset -c 1 python -m experiments.real_model.memory --lengths sums --resumed --json OUT.json
     python -m experiments.real_model.memory --table experiments/real_model/results/memory/*.json
 
 The run is `jaxrl_llm.main` with eight padded rows in one micro-batch, float32, an evaluation of 8 prompts before and
-after, and a checkpoint at the end. Padded rows have PROMPT + ANSWER columns, also where an answer ends early.
+after, and a checkpoint at the end. Padded rows have PROMPT + ANSWER columns, also where an answer ends early. `sums` is
+the config as it is.
 """
 
 import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -35,19 +36,29 @@ def printed(output: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def measure(lengths: str, lora_rank: int, steps: int) -> dict[str, Any]:
-    """The printed need and the peak of the resident memory, bytes."""
-    fields = [*longer(lengths), ("steps", steps), ("lora.rank", lora_rank), ("evaluation.prompts", 8)]
-    fields += [("updates.layout", "padded"), ("updates.minibatches", 1)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+def measure(lengths: str, lora_rank: int, steps: int, resumed: bool = False) -> dict[str, Any]:
+    """The printed need and the peak of the resident memory, bytes; resumed: of a run that goes on after `steps`."""
+    fields: list[tuple[str, Any]] = [("lora.rank", lora_rank)]
+    if lengths != "sums":
+        fields += [*longer(lengths), ("updates.layout", "padded"), ("updates.minibatches", 1), ("evaluation.prompts", 8)]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxrl_llm.main", "--config", CONFIG, "--workdir", f"{folder}/run"]
         command += [f"--config.{name}={value}" for name, value in fields]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the run ended with code {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
-    need, peak = printed(done.stdout + done.stderr), 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return {"lengths": lengths, "lora_rank": lora_rank, "steps": steps, "printed": need, "peak": peak}
+        for last in (steps, 2 * steps)[: 1 + resumed]:
+            output, peak = _peak([*command, f"--config.steps={last}"], Path(folder) / "output")
+    run = {"lengths": lengths, "lora_rank": lora_rank, "steps": steps, "resumed": resumed}
+    return run | {"printed": printed(output), "peak": peak}
+
+
+def _peak(command: Sequence[str], into: Path) -> tuple[str, int]:
+    """What a command printed, and the most bytes that its process held."""
+    with into.open("w") as output:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(started.pid, 0)
+    if status:
+        raise RuntimeError(f"the run ended with code {os.waitstatus_to_exitcode(status)}:\n{into.read_text()[-2000:]}")
+    return into.read_text(), 1024 * usage.ru_maxrss
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -55,6 +66,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| tokens | trained | printed | peak | printed over peak |", "|---" * 5 + "|"]
     for run in runs:
         trained = f"LoRA, rank {run['lora_rank']}" if run["lora_rank"] else "all parameters"
+        trained += ", resumed" * run.get("resumed", False)
         sizes = [f"{run[name] / 1e9:.3g}" for name in ("printed", "peak")]
         lines.append(f"| {run['lengths']} | {trained} | {' | '.join(sizes)} | {run['printed'] / run['peak']:.2f} |")
     return "\n".join(lines)
@@ -62,16 +74,17 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="128+96", help="PROMPT+ANSWER tokens")
+    parser.add_argument("--lengths", default="128+96", help="PROMPT+ANSWER tokens, or sums")
     parser.add_argument("--lora_rank", type=int, default=0, help="of adapters on every matrix; 0: all is trained")
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--resumed", action="store_true", help="measure the run that goes on after these steps")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")
     given = parser.parse_args()
     if given.table:
         print(table([json.loads(path.read_text()) for path in given.table]))
         return
-    run = measure(given.lengths, given.lora_rank, given.steps)
+    run = measure(given.lengths, given.lora_rank, given.steps, given.resumed)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(run) + "\n")

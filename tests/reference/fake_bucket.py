@@ -69,12 +69,12 @@ def fake_bucket():
                 return self.say(200, {"kind": "storage#bucket", "name": "bucket", "id": "bucket"})
             bucket, (name, _), query = self.asked()
             with lock:
-                if bucket != "bucket" or (name and name not in objects and not self.fails(name, query)):
-                    return self.say(404, {"error": {"code": 404, "message": "none"}})
-                if not name:
+                if bucket == "bucket" and not name:
                     return self.say(200, self.listed(**query))
-                if self.fails(name, query):
+                if bucket == "bucket" and self.fails(name, query):
                     return None
+                if bucket != "bucket" or name not in objects:
+                    return self.say(404, {"error": {"code": 404, "message": "none"}})
                 if query.get("alt") != "media":
                     return self.say(200, self.described(name))
                 content, told = objects[name], {"x_goog_generation": generations[name]}
@@ -120,7 +120,8 @@ def fake_bucket():
             parts = []
             for path in re.findall(rb"DELETE (\S+)", content):
                 name = unquote(_OBJECT.match(path.decode().split("?")[0])[2])
-                objects.pop(name, None), generations.pop(name, None)
+                with lock:
+                    objects.pop(name, None), generations.pop(name, None)
                 parts.append(f"--{edge}\r\nContent-Type: application/http\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n\r\n")
             whole = "".join([*parts, f"--{edge}--"]).encode()
             self.say(200, whole, Content_Type=f"multipart/mixed; boundary={edge}")
@@ -150,6 +151,7 @@ def fake_bucket():
         yield environment, objects
     finally:
         server.shutdown()
+        server.server_close()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jaxrl_llm.config.command_line import Parser, add_place, add_processes, fiel
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.run.agreement import check_rows
 from jaxrl_llm.run.settings import validate
+from tests.ground.test_sharding import chips
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "docs" / "launch").iterdir())
@@ -138,11 +139,13 @@ def test_a_launch_file_is_whole(path, monkeypatch):
 
 
 def test_slices_are_cut_as_their_file_says():
-    """The mesh of two slices, on stand-ins of their devices."""
+    """The mesh of two slices of 4 x 4, on stand-ins of their chips: data alone goes from one to the other."""
     (fields,) = (fields for _, fields, _ in LINES.values() if "mesh.dcn_shape" in fields)
     mesh = settings("qwen3_0_6b_gsm8k_grpo", fields).mesh
-    assert mesh.dcn_shape == (2, 1, 1, 1)
-    assert sharding.resolved(mesh.shape, 32) == (2, 16, 1, 1, 1)
+    devices = chips("TPU v5 lite", (4, 4, 1), (2, 2, 1), slices=2)
+    grid = sharding.make_mesh(mesh.shape, devices, mesh.dcn_shape).devices
+    assert grid.shape == (2, 16, 1, 1, 1)
+    assert [{device.slice_index for device in one.flat} for one in grid] == [{0}, {1}]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -176,7 +179,7 @@ def test_a_command_of_a_published_model_names_its_checkpoint():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [range(9), pytest.param(range(9, 257), marks=pytest.mark.long)], ids=["8", "256"])
+@pytest.mark.parametrize("counts", [range(33), pytest.param(range(33, 257), marks=pytest.mark.long)], ids=["32", "256"])
 def test_the_documented_lines_compile(counts):
     """Rollout and update of every line, for the numbers of devices that it is not refused on."""
     cases = []

@@ -14,6 +14,7 @@ from jaxrl_llm.config.command_line import fields_and_rest
 from jaxrl_llm.records.checkpointing import saved_payload
 from jaxrl_llm.records.run_log import read_rows
 from tests.reference import several, tiny_run
+from tests.reference.fake_bucket import fake_bucket
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long
@@ -139,6 +140,30 @@ def test_a_pair_with_two_dirs_goes_on_from_its_nearer_checkpoint(folder, tmp_pat
         assert f"resumed from step {step}" in job.printed(0)
         assert "damaged" not in job.printed(0)
         assert (tiny_run.metrics(here), final_digests(tmp_path / "far")) == straight
+
+
+def test_a_pair_saves_to_a_bucket(folder, tmp_path, monkeypatch):
+    """Its checkpoints, the reference of its KL term and the files of its DIR; one process evaluates what is there, and
+    a pair on other machines goes on from it, bit for bit."""
+    pytest.importorskip("gcsfs")
+    changes = {"objective.kl_coef": 0.1, "processes.heartbeat_timeout_s": 10}
+    with fake_bucket() as (environment, objects):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+        def commands(here, **more):
+            dirs = tmp_path / here, tmp_path / f"{here}, process 1"
+            return [[*small(folder, each, **changes, **more), "--checkpoints=gs://bucket/run"] for each in dirs]
+
+        several.ended(tmp_path / "job 1", 2, *commands("first"), timeout=300)
+        assert {"checkpoints/2", "reference"} <= {re.findall(r"run/(checkpoints/\d+|\w+)", name)[0] for name in objects}
+        where = [f"--workdir={tmp_path / 'elsewhere'}", "--checkpoints=gs://bucket/run"]
+        several.ended(tmp_path / "evaluated", 1, ["-m", "jaxrl_llm.evaluation", *where], timeout=300)
+        job = several.ended(tmp_path / "job 2", 2, *commands("second", steps=3), timeout=300)
+        assert "resumed from step 2" in job.printed(0)
+        again = [[*command, "--restart"] for command in commands("whole", steps=3)]
+        several.ended(tmp_path / "job 3", 2, *again, timeout=300)
+    assert tiny_run.metrics(tmp_path / "second") == tiny_run.metrics(tmp_path / "whole")
 
 
 def final_digests(place):
