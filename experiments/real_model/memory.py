@@ -40,7 +40,8 @@ def measure(lengths: str, lora_rank: int, steps: int, resumed: bool = False) -> 
     """The printed need and the peak of the resident memory, bytes; resumed: of a run that goes on after `steps`."""
     fields: list[tuple[str, Any]] = [("lora.rank", lora_rank)]
     if lengths != "sums":
-        fields += [*longer(lengths), ("updates.layout", "padded"), ("updates.minibatches", 1), ("evaluation.prompts", 8)]
+        fields += [("updates.layout", "padded"), ("updates.minibatches", 1), ("evaluation.prompts", 8)]
+        fields += longer(lengths)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxrl_llm.main", "--config", CONFIG, "--workdir", f"{folder}/run"]
         command += [f"--config.{name}={value}" for name, value in fields]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from experiments.scale.workloads import WORKLOADS, settings_of
+from jaxrl_llm.plan.chips import compilers_to_a_file
 from jaxrl_llm.plan.programs import PROGRAMS
 from jaxrl_llm.plan.table import as_json, plan, table
 
@@ -22,10 +23,11 @@ def main() -> None:
     given = parser.parse_args()
     workload = WORKLOADS[given.workload]
     try:
-        made = plan(settings_of(workload, given.layers, tuple(given.rollout_mesh)), workload.topology, given.only)
+        with compilers_to_a_file() as log:
+            made = plan(settings_of(workload, given.layers, tuple(given.rollout_mesh)), workload.topology, given.only)
     except (ImportError, ValueError) as error:  # a compiler that is not installed, a mesh that does not fit
         sys.exit(f"error: {error}")
-    print(table(made))
+    print(f"{table(made)}\nthe compiler's messages: {log}")
     if given.json:
         given.json.write_text(as_json(made))
 

@@ -69,11 +69,11 @@ WORKLOADS = {
         for n in (64, 256, 1024)
     },
     "0.6b-v5e": Workload("qwen3-0.6b", "v5e:2x2", (1, 4, 1, 1), rows=32, micro_batch_rows=4, remat="dots"),
-    **{  # as many tokens a chip on more of them, at last on four slices
+    **{  # as many tokens a chip on more of them, 128 on two slices and 1024 on four
         f"0.6b-v5e-{n}": Workload(
             "qwen3-0.6b", f"v5e:{shape}", (n // 4, 4, 1, 1), rows=8 * n, micro_batch_rows=n, remat="dots"
         )
-        for n, shape in ((64, "8x8"), (256, "16x16"), (1024, "16x16:4"))
+        for n, shape in ((64, "8x8"), (128, "8x8:2"), (256, "16x16"), (1024, "16x16:4"))
     },
     "0.6b-v5p": Workload("qwen3-0.6b", "v5p:2x2x1", (1, 4, 1, 1), rows=32, micro_batch_rows=32, remat="dots"),
     "0.6b-h100": Workload("qwen3-0.6b", "h100:1", (1, 1, 1, 1), rows=32, micro_batch_rows=8, remat="dots"),

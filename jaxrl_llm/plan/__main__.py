@@ -1,10 +1,6 @@
 """python -m jaxrl_llm.plan --config NAME --topology v5p:4x4x4 [--config.mesh.shape=...] [--json OUT]"""
 
-import contextlib
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
@@ -36,12 +32,13 @@ def main(arguments: list[str], guard: Guard) -> int:
     # JAX is imported from here on.
     from absl import logging
 
+    from jaxrl_llm.plan.chips import compilers_to_a_file
     from jaxrl_llm.plan.table import as_json, plan, table
     from jaxrl_llm.run.settings import validate
 
     logging.set_verbosity(logging.WARNING)
     settings = validate(loading.load(source, fields))
-    with _compilers_to_a_file() as log:
+    with compilers_to_a_file() as log:
         made = plan(settings, given.topology, given.only)
     print(table(made))
     if log.stat().st_size:
@@ -49,23 +46,6 @@ def main(arguments: list[str], guard: Guard) -> int:
     if given.json:
         given.json.write_text(as_json(made))
     return 0
-
-
-@contextlib.contextmanager
-def _compilers_to_a_file() -> Iterator[Path]:
-    """What compilers write to standard error goes to this file; what Python writes still goes to the terminal."""
-    number, name = tempfile.mkstemp(prefix="jaxrl_llm-plan-", suffix=".log")
-    terminal, python = os.dup(2), sys.stderr
-    python.flush()
-    with os.fdopen(terminal, "w", buffering=1) as kept:
-        os.dup2(number, 2)
-        os.close(number)
-        sys.stderr = kept
-        try:
-            yield Path(name)
-        finally:
-            sys.stderr = python
-            os.dup2(terminal, 2)
 
 
 if __name__ == "__main__":

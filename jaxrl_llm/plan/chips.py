@@ -1,10 +1,13 @@
 """The accelerators that a plan knows: their peaks, and devices to compile for without having one."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -140,8 +143,25 @@ def _gpus(name: str, count: str) -> Sequence[Any]:
     return topologies.get_topology_desc("", "cuda", target_config=_TARGET.format(**_GPUS[name]), topology=shape).devices
 
 
-def lowering_for(device: Any) -> AbstractContextManager[Any]:
+def lowering_for(device: Any) -> contextlib.AbstractContextManager[Any]:
     """Within it kernels are lowered for this device, which they ask the context for from jax 0.12 on."""
     cores = getattr(device, "core_count" if device.platform == "gpu" else "num_cores", None)
     kind = AbstractDevice(device.device_kind, cores, device.platform)
     return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))
+
+
+@contextlib.contextmanager
+def compilers_to_a_file() -> Iterator[Path]:
+    """What compilers write to standard error goes to this file; what Python writes still goes to the terminal."""
+    number, name = tempfile.mkstemp(prefix="jaxrl_llm-plan-", suffix=".log")
+    terminal, python = os.dup(2), sys.stderr
+    python.flush()
+    with os.fdopen(terminal, "w", buffering=1) as kept:
+        os.dup2(number, 2)
+        os.close(number)
+        sys.stderr = kept
+        try:
+            yield Path(name)
+        finally:
+            sys.stderr = python
+            os.dup2(terminal, 2)
