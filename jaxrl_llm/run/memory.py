@@ -36,6 +36,7 @@ from jaxrl_llm.training.state import TrainState, state_shardings
 from jaxrl_llm.training.step import Learner
 
 _PROGRAMS = 2**28  # bytes that compiled programs and their tracing leave, measured
+_WRITTEN = 1.3  # copies of the state while Orbax writes it: one, and what is encoded of it; measured
 _EVALUATED = 2**31  # bytes of cache that answers of an evaluation may take on each device
 
 
@@ -147,7 +148,7 @@ def needed(
     if reward_model:
         stays["reward model"] = reward_model
     if _here(mesh)[0].platform == "cpu":  # what a checkpoint is written from, while updates overwrite the state
-        stays["checkpoint"] = trained + moments + stays.get("critic", 0)
+        stays["checkpoint"] = int(_WRITTEN * (trained + moments + stays.get("critic", 0)))
     if s.rollout.lag:
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
