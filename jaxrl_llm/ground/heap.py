@@ -30,7 +30,7 @@ def _keep() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     def trim(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.1:  # or a load from the cache
             libc.malloc_trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(trim)

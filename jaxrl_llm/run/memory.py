@@ -147,14 +147,16 @@ def needed(
         stays["reference"] = parameters
     if reward_model:
         stays["reward model"] = reward_model
-    if _here(mesh)[0].platform == "cpu":  # what a checkpoint is written from, while updates overwrite the state
-        stays["checkpoint"] = int(_WRITTEN * (trained + moments + stays.get("critic", 0)))
     if s.rollout.lag:
         stays["in flight"] = s.rollout.lag * _of_trajectory(s) // sharding.shards("rows", mesh)
     rollout = _of_rollout(s, sampler, merged) if s.objective.reads == "rollouts" else {}
+    update = _of_update(s, trained, mesh)
+    if _here(mesh)[0].platform == "cpu":  # what a checkpoint is written from, while updates overwrite the state
+        stays["checkpoint"] = int(_WRITTEN * (trained + moments + stays.get("critic", 0)))
+        # The heap keeps the layers' weights in pieces, between which an update does not fit but that copy does.
+        update |= {"weights": max(rollout.get("weights", 0) - stays["checkpoint"], 0)}
     evaluation = {} if s.objective.learns_rewards else _of_evaluation(s, sampler, merged)
     before = _of_start(s, learner.model) if start else {}
-    update = _of_update(s, trained, mesh)
     return Memory(stays, rollout, update, of_device(mesh), evaluation, _of_process(mesh), before)
 
 
