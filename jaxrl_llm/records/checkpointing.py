@@ -161,7 +161,7 @@ class Checkpoints:
 
         def write() -> None:
             # Orbax's threads would wait minutes for a folder that could not be made.
-            if jax.process_index() == 0 and isinstance(self.folder, Path):
+            if (self._of_process or jax.process_index() == 0) and isinstance(self.folder, Path):
                 os.rmdir(tempfile.mkdtemp(prefix=".writable", dir=self.folder))
             self._manager.save(step, args=ocp.args.Composite(**items))
 
