@@ -55,12 +55,22 @@ def _figures_as_png_only():
         yield
 
 
-def pytest_runtest_teardown(item, nextitem):
-    """Room for programs, after each file and amid those of many long tests."""
-    if nextitem is None or nextitem.path != item.path or item.get_closest_marker("long"):
-        from jaxrl_llm.ground.machine import forget_programs
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs():
+    forget_programs()
 
+
+@pytest.fixture(autouse=True)
+def _room_amid_long_tests(request):
+    """Of which one file has programs of more than a process may hold."""
+    if request.node.get_closest_marker("long"):
         forget_programs()
+
+
+def forget_programs():
+    from jaxrl_llm.ground import machine  # after the import hook
+
+    machine.forget_programs()
 
 
 # The files that take longest come first: a worker that starts one of them last leaves the others without work.
