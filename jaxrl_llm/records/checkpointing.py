@@ -292,9 +292,14 @@ class Checkpoints:
 
 @functools.cache
 def _quiet() -> None:
-    """Let Orbax report a failed write by what it raises alone; its threads print up to 400 lines of tracebacks too."""
+    """Let Orbax report a failed write by what it raises alone; its threads print up to 400 lines of tracebacks too, and
+    every write of a process by itself that it does not log sizes."""
+
+    def told(record: logging.LogRecord) -> bool:
+        return not (_raised_in_orbax(record) or "primary_host=None" in record.getMessage())
+
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(lambda record: not _raised_in_orbax(record))
+        logging.getLogger(name).addFilter(told)
     shown = sys.unraisablehook
 
     def show(unraisable: Any) -> None:
