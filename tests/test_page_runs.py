@@ -47,6 +47,7 @@ NOT_RUN = {
     "python3 -m venv ": "index",
     "python -m experiments.performance.bench ": "torch",
     "python -m experiments.real_model.compare --seed ": "torch",
+    "python -m experiments.real_model.compare --lengths ": "torch",
     "python -m experiments.performance.accelerator ": "GPU",
     "python -m experiments.scale.run ": "compilers",
     "python -m jaxrl_llm plan ": "compilers",
