@@ -150,6 +150,9 @@ def test_the_copy_that_adapters_are_merged_into_is_counted(tmp_path):
     said = run.memory()
     assert said.rollout["merged"] == held(copied)
     assert said.stays["frozen base"] == held(state.base)
+    # Adapters make a small checkpoint, so that what a rollout leaves in pieces lies beside an update.
+    assert said.stays["checkpoint"] == int(1.3 * held([state.trained, state.opt_state]))
+    assert said.update["weights"] == said.rollout["weights"] - said.stays["checkpoint"] > 0
 
 
 def test_a_run_says_its_cache_and_its_largest_temporaries():
