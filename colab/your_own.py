@@ -92,7 +92,7 @@ import jax
 import jax.numpy as jnp
 from IPython.display import display
 
-from jaxrl_llm import main, objectives
+from jaxrl_llm import objectives, train
 from jaxrl_llm.config.loading import load_module
 from jaxrl_llm.report.page import text_table
 from jaxrl_llm.report.read import load
@@ -175,15 +175,14 @@ SIZES = {
 }
 
 
-def train(config, workdir, own):
-    fields = [f"--config.{field}={value}" for field, value in (SIZES | own).items()]
-    assert main.main(["--config", config, "--workdir", workdir, *fields]) == 0
+def trained(config, workdir, own):
+    train(config, workdir, SIZES | own)
     (run,) = load(workdir).runs
     return run
 
 
 short = {"steps": 40, "warm_start.steps": 60, "optimizer.learning_rate": 3e-3}
-reversing = train("reverse.py:smoke", "runs/reverse", short)
+reversing = trained("reverse.py:smoke", "runs/reverse", short)
 
 # %% [markdown]
 # ## A reward
@@ -219,9 +218,9 @@ options = {"path": "words.jsonl", "verifier": "loud.py:reward", "prompt_length":
 # All three kinds of own parts go together: the objective of the first file learns from this reward.
 
 # %%
-own = {"task.name": "jsonl", "task.options": json.dumps(options)}
+own = {"task.name": "jsonl", "task.options": options}
 own |= {"steps": 20, "warm_start.steps": 120, "optimizer.learning_rate": 1e-3}
-shouting = train("quadratic.py:smoke", "runs/loud", own)
+shouting = trained("quadratic.py:smoke", "runs/loud", own)
 
 # %%
 changed, (start, end) = changes(shouting)

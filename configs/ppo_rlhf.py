@@ -11,8 +11,7 @@ Expect:   eval/greedy from 0.73 to about 0.80 and sampled from 0.63 to 0.73 at k
 
 from ml_collections import ConfigDict
 
-from configs import base
-from jaxrl_llm.run import stand_ins
+from configs import base, stand_ins
 
 
 def get_config(variant: str = "") -> ConfigDict:

@@ -3,6 +3,7 @@
 Command:  python -m jaxrl_llm.main --config configs/pretrained.py --config.model.pretrained=PATH --workdir DIR
           with the task and the lengths of the answers as further flags; PATH may be a name on the hub: Qwen/Qwen3-0.6B
 Minutes:  those of the model; :smoke under one on two CPU cores
+Types:    what is trained is float32, what is frozen (LoRA's base, the reference) and the computation as in the file
 Expect:   :smoke trains a random tiny checkpoint on sums that read like GSM8K, and downloads nothing
 
 To plan or try a run without the checkpoint's files, write a config with its sizes in the fields of `model`, as
@@ -14,12 +15,11 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import base
+from configs import base, stand_ins
 from jaxrl_llm.ground.declared import declarations
 from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.run import stand_ins
 
-_OF_THE_RUN = ("remat", "experts_implementation", "attention_implementation")
+_OF_THE_RUN = ("numerics", "remat", "experts_implementation", "attention_implementation")
 
 
 def get_config(variant: str = "") -> ConfigDict:

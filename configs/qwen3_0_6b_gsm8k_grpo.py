@@ -2,7 +2,7 @@
 
 Command:  python -m jaxrl_llm.main --config configs/qwen3_0_6b_gsm8k_grpo.py --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint
-Memory:   by arithmetic (jaxrl_llm/run/memory.py) 29.2 GB on one GPU: parameters 2.4, optimizer 4.8; a rollout 20.7, of
+Memory:   estimated from its sizes 29.2 GB on one GPU: parameters 2.4, optimizer 4.8; a rollout 20.7, of
           which the cache of 128 slots is 19.2; an update 10.2; an evaluation 22.1. 18.8 GB with rollout.slots=64, for
           24 GB.
           Compiled for one H100 (`plan --topology h100:1`, jax 0.10.2, jax-cuda13-plugin): a rollout 22.9 GB, scoring

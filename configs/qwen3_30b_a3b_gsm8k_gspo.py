@@ -2,7 +2,7 @@
 
 Command:  python -m jaxrl_llm.main --config configs/qwen3_30b_a3b_gsm8k_gspo.py --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint, on 32 devices
-Memory:   by arithmetic (jaxrl_llm/run/memory.py) 29.2 GB on each of 32 GPUs: parameters 3.8, optimizer 7.6;
+Memory:   estimated from its sizes 29.2 GB on each of 32 GPUs: parameters 3.8, optimizer 7.6;
           a rollout 17.8, of which its weights are 15.3 and the cache of 512 slots 2.0; an update 9.7.
           Compiled for 32 H100 at full depth (`plan --topology h100:32`, jax 0.10.2, jax-cuda13-plugin): an update 27
           GB with its arguments, and at least 0.56 s, bound by the network between its four nodes (0.45 s by the

@@ -19,6 +19,7 @@ import numpy as np
 from experiments.performance.turns import ROOT
 from experiments.real_model.compare import medians
 from experiments.routing_replay.table_parts import SAMPLED, Table, markdown, start_of, unpacked
+from experiments.routing_replay.table_rows import filled, row_of, rows_under
 from experiments.speedrun import race
 from jaxrl_llm.report.comparisons import Outcome
 from jaxrl_llm.report.read import Run, Study
@@ -32,27 +33,41 @@ HEAD = ["sweep", "method", "seeds", "start", "end", "seconds"]
 INTRODUCTION = """
 # Results
 
-**In short.** SmolLM2 (135 M) learns sums on one CPU core in minutes, by GRPO, GSPO and DAPO alike. On sorting, with a
-tiny mixture of experts, methods differ little at a tuned learning rate, but for DAPO, which draws more answers; at too
-high a rate GSPO holds most of its accuracy and SAPO loses all. On countdown DAPO ends highest, level with GRPO on a few
-more answers. A learnt reward is worth less than the rule. TRL takes twice our CPU time for a rollout. Three or five
-seeds are estimates; no run used an accelerator.
+**In short.** SmolLM2 (135 M) learns sums on one CPU core in minutes, from {sums; GRPO; start} to {sums; GRPO; ends at}
+by GRPO, {sums; GSPO; ends at} by GSPO and {sums; DAPO; ends at} by DAPO. On sorting, a tiny mixture of experts (MoE) at
+tuned rates and N = 32 ends at {tuned; GRPO; ends at} with GRPO, {tuned; GSPO; ends at} with GSPO, {tuned; SAPO; ends
+at} with SAPO, and {tuned; DAPO; ends at} with DAPO, which draws more answers. At too high a rate GRPO falls from {high;
+GRPO; start} to {high; GRPO; ends at}, GSPO to {high; GSPO; ends at} and SAPO to {high; SAPO; ends at}. On countdown
+DAPO ends at {long; DAPO; ends at} and GRPO at {long; GRPO; ends at}; GRPO with slightly more answers than DAPO ends at
+{long; GRPO, 96 prompts; ends at}. A learnt reward gives less than the rule: PPO with the model ends at {pairs; PPO,
+model; ends at}, GRPO with the rule at {pairs; GRPO, rule; ends at}. A rollout takes TRL {trl; TRL / jaxrl_llm, seed 1;
+rollout} to {trl; TRL / jaxrl_llm, seed 2; rollout} times our CPU time. Three or five seeds give estimates only; no run
+used an accelerator.
 
-Written by `python -m experiments.results_page --write` from the data in the repository, which a test recomputes; do not
-edit. Start and end are held-out sampled accuracy: the mean over seeds, the end with its 95 % t interval; a run that
-diverged counts 0. These intervals say how far seeds lie apart; methods are compared by the paired differences on the
-experiments' own pages. Seconds are the median over seeds of a run's rollouts and updates, wall time of one CPU core
-that had other work too, without start, evaluations and checkpoints. N is the number of updates a rollout. A model is
-layers x width. A + behind a commit is a tree with uncommitted changes. The commands resume (those on preferences in the
-order of their page), and `tar -xf ARCHIVE -C FOLDER` gives the runs that `jaxrl-llm report` shows.
+`python -m experiments.results_page --write` writes this page from the data in the repository, and a test recomputes it;
+do not edit it. Start and end are held-out sampled accuracy: the mean over seeds, for the end with its 95 % t interval.
+A run that diverged counts 0. These intervals say how far seeds lie apart; the experiments' own pages compare methods by
+paired differences. Seconds are the median over seeds of a run's rollouts and updates: wall time of one CPU core that
+had other work too, without start, evaluations and checkpoints. N is the number of updates per rollout. A model is
+layers x width. A + behind a commit marks a tree with uncommitted changes. The commands resume (run those on preferences
+in the order of their page), and `tar -xf ARCHIVE -C FOLDER` unpacks the runs that `jaxrl-llm report` shows.
 """
+
+# The tables that the introduction quotes: how the paragraph above each begins, and what the first cell is.
+QUOTED = {
+    "sums": ("- `full`: 16 rollouts", "`full`"),
+    "tuned": ("- `full`: 30 rollouts", "`full`, N = 32"),
+    "high": ("- `full`: 30 rollouts", "`seeds`"),
+    "long": ("- `horizon`", "`horizon`"),
+    "pairs": ("- `methods`", "`methods`"),
+}
 
 ROUTING = """
 ## Effects of one rollout
 
 Trajectories of ten states each, from which every method takes one rollout, are in
 [pooled](../experiments/routing_replay/results/pooled.md): R2, GSPO, SAPO, SAT and tight clips against GRPO, by learning
-rate. [Does the ratio swing because experts change?](../experiments/routing_replay/README.md) says what they show.
+rate. [The study of routing replay](../experiments/routing_replay/README.md) says what they show.
 """
 
 SPEED = """
@@ -152,7 +167,7 @@ def _source(sweep: Sweep, study: Study) -> str:
 
 
 def _model(run: Run) -> str:
-    """What learns, in words."""
+    """Describe the model that learns, in words."""
     fields = run.record["config"]["model"]
     if published := fields.get("pretrained"):
         return Path(published).name.split(".")[0]
@@ -211,7 +226,19 @@ def _table(head: Sequence[str], rows: Table) -> str:
 def page() -> str:
     with tempfile.TemporaryDirectory() as folder:
         tasks = [section(task, Path(folder)) for task in TASKS]
-    return "".join([INTRODUCTION.lstrip(), *tasks, ROUTING, in_trl(), speedrun()])
+    rest = "".join([*tasks, ROUTING, in_trl(), speedrun()])
+    return introduction(rest) + rest
+
+
+def introduction(rest: str) -> str:
+    """Write the answer at the top of the page, with its numbers out of the tables of the rest."""
+
+    def cell(name: str, *row: str) -> str:
+        *cells, column = row
+        caption, *first = QUOTED.get(name, ("Sums with SmolLM2-135M-Instruct, step by step",))
+        return row_of(rows_under(rest, caption), *first, *cells)[column]
+
+    return filled(INTRODUCTION.lstrip(), cell)
 
 
 def main() -> None:

@@ -10,13 +10,14 @@ from jaxrl_llm.config.command_line import Parser
 # A command is a module with main(arguments) -> exit code.
 COMMANDS = {
     "train": ("jaxrl_llm.main", "start or resume a training run"),
-    "check": ("jaxrl_llm.check", "rehearse a run: what is doubtful before it starts"),
+    "check": ("jaxrl_llm.check.__main__", "rehearse a run: what is doubtful before it starts"),
     "evaluate": ("jaxrl_llm.evaluation", "pass@1, pass@k and samples of any DIR or checkpoint"),
     "generate": ("jaxrl_llm.generate", "answer a prompt or chat, with any DIR or checkpoint"),
     "export": ("jaxrl_llm.export", "write the policy of a DIR in the Hugging Face layout"),
     "upcycle": ("jaxrl_llm.upcycle", "make a mixture of experts out of a dense checkpoint"),
     "sweep": ("jaxrl_llm.sweep.__main__", "run or resume many configs"),
     "plan": ("jaxrl_llm.plan.__main__", "memory and time of a config on TPUs or GPUs, without having them"),
+    "audit": ("jaxrl_llm.audit.__main__", "which objective gives the loss of another stack's batch"),
     "report": ("jaxrl_llm.report.__main__", "tables, plots and one page of one or many DIRs"),
     "compare": ("jaxrl_llm.report.compare", "DIRs side by side: configs, scores, curves and answers"),
 }

@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.config.command_line import Parser, add_policy
+from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import Guard, command
+from jaxrl_llm.config.policy_arguments import add_policy
 from jaxrl_llm.ground.terminal import visible
 
 if TYPE_CHECKING:  # whatever imports JAX is imported once the command line is known to be right
-    from jaxrl_llm.run.talker import Talker
+    from jaxrl_llm.run.text_generator import TextGenerator
 
 
 @command
@@ -18,12 +19,13 @@ def main(arguments: list[str], guard: Guard) -> int:
     parser = Parser(
         prog="jaxrl-llm generate",
         description="Answer a prompt, or chat, with a checkpoint or the policy of a DIR.\n\n"
-        "Without --prompt and --chat the prompt is read from standard input. For a DIR\n"
+        "Without --prompt, --chat and --episode the prompt is read from standard input. For a DIR\n"
         "it is rendered as in training, with the template and the chat of its config.",
     )
     add_policy(parser)
     parser.add_argument("--prompt", help="the text to continue or the question to answer; of a chat its only message")
     parser.add_argument("--chat", action="store_true", help="a chat on the terminal; an empty line or Ctrl-D ends it")
+    parser.add_argument("--episode", type=int, help="play held-out prompt N of a DIR with its environment")
     parser.add_argument("--system", default="", help="system message of the chat")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy; default: 1")
     parser.add_argument("--greedy", action="store_true", help="the most probable token every time: temperature 0")
@@ -40,33 +42,39 @@ def main(arguments: list[str], guard: Guard) -> int:
     if given.system and not given.chat:
         raise ValueError(f"--system={given.system!r} is part of a chat; give --chat too")
 
+    if given.episode is not None and (given.chat or given.prompt is not None):
+        raise ValueError(f"--episode={given.episode} plays a held-out prompt; give no --prompt and no --chat")
+
     from absl import logging
 
     from jaxrl_llm.config import start_up
     from jaxrl_llm.rollout.sampling import Sampling
     from jaxrl_llm.run import loaded
-    from jaxrl_llm.run.talker import Talker
+    from jaxrl_llm.run.text_generator import TextGenerator
 
     logging.set_verbosity(logging.ERROR)
     sampling = Sampling(0.0 if given.greedy else given.temperature, given.top_k, given.top_p, given.min_p)
     start_up.start_jax()
-    talker = Talker(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
+    generator = TextGenerator(loaded.from_arguments(given), sampling, given.max_tokens, given.seed)
     if given.chat:
-        return _chat(talker, given.system or talker.prompting.system, given.prompt)
-    _print(talker.answer(_typed(sys.stdin.read) if given.prompt is None else given.prompt))
+        return _chat(generator, given.system or generator.prompting.system, given.prompt)
+    if given.episode is not None:
+        _print(generator.episode(given.episode))
+        return 0
+    _print(generator.answer(_typed(sys.stdin.read) if given.prompt is None else given.prompt))
     return 0
 
 
-def _chat(talker: "Talker", system: str, prompt: str | None) -> int:
+def _chat(generator: "TextGenerator", system: str, prompt: str | None) -> int:
     """A chat on the terminal, or the reply to one message."""
-    from jaxrl_llm.tasks import TextTokenizer
+    from jaxrl_llm.tasks import PublishedTokenizer
 
-    if not isinstance(talker.tokenizer, TextTokenizer) or not talker.tokenizer.template:
+    if not isinstance(generator.tokenizer, PublishedTokenizer) or not generator.tokenizer.template:
         raise ValueError("--chat needs a tokenizer with a chat template, and this one has none; use --prompt")
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     for said in iter(_read, "") if prompt is None else [prompt]:
         messages.append({"role": "user", "content": said})
-        messages.append({"role": "assistant", "content": _print(talker.reply(messages))})
+        messages.append({"role": "assistant", "content": _print(generator.reply(messages))})
     return 0
 
 

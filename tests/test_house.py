@@ -1,5 +1,6 @@
 """What a reader may rely on in every file: its size, an honest name, no trace of the machine it was written on."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -89,3 +90,17 @@ def test_patterns_see_what_they_should():
     assert not MACHINE.search("reward/mean of runs/home/x, https://example.org/home/x")
     assert INDEX.search("-e .")
     assert INDEX.search("--extra-index-url x")
+
+
+def test_docstrings_open_with_a_phrase_that_stands_alone():
+    """An imperative or a noun phrase."""
+    riddles = {"Of", "What", "Whether", "Where", "Those", "As"}
+    found = []
+    for path in sources("jaxrl_llm"):
+        name = path.relative_to(ROOT / "jaxrl_llm").as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and text.split()[0] in riddles:
+                    found.append(f"{name}: {text.splitlines()[0]}")
+    assert found == []

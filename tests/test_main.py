@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import main as module
+from jaxrl_llm.check import doubts, fits
 from jaxrl_llm.config import start_up
+from jaxrl_llm.ground.signals import Stopped
 from jaxrl_llm.objectives import registry
+from jaxrl_llm.records import run_log
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.report.compare import together
 from jaxrl_llm.report.tables import config_table
-from jaxrl_llm.run import assembly, trainer
-from jaxrl_llm.run.memory import Memory
+from jaxrl_llm.run import assembly, opening, trainer
 from jaxrl_llm.run.settings import Settings
-from jaxrl_llm.run.trainer import Stopped
 from tests.reference import tiny_run
 
 ROOT = Path(__file__).parents[1]
@@ -33,10 +34,6 @@ class Built:
 
     settings: Settings
     made_from: dict = dataclasses.field(default_factory=dict)
-    warnings: dict = dataclasses.field(default_factory=dict)
-
-    def memory(self):
-        return Memory({"parameters": 1}, {"cache": 1}, {"gradients": 1}, available=None)
 
 
 @pytest.fixture
@@ -45,6 +42,10 @@ def command(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
     monkeypatch.setattr(assembly, "build", lambda settings: Built(settings))
+    monkeypatch.setattr(doubts, "of_run", lambda run: doubts.Survey({}, {}))
+    monkeypatch.setattr(fits, "fits", lambda *_: fits.Fits({"parameters": 1}, {"update": 1}, available=None))
+    monkeypatch.setattr(opening, "opening", lambda *_: "")
+    monkeypatch.setattr(run_log.RunLog, "note", lambda *_: None)
 
     def run(*arguments, config="grpo:smoke", workdir=tmp_path / "run"):
         code = module.main([f"--config={config}", f"--workdir={workdir}", *arguments])
@@ -80,6 +81,17 @@ def test_a_run_leaves_its_config_and_its_result(command, train, tmp_path):
     assert {"config_hash", "commit", "versions", "device", "devices", "cores"} <= recorded.keys()
 
 
+def test_a_dir_of_another_format_is_refused_with_its_commit(command, train, tmp_path):
+    train(trained)
+    assert command()[0] == 0
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    del record["format"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record | {"commit": "ae394b4"}))
+    code, _, error = command("--config.steps=9")
+    assert code == 2
+    assert error.startswith(f"error: {tmp_path / 'run'} was made by commit ae394b4, whose format")
+
+
 def test_configs_are_compared_by_what_a_recipe_of_ones_own_had(command, train, tmp_path, monkeypatch):
     """The file is that of docs/objectives.md; whoever compares the DIRs has not run it."""
     page = (ROOT / "docs" / "objectives.md").read_text()
@@ -107,9 +119,10 @@ def test_a_stopped_run_says_how_to_go_on(command, train, tmp_path, number, code)
     saved = "none yet"
     assert command() == (code, "\nstopped after step 3\n", "")
     saved = "3"
-    said = "\nstopped after step 3; the same command{} goes on from the newest checkpoint\n"
-    assert command() == (code, said.format(""), "")
-    assert command("--restart") == (code, said.format(" without --restart"), "")
+    line = f"python -m jaxrl_llm.main --config=grpo:smoke --workdir={tmp_path / 'run'}"
+    said = f"\nstopped after step 3; to go on from the newest checkpoint: {line}\n"
+    assert command() == (code, said, "")
+    assert command("--restart") == (code, said, "")
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -157,9 +170,25 @@ def test_a_lost_dir_comes_back_from_the_place_of_its_checkpoints(command, train,
     shutil.rmtree(run)
     code, _, error = command(place, "--config.seed=1")
     assert (code, run.exists()) == (2, False)
-    assert "its checkpoints were written by another config" in error
+    assert "config.json is lost; its checkpoints have config_hash" in error
     assert command(place, "--config.seed=1", "--restart")[0] == 0  # they are erased there
     assert seen == [None, 2, 4, None]
+
+
+def test_the_place_of_another_dir_is_refused_before_anything_is_brought_back(command, train, tmp_path):
+    def trains(settings, log, identity):
+        log.metrics(1, {"reward/mean": 0.5})
+        checkpoints = Checkpoints(log.workdir)
+        checkpoints.save(1, {"a": np.zeros(1)}, {"config_hash": identity})
+        checkpoints.close()
+        return {}
+
+    train(trains)
+    place, other = f"--checkpoints={tmp_path / 'far'}", tmp_path / "other"
+    assert command(place)[0] == 0
+    code, said, error = command(place, workdir=other)
+    assert (code, said, other.exists()) == (2, "", False)
+    assert f"is the PLACE of {tmp_path / 'run'}; give another, or go on with that --workdir" in error
 
 
 def test_a_bucket_is_no_dir(command, train, tmp_path, capsys):
@@ -199,6 +228,21 @@ def test_a_dir_of_another_config_is_refused_with_the_fields_that_differ(command,
     assert command("--config.seed=1", "--restart")[0] == 0
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_whose_rates_end_with_its_steps_does_not_grow(command, train, tmp_path, schedule):
+    """It says why and what to do; of a constant rate the same DIR grows (above)."""
+    train(trained)
+    flag = f"--config.optimizer.schedule={schedule}"
+    assert command(flag)[0] == 0
+    code, _, error = command(flag, "--config.steps=9")
+    assert code == 2
+    assert (
+        f"run holds a run of another config (steps: 3 -> 9); with optimizer.schedule={schedule} every rate depends on "
+        "`steps`, which only optimizer.schedule=constant lets grow: give the old number, or train on from an export of "
+        "this run (model.pretrained) in another --workdir"
+    ) in error
+
+
 def test_a_lost_or_wrong_config_json_locks_nobody_out(command, train, tmp_path):
     """The checkpoints say whose DIR it is, before anything is written; erasing them is never the advice."""
 
@@ -220,7 +264,7 @@ def test_a_lost_or_wrong_config_json_locks_nobody_out(command, train, tmp_path):
         code, _, error = command("--config.seed=1")
         assert (code, record.exists()) == (2, damage is not None)
         assert "--restart" not in error
-        assert ("lost its config.json" in error) == (damage is None)
+        assert ("config.json is lost" in error) == (damage is None)
         (tmp_path / "run" / "result.json").unlink()
         assert command("--config.steps=9")[0] == 0
         assert json.loads(record.read_text())["config_hash"] == json.loads(original)["config_hash"]

@@ -14,9 +14,9 @@ import sys
 import pytest
 
 import jaxrl_llm.__main__
+from configs import stand_ins
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.ground.machine import forget_programs
-from jaxrl_llm.run import stand_ins
 from jaxrl_llm.sweep import Sweep, launch
 from tests.reference import page_commands
 
@@ -38,7 +38,6 @@ RUNS = 4
 # Arguments that have these values here, or are left out.
 SMALLER = dict.fromkeys(("--coordinator", "--processes", "--process", "--config.model.pretrained"), ()) | {
     "--workload": ("tiny.json",),
-    "--checkpoints": ("place",),
 }
 # The commands that cannot be run in a test, by their beginning, and why.
 NOT_RUN = {
@@ -48,16 +47,20 @@ NOT_RUN = {
     "python -m experiments.performance.bench ": "torch",
     "python -m experiments.real_model.compare --seed ": "torch",
     "python -m experiments.real_model.compare --lengths ": "torch",
+    "python -m experiments.turns.speed ": "torch",
+    "python -m experiments.turns.curves ": "writes",
     "python -m experiments.performance.accelerator ": "GPU",
     "python -m experiments.scale.run ": "compilers",
     "python -m jaxrl_llm plan ": "compilers",
     "python -m experiments.routing_replay.scale ": "data",
+    "python -m jaxrl_llm.main --config pretrained --config.model.pretrained=CHECKPOINT --workdir runs/gym ": "data",
     "python -m jaxrl_llm.report runs/full ": "minutes",
     ".venv-vllm/bin/python ": "vLLM",
     "sleep ": "vLLM",
     ".venv/bin/python -m jaxrl_llm.main --config sort_vllm ": "vLLM",
     "python -m jaxrl_llm.main --config sort_vllm --workdir runs/served ": "vLLM",
     "python -m experiments.mismatch.measure ": "vLLM",
+    "python -m jaxrl_llm.export --workdir runs/adapters ": "base",  # here a warm start; see tests/test_push.py
     "make ": "installs",  # all but the commands of `make demo`
     "python -m tests.": "writes",
     "python experiments/routing_replay/tuned.py ": "writes",
@@ -67,6 +70,10 @@ NOT_RUN = {
     "python experiments/routing_replay/noise.py ": "minutes",
     "python -m experiments.performance.sweep ": "minutes",
     "python -m experiments.lineage.figures ": "minutes",
+    "python -m experiments.numerics.dose_zero ": "minutes",
+    "python -m experiments.numerics.excess_precision ": "minutes",
+    "python -m experiments.numerics.sources ": "minutes",
+    "python -m experiments.numerics.tile_costs ": "minutes",
     "python -m experiments.performance.loading ": "minutes",
     "python -m experiments.robustness.": "minutes",
     "python -m experiments.speedrun.race --entry ": "minutes",
@@ -75,7 +82,7 @@ NOT_RUN = {
 DEMO = re.findall(
     r"^\t\$\(PY\) (-m .*)$", (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0], re.MULTILINE
 )
-COMMANDS = page_commands.noted() + [
+COMMANDS = page_commands.commands() + [
     ("Makefile", "python", *line.replace("$(RUNS)", "runs/demo").split()) for line in DEMO
 ]
 # Those of the experiments first: their sweeps are wanted by name later.
@@ -140,10 +147,15 @@ def place(tmp_path_factory):
             (folder / name).symlink_to(stand_ins.checkpoint({"num_hidden_layers": 2, "hidden_size": 32}))
         for name, page, *parts in (
             ("reverse.py", "tasks.md", "tasks.register", "def get_config"),
+            ("doors.py", "environments.md", "class Doors"),
             ("sweep.py", "sweeps.md", "def get_sweep"),
+            ("reward.py", "tasks.md", "def score"),
         ):
             code = page_commands.blocks(docs / page, "python")
             (folder / name).write_text("\n".join(block for block in code if any(part in block for part in parts)))
+        rows, reward = page_commands.blocks(docs / "your_model.md", "python")
+        exec(rows, {})  # writes capitals.jsonl
+        (folder / "reward.py").write_text(f"{(folder / 'reward.py').read_text()}\n{reward}")
         own = (folder / "reverse.py").read_text()  # of digits, so that DIR can be asked
         (folder / "my_task.py").write_text(own.replace("reverse", "my_task").replace("abcdefgh", "01234567"))
         lines = {
@@ -154,6 +166,7 @@ def place(tmp_path_factory):
             (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         workload = dict(L=1, d=16, H=2, KV=1, hd=8, E=2, k=1, ff=16, V=97, P=8, C=8, NP=2, G=2)
         (folder / "tiny.json").write_text(json.dumps(workload))
+        (folder / "batch.safetensors").symlink_to(ROOT / "tests" / "golden" / "captures" / "grpo-1.safetensors")
         (folder / "runs").mkdir()
         for name, config in (("DIR", "grpo"), ("OTHER", "gspo")):
             assert called(["-m", "jaxrl_llm.main", "--config", config, "--workdir", name]) == 0
@@ -164,7 +177,7 @@ def spelled(program, arguments):
     """The command as arguments of python, in its smallest form."""
     if program.endswith("jaxrl-llm"):
         arguments = ["-m", jaxrl_llm.__main__.COMMANDS[arguments[0]][0].removesuffix(".__main__"), *arguments[1:]]
-    waiting, out = list(arguments), []
+    waiting, out = [re.sub(r"^gs://BUCKET", "place", argument) for argument in arguments], []
     while waiting:
         name, given, _ = waiting[0].partition("=")
         if name not in SMALLER:

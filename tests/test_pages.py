@@ -16,21 +16,24 @@ import pytest
 import jaxrl_llm.__main__
 from jaxrl_llm.config import command_line, loading
 from tests.reference import page_commands
-from tests.reference.page_commands import PAGES, ROOT, blocks, named, noted
+from tests.reference.page_commands import PAGES, ROOT, blocks, commands, named, noted
 
 # Their tests run each block of the page and look at what it made.
 RUN_ELSEWHERE = {
     "README.md": "test_readme.py",
+    "docs/environments.md": "tasks/test_environments.py",
     "docs/models.md": "models/test_models_doc.py",
     "docs/objectives.md": "objectives/test_documented.py",
     "docs/preferences.md": "test_preferences_doc.py",
+    "docs/python.md": "test_python_page.py",
     "docs/tasks.md": "tasks/test_tasks_doc.py",
+    "docs/your_model.md": "test_your_model_page.py",
 }
 
 
 COMMANDS = {
     f"{page} {number} {' '.join(command)}": command
-    for number, (page, *command) in enumerate(sorted(noted()))  # commands with `&` are noted in any order
+    for number, (page, *command) in enumerate(sorted(commands()))  # commands with `&` are noted in any order
     if command[0] not in ("make", "pip", "tar") and not command[0].endswith("/pip")
 }
 

@@ -55,6 +55,6 @@ def test_every_rule_is_documented_with_its_default():
 def test_every_metric_is_documented():
     arrays = dict.fromkeys(("logprobs", "ref_logprobs", "scores"), jnp.zeros((2, 3)))
     seen = set()
-    for name, extra in (("dpo", {}), ("reward_model", {"center_rewards_coefficient": 0.1})):
+    for name, extra in (("dpo", {"nll_coef": 1.0}), ("reward_model", {"center_rewards_coefficient": 0.1})):
         seen |= finalize(objectives.make(name, **extra)(**arrays, mask=jnp.ones((2, 3), bool))[1]).keys()
     assert seen == set(rows("key"))

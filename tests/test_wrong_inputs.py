@@ -1,4 +1,4 @@
-"""Wrong inputs of every kind through the real commands: how they are told apart, a few of them here, all in minutes."""
+"""Wrong inputs through the real commands: how endings are told apart, a few kinds here, all in the slow tests."""
 
 import pytest
 
@@ -22,8 +22,6 @@ ENDINGS = [
     (LINE, -9, "", "", "traceback"),
     (LINE, 0, "steps", "", "silent"),
     (LINE, None, "", "", "hang"),
-    (LINE, 2, "", "error: config has no field 'other.field'\n", "not there"),
-    (LINE, 1, "", "ModuleNotFoundError: No module named 'jaxrl_llm.check'\n", "not there"),
     (WARNS, 0, "warning steps: few\n", "", "warning"),
     (WARNS, 0, "", "", "silent"),
     (WARNS, 2, "", "error: steps\n", "refused"),
@@ -37,8 +35,8 @@ def test_what_a_command_ended_in(kind, code, out, err, ends):
     assert ending(kind, code, out, err) == ends
 
 
-def test_kinds_are_many_and_each_names_something():
-    assert len({(kind.group, kind.what, kind.line) for kind in TABLES}) == len(TABLES) >= 387
+def test_kinds_are_few_and_each_names_something():
+    assert len({(kind.group, kind.what, kind.line) for kind in TABLES}) == len(TABLES) <= 200
     assert [kind for kind in TABLES if kind.expects != "runs" and not kind.says] == []
     assert {kind.line.split()[0] for kind in TABLES} == MODULES.keys()
 

@@ -85,8 +85,16 @@ def weights(objective: objectives.Objective, ratios: jax.Array, advantage: float
 
 @functools.partial(jax.jit, static_argnums=0)
 def push(objective: objectives.PairObjective, differences: jax.Array) -> jax.Array:
-    """Minus the derivative of the loss of a pair by the difference of its scores, [p]."""
-    return -jax.grad(lambda d: jnp.sum(objective.loss(d, None)))(differences)
+    """Minus the derivative of the loss of a pair by the difference of its scores, [p].
+
+    The scores lie around 0; those that are log-probs, without a reference, around a number that leaves none above 0.
+    """
+    middle = 0.0 if "ref_logprobs" in objective.needs else -jnp.max(jnp.abs(differences)) / 2
+
+    def loss(differences: jax.Array) -> jax.Array:
+        return jnp.sum(objective.loss(jnp.stack([differences, -differences], axis=1) / 2 + middle, None))
+
+    return -jax.grad(loss)(differences)
 
 
 def figure(name: str, objective: objectives.AnyObjective) -> str:

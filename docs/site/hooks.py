@@ -14,7 +14,8 @@ from docs.site import gallery
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("*.md", "experiments/**/*.md", "experiments/**/*.png", "experiments/**/*.svg")
-LESSONS = ["objectives", "mixture", "compare", "published_model", "your_own"]  # in this order, others before them
+# In this order, others before them.
+LESSONS = ["objectives", "mixture", "compare", "published_model", "your_own", "second_opinion"]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"), key=lambda path: [path.stem == name for name in LESSONS][::-1])
 # Within a cell of a table; where it wraps, a row of intervals grows tall and narrow.
 INTERVAL = re.compile(r"(?:[-+]?\d[\d.e-]* )?\[[-+]?\d[\d.e-]*, [-+]?\d[\d.e-]*\](?= *(?:[,;<]|$))", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What do stale answers do, and does a correction or the recorded routing help? Lags of 0 to 8 in pairs.
+"""Effects of stale answers, and of a correction or the recorded routing on them: lags of 0 to 8 in pairs.
 
     python -m jaxrl_llm.sweep --sweep experiments/lag/sweep.py:lag --workdir runs/lag
     python -m jaxrl_llm.report runs/lag

@@ -50,7 +50,7 @@ def ends(study: Study, condition: str, lag: int) -> dict[str, float]:
 
 
 def losses(study: Study, condition: str, lag: int) -> dict[str, float]:
-    """What the end lies above the one without a lag, by seed."""
+    """Differences of the end to the one without a lag, by seed."""
     late, fresh = ends(study, condition, lag), ends(study, condition, 0)
     return {seed: late[seed] - fresh[seed] for seed in fresh if seed in late}
 
@@ -150,7 +150,7 @@ def _above(d: PairedDifference, p: float) -> bool:
 
 
 def questions(study: Study) -> list[Question]:
-    """Those that have enough seeds."""
+    """Return the questions that have enough seeds."""
     found = [
         Question("L1", f"{name}, {TUNED}: lag {lag} less none", losses(study, f"{name}, {TUNED}", lag), _harmless)
         for name, lag in itertools.product(RECIPES, (1, 2))

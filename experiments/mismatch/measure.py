@@ -24,7 +24,7 @@ from jaxrl_llm.config import loading
 from jaxrl_llm.models import Model, save_pretrained, upcycled
 from jaxrl_llm.models.scoring import score
 from jaxrl_llm.objectives.divergences import k3
-from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.gaps import differ
@@ -113,19 +113,19 @@ def _trained(name: str, seed: int) -> tuple[Run, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scored(model: Model, params: Any, t: Trajectory, routing: Any) -> Any:
+def _scored(model: Model, params: Any, t: Rollout, routing: Any) -> Any:
     found = score(model, params, t.tokens, t.segment_ids, routing=routing)
     return found.logprobs, found.routing
 
 
-def compared(model: Model, params: Any, t: Trajectory) -> dict[str, Any]:
+def compared(model: Model, params: Any, t: Rollout) -> dict[str, Any]:
     """The outcomes of the protocol for answers that were sampled with these parameters."""
-    assert t.routing is not None
+    assert t.routes.sampled is not None
     mask, held = np.asarray(t.loss_mask), np.asarray(t.segment_ids) != 0
     logprobs, routing = _scored(model, params, t, None)
     d = np.asarray(logprobs - t.sampler_logprobs, np.float64)[mask]
-    replayed = np.asarray(_scored(model, params, t, t.routing)[0] - t.sampler_logprobs)[mask]
-    share, both = (np.asarray(x) for x in differ(t.routing, routing))
+    replayed = np.asarray(_scored(model, params, t, t.routes.sampled)[0] - t.sampler_logprobs)[mask]
+    share, both = (np.asarray(x) for x in differ(t.routes.sampled, routing))
     both = both & held[None]
     return {
         "tokens": int(mask.sum()),

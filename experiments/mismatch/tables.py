@@ -61,7 +61,7 @@ def _flips(own: Rows) -> list[str]:
 
 
 def hypotheses(rows: Rows) -> dict[str, list[str]]:
-    """What the hypotheses are about, {name: means over the seeds that have what is compared, with intervals}."""
+    """Numbers of the hypotheses, {name: means over the seeds that have what is compared, with intervals}."""
 
     def paired(key: Callable[[Any, Any], float], one: Sequence[str], other: Sequence[str]) -> str:
         ours, theirs = ({row["seed"]: row for row in chosen(rows, *names)} for names in (one, other))

@@ -2,9 +2,9 @@
 
 python -m experiments.performance.accelerator --json OUT.json [--model dense moe 0.6b] [--smallest]
 
-Compute is bfloat16; parameters, moments and gradients are float32 where they take at most half of the memory, else
-bfloat16. A model runs in a process of its own, and its figures are in the file when it ends. A figure is the wall time
-of the best repeat; what the first one took more is `compile s`.
+Compute is bfloat16; parameters and gradients are float32 where they and the moments, which always are, take at most
+half of the memory, else bfloat16. A model runs in a process of its own, and its figures are in the file when it ends.
+A figure is the wall time of the best repeat; what the first one took more is `compile s`.
 
 A model is measured after the kernels that it takes were held to plain products (`kernels.py`); one that is wrong on
 this device is an error.
@@ -34,11 +34,11 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model, ModelConfig, choose_attention
 from jaxrl_llm.models.experts.implementations import choose_implementation
 from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.training.state import TrainBatch, make_state
+from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 
 __all__ = ["CASES", "SMALLEST", "Case", "implementations", "measure", "parameter_dtype", "table"]
@@ -104,7 +104,7 @@ SMALLEST = {
 
 
 def implementations(config: ModelConfig) -> dict[str, str | None]:
-    """What the model itself picks on this platform."""
+    """The implementations that the model itself picks on this platform."""
     attention = choose_attention(config, sharding.platform(None))
     experts = choose_implementation(config.experts_implementation) if config.num_experts else None
     return {"attention": attention, "experts": experts}
@@ -166,7 +166,7 @@ def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> d
     engine = Engine(model, Sampling(), case.group, case.answer, end_ids=(eos,), dtype=config.dtype)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (prompts, case.prompt)).astype(np.int32)
 
-    def run(answer: int) -> Trajectory:
+    def run(answer: int) -> Rollout:
         limits, lengths = np.full(case.slots, answer, np.int32), np.full(prompts, case.prompt, np.int32)
         return engine.generate(params, tokens, lengths, np.arange(prompts), jax.random.key(1), limits)
 
@@ -193,22 +193,23 @@ def _decode(case: Case, params: Any, repeats: int, device: roofline.Device) -> d
     }
 
 
-def _experts_used(trajectory: Trajectory, case: Case) -> float:
+def _experts_used(trajectory: Rollout, case: Case) -> float:
     """Experts that some token of a decode step chose: mean over layers and steps."""
-    if trajectory.routing is None:
+    if trajectory.routes.sampled is None:
         return 0.0
-    fed = np.asarray(trajectory.routing.experts)[:, :, case.prompt : case.prompt + case.answer - 1]
+    fed = np.asarray(trajectory.routes.sampled.experts)[:, :, case.prompt : case.prompt + case.answer - 1]
     return float(np.mean([len(np.unique(step)) for layer in fed for step in layer.swapaxes(0, 1)]))
 
 
 def _train(case: Case, params: Any, repeats: int, device: roofline.Device) -> dict[str, Any]:
     model, width, rows = Model(case.model), case.prompt + case.answer, case.rows
     adamw = OptimizerConfig(learning_rate=1e-6)
-    learner = Learner(model=model, objective=objectives.make("grpo"), optimizer=make_optimizer(adamw, 1), rows="padded")
+    optimizer = make_optimizer(adamw, 1, masters=False)
+    learner = Learner(model=model, objective=objectives.make("grpo"), optimizer=optimizer, rows="padded")
     state = make_state(model, params, learner.optimizer)
     rng = np.random.default_rng(0)
     mask = np.broadcast_to(np.arange(width) >= case.prompt, (rows, width))
-    batch = TrainBatch(
+    batch = Rollout(
         tokens=jnp.asarray(rng.integers(0, case.model.vocab_size, (rows, width)), jnp.int32),
         segment_ids=jnp.ones((rows, width), jnp.int32),
         loss_mask=jnp.asarray(mask),

@@ -42,17 +42,17 @@ def child(layers: int, unrolled: bool, folder: Path) -> None:
     import jax
 
     from jaxrl_llm import main
-    from jaxrl_llm.models import transformer
-    from jaxrl_llm.records.screen import PHASES
+    from jaxrl_llm.models import kernels
+    from jaxrl_llm.records.progress import PROGRAMS
 
     if unrolled:
-        transformer._UNROLLED["cpu"] = layers
+        kernels._UNROLLED["cpu"] = layers
     seconds: dict[str, float] = collections.defaultdict(float)
 
     def listen(event: str, duration_secs: float, **about: Any) -> None:
         if event in _EVENTS:
             name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
-            program = PHASES.get(name, "everything else")
+            program = PROGRAMS.get(name, "everything else")
             seconds[f"{program}, {_EVENTS[event]}"] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)

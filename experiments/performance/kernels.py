@@ -143,7 +143,7 @@ def _decode(arrays: Sequence[Any], repeats: int) -> dict[str, Any]:
 
 
 def _errors_of(kernel: Callable[..., Any], plain: Callable[..., Any], arrays: Sequence[Any]) -> list[float]:
-    """Of each result the largest error against `plain` in float32, over the largest value."""
+    """Return each result's largest error against `plain` in float32, over the largest value."""
     with jax.default_matmul_precision("highest"):
         wanted = plain(*(x.astype(jnp.float32) for x in arrays))
     found = jax.tree.leaves(kernel(*arrays))

@@ -19,8 +19,8 @@ from jaxrl_llm.config import start_up
 from jaxrl_llm.models import Model, ModelConfig, Rows
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.rollout.trajectory import Trajectory
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.replay import ReplayConfig
@@ -34,7 +34,7 @@ _DIGITS = (2 + ord("0") - 32, 2 + ord("9") - 32)  # token ids of the digits: 2 +
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a sweep varies beside the workload."""
+    """Settings that a sweep varies beside the workload."""
 
     replay: str = "off"
     record_routing: bool = True
@@ -43,6 +43,7 @@ class Options:
     micro_batch_rows: int = 0
     dtype: str = "float32"
     experts: str = "auto"
+    numerics: str = "fast"
 
 
 class System:
@@ -65,6 +66,7 @@ class System:
             param_dtype=options.dtype,
             dtype=options.dtype,
             experts_implementation=options.experts,
+            numerics=options.numerics,
         )
         model = Model(config)
         self.learner = Learner(
@@ -89,7 +91,7 @@ class System:
         self.update = UpdateConfig(minibatches=1, micro_batch_rows=rows, layout=options.layout, length_buckets=4)
         self.state = settled(make_state(model, model.init_sharded(jax.random.key(0)), self.learner.optimizer))
 
-    def rollout(self, step: int) -> Trajectory:
+    def rollout(self, step: int) -> Rollout:
         """Sampled answers to NP prompts, waited for."""
         w = self.workload
         prompts = np.asarray([[ord(c) - 30 for c in text] for text in w.prompts(w.NP, seed=step)], np.int32)
@@ -99,17 +101,18 @@ class System:
         trajectory = self.engine.generate(self.state.trained.policy, prompts, lengths, np.arange(w.NP), key, limits)
         return jax.block_until_ready(trajectory)
 
-    def rewarded(self, trajectory: Trajectory) -> Trajectory:
+    def rewarded(self, trajectory: Rollout) -> Rollout:
         tokens, mask = np.asarray(trajectory.tokens), np.asarray(trajectory.loss_mask)
         digits = (tokens >= _DIGITS[0]) & (tokens <= _DIGITS[1]) & mask
         rewards = digits.sum(1) / np.maximum(mask.sum(1), 1)
         return trajectory.replace(rewards=jnp.asarray(rewards, jnp.float32))
 
-    def experience(self, trajectory: Trajectory) -> tuple[Any, Any]:
+    def experience(self, trajectory: Rollout) -> tuple[Any, Any]:
         """The scored batch (no scoring pass for one update a rollout without replay) and its micro-batches."""
         lengths = (np.asarray(trajectory.segment_ids) != 0).sum(1)
         layout = lay_out(np.arange(self.workload.rows), lengths, trajectory.tokens.shape[1], self.update)
-        return self.scorer(self.state, None, trajectory, [layout]).batch, layout
+        scored = self.scorer.score(self.state, None, trajectory, [layout])
+        return self.scorer.experience(scored)[0], layout
 
     def compiled(self, phase: str) -> tuple[Callable[[], Any], str]:
         """A function that runs the compiled update (or rollout) once more, and the text of its program."""
@@ -121,10 +124,10 @@ class System:
             program = engine_module._generate.lower(self.engine, w.P, *args).compile()
             return lambda: program(*args), program.as_text() or ""
         batch, layout = self.experience(trajectory)
-        program = self.learner.lower_update(self.state, batch, layout).compile()
+        program = self.learner.trace_update(self.state, batch, layout).lower().compile()
 
         def run() -> TrainState:
-            self.state, _ = program(self.state.replace(base=None), self.state.base, batch, layout)
+            self.state, _ = program(self.state.replace(base=None), self.state.base, batch.by_token, layout, None)
             return self.state
 
         return run, program.as_text() or ""

@@ -53,17 +53,18 @@ class Slow:
 
 def run(settings: Settings, overlapped: bool) -> list[dict[str, Any]]:
     """The logged rows of a run, without those of compilation."""
-    begin = collect.begin
+    verifying = collect.verifying
 
-    def waiting(*args: Any, **options: Any) -> collect.Rollout:
-        rollout = begin(*args, **options)
-        rollout.finish()
-        return rollout
+    def waiting(*given: Any) -> collect.Draw:
+        draw = verifying(*given)
+        for _, (_, _, wait) in draw.asked:
+            wait()
+        return draw
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not overlapped:
-            stack.enter_context(mock.patch.object(collect, "begin", waiting))
+            stack.enter_context(mock.patch.object(collect, "verifying", waiting))
         log = stack.enter_context(RunLog(folder, settings.steps, stream=io.StringIO()))
         trainer.train(assembly.build(settings), log, "")
         return read_rows(folder / "metrics.jsonl")[2:]

@@ -1,4 +1,4 @@
-"""Where the time of a rollout or of a training step goes.
+"""Profile of the time of a rollout or of a training step.
 
 python -m experiments.performance.profile [--workload S] [--phase update|rollout] [--top 25]
 python -m experiments.performance.profile --draw 32x49152

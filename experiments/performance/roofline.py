@@ -1,4 +1,4 @@
-"""What a training step must compute and a decode step must read, and the peak rates of devices."""
+"""Operations that a training step must compute, bytes that a decode step must read, and peak rates of devices."""
 
 import re
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a rollout and a training step cost as one property of the workload varies.
+"""Costs of a rollout and of a training step as one property of the workload varies.
 
 python -m experiments.performance.sweep experts|vocabulary|lengths|replay|all --json OUT.json [--workload S]
 

@@ -1,4 +1,4 @@
-"""What is timed: the shapes of a model, its prompts and its answers. Imports neither jax nor torch."""
+"""The workload that is timed: the shapes of a model, its prompts and its answers. Imports neither jax nor torch."""
 
 import dataclasses
 import json

@@ -31,7 +31,7 @@ def own_pairs(s: Settings, prompts: int, samples: int) -> list[dict[str, str]]:
     evaluator = Evaluator(run.model, s.task, asked, samples, s.answer_length, s.rollout.slots)
 
     def fits(text: str) -> bool:
-        """Whether the text can be written as an answer again, the end included."""
+        """Return True if the text can be written as an answer again, the end included."""
         return bool(text) and tasks.UNKNOWN not in text and len(s.task.ids_of_answer(text)) <= s.answer_length
 
     pairs = []

@@ -1,6 +1,6 @@
 """A reward model in place of the rule: what `methods` and `overoptimisation` of sweep.py are made of.
 
-good   600 steps of 64 pairs                 for the comparison of PPO, GRPO and RLOO with GRPO with the rule
+good   600 steps of 64 pairs                 for the comparison of PPO, GRPO with two baselines, and GRPO with the rule
 poor   6 steps of 32 pairs, each seen once   for what happens when a policy follows it too far
 """
 
@@ -20,6 +20,7 @@ POLICY: dict[str, Any] = START | {
     "evaluation.every": 20,
 }
 DPO: dict[str, Any] = START | {"steps": 60, "rollout.prompts": 64, "evaluation.every": 20}
+LEAVE_ONE_OUT: dict[str, Any] = {"objective.baseline": "leave_one_out", "objective.std": "none"}
 MEASURED = 1e-6  # a KL coefficient that is measured and not felt
 FIXED: dict[str, Any] = {"objective.kl_target": None}  # the coefficient of the KL inside the reward
 
@@ -41,7 +42,7 @@ def methods() -> Sweep:
     arms = {
         "PPO, model": FIXED | {"config": "configs/ppo_rlhf.py", "objective.reward_kl_coef": 0.2},
         "GRPO, model": learnt | {"config": "configs/grpo.py"},
-        "RLOO, model": learnt | {"config": "configs/rloo.py"},
+        "leave-one-out, model": learnt | LEAVE_ONE_OUT | {"config": "configs/grpo.py"},
     }
     setting = POLICY | {"steps": 80}
     rule = named({"GRPO, rule": {"config": "configs/grpo.py", "objective.kl_coef": MEASURED}})

@@ -1,4 +1,4 @@
-"""What all runs on preferences begin with: one warm start a seed, so that their ends can be compared."""
+"""The start of all runs on preferences: one warm start a seed, so that their ends can be compared."""
 
 from typing import Any
 

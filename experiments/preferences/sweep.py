@@ -7,7 +7,7 @@
 noise              a reward model of clean pairs, and one of pairs of which 20 % are swapped
 dpo                pairs made of the task, and pairs of the start's own answers (written first, by own_pairs.py)
 models             the reward models of the next two; the DIR must be runs/preferences/models
-methods            PPO, GRPO and RLOO with a good reward model, DPO, GRPO with the rule
+methods            PPO, GRPO and its leave-one-out form with a good reward model, DPO, GRPO with the rule
 overoptimisation   PPO with a poor one: no KL in the reward, two coefficients, one that is steered
 """
 

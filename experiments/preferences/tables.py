@@ -83,7 +83,7 @@ def over_table(study: Study, last: int = 10) -> list[list[str]]:
 
 
 def pack(folders: Sequence[Path], archive: Path) -> None:
-    """What the tables read; the files of configs are named from here, not from the root of this machine."""
+    """Data that the tables read; the files of configs are named from here, not from the root of this machine."""
     with tarfile.open(archive, "w:xz") as packed:
         for folder in folders:
             for path in sorted(p for name in KEPT for p in folder.rglob(name)):

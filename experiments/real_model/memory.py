@@ -1,12 +1,12 @@
-"""What a run of the published model prints that it will need, beside the most that its process held.
+"""Memory that a run of the published model announces, beside the most that its process held.
 
     taskset -c 1 python -m experiments.real_model.memory --lengths 512+512 --lora_rank 8 --json OUT.json
     taskset -c 1 python -m experiments.real_model.memory --lengths sums --resumed --json OUT.json
     python -m experiments.real_model.memory --table experiments/real_model/results/memory/*.json
 
 The run is `jaxrl_llm.main` with eight padded rows in one micro-batch, float32, an evaluation of 8 prompts before and
-after, and a checkpoint at the end. Padded rows have PROMPT + ANSWER columns, also where an answer ends early. `sums` is
-the config as it is.
+after, and a checkpoint after every step, so that the next step runs while one is written. Padded rows have
+PROMPT + ANSWER columns, also where an answer ends early. `sums` is the config with these checkpoints.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def printed(output: str) -> float:
 
 def measure(lengths: str, lora_rank: int, steps: int, resumed: bool = False) -> dict[str, Any]:
     """The printed need and the peak of the resident memory, bytes; resumed: of a run that goes on after `steps`."""
-    fields: list[tuple[str, Any]] = [("lora.rank", lora_rank)]
+    fields: list[tuple[str, Any]] = [("lora.rank", lora_rank), ("checkpoint.every", 1)]
     if lengths != "sums":
         fields += [("updates.layout", "padded"), ("updates.minibatches", 1), ("evaluation.prompts", 8)]
         fields += longer(lengths)
@@ -52,7 +52,7 @@ def measure(lengths: str, lora_rank: int, steps: int, resumed: bool = False) -> 
 
 
 def _peak(command: Sequence[str], into: Path) -> tuple[str, int]:
-    """What a command printed, and the most bytes that its process held."""
+    """Return what a command printed, and the most bytes that its process held."""
     with into.open("w") as output:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="128+96", help="PROMPT+ANSWER tokens, or sums")
     parser.add_argument("--lora_rank", type=int, default=0, help="of adapters on every matrix; 0: all is trained")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--resumed", action="store_true", help="measure the run that goes on after these steps")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--table", type=Path, nargs="+", help="results to describe instead of a run")

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from experiments.performance.turns import Turns
+from jaxrl_llm.check.fits import fits
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.run import assembly, settings
 from jaxrl_llm.training.state import settled
@@ -23,7 +24,7 @@ def main() -> None:
     start_up.start_jax()
     s = settings.validate(loading.load(loading.find(work["config"]), work["overrides"]))
     run = assembly.build(s)
-    print(" ".join(run.memory().lines()), file=sys.stderr)
+    print(" ".join(fits(run).lines()), file=sys.stderr)
     state = settled(run.start(print))
     source: Any = run.source
     source = dataclasses.replace(source, engine=dataclasses.replace(source.engine, end_ids=tuple(work["end_ids"])))
@@ -31,10 +32,10 @@ def main() -> None:
     for step in range(1, s.steps + 1):
         turns.begin()
         clock, marks = time.perf_counter(), [time.process_time()]
-        rollout = source.sample(stream, step, state).finish()
+        rollout = source.judged(source.sample(stream, step, state)).rollout
         marks.append(time.process_time())
-        layouts = source.layouts(rollout.trajectory, step)
-        batch = source.scorer(state, None, rollout.trajectory, layouts[0]).batch
+        layouts = source.layouts(rollout, step)
+        batch, _ = source.scorer.experience(source.scorer.score(state, None, rollout, layouts[0]))
         marks.append(time.process_time())
         for layout in (layout for epoch in layouts for layout in epoch):
             state, _ = run.learner.update(state, batch, layout)

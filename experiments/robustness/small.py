@@ -126,7 +126,7 @@ def _announced(original: Any, number: int, phase: Any, entered: Any) -> Any:
 
 
 def outcome(workdir: Path) -> dict[str, Any]:
-    """What must be the same whatever happened on the way: rows, samples, result and the digests of the state."""
+    """Return what must be the same whatever happened on the way: rows, samples, result and the digests of the state."""
     rows = [
         {name: value for name, value in row.items() if not name.startswith(_CLOCK)}
         for row in read_rows(workdir / "metrics.jsonl")

@@ -30,7 +30,7 @@ from jaxrl_llm.report.style import INK, colour, label_ends, panels
 
 
 def pairs(study: Study, arm: str, condition: str) -> np.ndarray:
-    """Of each pair of branches the trajectory (seed), the state's accuracy, the baseline's end, the arm's: [4, n]."""
+    """Trajectory (seed), state's accuracy, baseline's end and arm's end of each pair of branches: [4, n]."""
     theirs = {(run.seed, run.branch): run for run in study.select(study.baseline, condition) if run.ended}
     both = [run for run in study.select(arm, condition) if run.ended and (run.seed, run.branch) in theirs]
     ours = [(run, theirs[run.seed, run.branch]) for run in both]
@@ -52,7 +52,7 @@ def by_seed(study: Study, arm: str, condition: str) -> dict[int, float]:
 
 
 def by_trajectory(study: Study, arm: str, condition: str, first: float = 0, last: float = np.inf) -> list[float]:
-    """Those of the trajectories whose seed is from `first` to below `last`."""
+    """Return those of the trajectories whose seed is from `first` to below `last`."""
     return [value for seed, value in by_seed(study, arm, condition).items() if first <= seed < last]
 
 

@@ -5,7 +5,7 @@
 
 VARIANTS has the variants and what each decides, in one line. `choices@noise,k3 0.1` is what has these parts of a
 condition; the whole goes on in its DIR, and so does `choices` in that of `doses`. The first question is at which dose
-GRPO loses, under the exact router (eval/pass_at_1) or under the sampler's (eval/sampler_pass_at_1): only there does a
+GRPO loses, under the trainer's router (eval/pass_at_1) or the sampler's (eval/sampler_pass_at_1): only there does a
 null on R3 mean something.
 """
 
@@ -72,7 +72,7 @@ def routers() -> Sweep:
 
 
 VARIANTS: Variants = {
-    "doses": (doses, "At which dose does GRPO lose, under the exact or the sampler's router?"),
+    "doses": (doses, "At which dose does GRPO lose, under the trainer's or the sampler's router?"),
     "choices": (choices, "At such a dose, does R3 or TIS win back what GRPO loses?"),
     "routers": (routers, "Does R3 matter where the router is frozen, or learns alone?"),
 }

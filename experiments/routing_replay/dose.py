@@ -1,4 +1,4 @@
-"""Where replay begins to pay: its effect in branches against what changed experts do to the ratio.
+"""The dose at which replay begins to pay: its effect in branches against what changed experts do to the ratio.
 
     python -m experiments.routing_replay.dose runs/routing_replay/dose                  # prints Markdown
     python -m experiments.routing_replay.dose runs/routing_replay/dose --figure OUT.png
@@ -107,7 +107,7 @@ def by_seed(study: Study, setting: str, measure: str) -> list[float]:
 
 
 def factors(study: Study, setting: str) -> list[PairedDifference]:
-    """Of each measure the logarithm of its factor to the usual setting, paired by seed."""
+    """Logarithm of each measure's factor to the usual setting, paired by seed."""
     logs = [tuple(np.log(by_seed(study, one, measure)) for one in (setting, USUAL)) for measure in MEASURES]
     return [paired_difference(here, usual) for here, usual in logs]
 

@@ -47,7 +47,7 @@ def finding(sweeps: Sequence[Study]) -> Figure:
     shown = {"GRPO+R2": "replay (R2)", "GSPO": "GSPO", "SAPO": "SAPO"}
     found = [one for one in one_rollout(*sweeps) if one.labels[2] in shown]
     rates = list(dict.fromkeys(one.labels[0] for one in found))
-    title = "one rollout: held-out accuracy less GRPO's (logarithmic beyond 0.01)"
+    title = "one rollout: held-out accuracy minus GRPO's (logarithmic beyond 0.01)"
     drawn, (ax,) = panels([title], columns=1, height=3.4, along="learning rate")
     for shift, (arm, told) in zip((-0.08, 0.0, 0.08), shown.items(), strict=True):
         own = [one for one in found if one.labels[2] == arm]
@@ -78,11 +78,11 @@ def _interval(ax: Axes, y: float, middle: float, low: float, high: float, ink: s
 
 
 def negatives(one_rollout: Study, whole_runs: Study) -> Figure:
-    """What an arm gains in one rollout by the gradient of wrong answers that it keeps; and when GSPO ends whole runs
+    """Draw an arm's gain in one rollout by the gradient of wrong answers that it keeps; and when GSPO ends whole runs
     above the arm that leads there."""
     rates = {"4e-4": "lr 0.0004", "2e-4": "lr 0.0002"}
-    titles = [f"one rollout at {rate}: accuracy less GRPO's" for rate in rates]
-    drawn, axes = panels([*titles, "whole runs: GSPO less negatives cut"], columns=2, height=3.8)
+    titles = [f"one rollout at {rate}: accuracy minus GRPO's" for rate in rates]
+    drawn, axes = panels([*titles, "whole runs: GSPO minus negatives cut"], columns=2, height=3.8)
     for axis, rate in zip(axes, rates.values(), strict=False):
         kept.draw_kept(axis, one_rollout, [name for name in one_rollout.conditions if name.endswith(rate)])
     kept.draw_drift(axes[2], whole_runs)
@@ -101,9 +101,9 @@ def sizes(measured: Study, anchor: Study) -> Figure:
 
 
 def mismatch(weak: Study, strong: Study, choices: Study) -> Figure:
-    """What R3 leaves of the sampler's gap (k3) against its size; and what the strongest doses of the choice alone cost,
+    """Draw the sampler's gap (k3) that R3 leaves against its size; and the cost of the strongest doses of the choice,
     which are those where GRPO loses, and each remedy leaves of that, by the router that evaluates."""
-    titles = ["share of k3 that R3 leaves (%)", "accuracy less that of GRPO with the exact sampler"]
+    titles = ["share of k3 that R3 leaves (%)", "accuracy minus that of GRPO with the exact sampler"]
     drawn, axes = panels(titles, columns=2, height=3.8)
     gated = [(one, noise) for one in (weak, strong) for noise in one.conditions if noise.startswith("N = 4")]
     replayed = [

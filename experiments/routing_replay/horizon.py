@@ -29,7 +29,7 @@ COMPARED = [
 
 
 def course(run: Run) -> dict[str, np.ndarray]:
-    """Of every evaluation: the rollouts before it, the groups drawn in them, and held-out sampled accuracy.
+    """Return for every evaluation the rollouts before it, the groups drawn in them, and held-out sampled accuracy.
 
     A run that diverged ends at an accuracy of 0.
     """
@@ -42,7 +42,7 @@ def course(run: Run) -> dict[str, np.ndarray]:
 
 
 def pair(one: Run, other: Run, budget: str) -> list[float]:
-    """What two runs came to after as many "rollouts" or "groups", the most that both have."""
+    """Return what two runs came to after as many "rollouts" or "groups", the most that both have."""
     courses = [course(one), course(other)]
     common = min(own[budget][-1] for own in courses)
     return [float(np.interp(common, own[budget], own["accuracy"])) for own in courses]

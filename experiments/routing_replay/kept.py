@@ -59,9 +59,9 @@ def table(study: Study) -> Table:
 
 
 def ends(study: Study) -> Table:
-    """Of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts and its
-    median over the first ten and over all, entropy in the last five, sampled accuracy from start to end, difference,
-    what would be detected, how many collapsed."""
+    """Rows of whole runs: condition, arm, seeds, gradient kept for A > 0 and A < 0, kl/old in the last five rollouts,
+    its median over the first ten and over all, entropy in the last five, sampled accuracy from start to end,
+    difference, what would be detected, how many collapsed."""
     rows = []
     for condition, arm in _each(study):
         runs = [run for run in study.select(arm, condition) if run.ended]
@@ -96,7 +96,7 @@ def _told(d: PairedDifference) -> str:
 def contrasts(study: Study) -> Table:
     """Condition, the arms of CONTRASTS, n trajectories or seeds, their difference, detectable, p corrected for all."""
     found = [
-        (condition, f"{arm} less {other}", difference(dataclasses.replace(study, baseline=other), arm, condition))
+        (condition, f"{arm} minus {other}", difference(dataclasses.replace(study, baseline=other), arm, condition))
         for condition in study.conditions
         for arm, other in CONTRASTS
         if study.select(arm, condition) and study.select(other, condition)
@@ -110,7 +110,7 @@ def contrasts(study: Study) -> Table:
 
 
 def apart(study: Study) -> Table:
-    """Of each arm the dense model's difference to the baseline less the mixture's, over the seeds that both have, with
+    """Difference of each arm to the baseline on the dense model less that on the mixture, over the seeds of both, with
     p corrected for all such rows; where there is a second batch, in each batch too, without p."""
     found: list[tuple[str, str, PairedDifference]] = []
     for condition in [one for one in study.conditions if "dense" in one.split(", ")]:
@@ -179,7 +179,7 @@ def by_rollouts(study: Study) -> Table:
             if study.select(arm, condition) and study.select(other, condition):
                 against = dataclasses.replace(study, baseline=other)
                 found = [_told(after(against, arm, condition, step)) for step in steps]
-                rows.append([condition, f"{arm} less {other}", *found])
+                rows.append([condition, f"{arm} minus {other}", *found])
     return rows
 
 
@@ -198,7 +198,7 @@ def stopped(study: Study) -> Table:
             with_stop, without = (by_seed_after(against, arm, one, step) for one in (condition, whole))
             both = [seed for seed in with_stop if seed in without]
             found.append(_told(paired_difference([with_stop[seed] for seed in both], [without[seed] for seed in both])))
-        rows.append([whole.partition(", ")[0], f"{arm} less {other}", *found])
+        rows.append([whole.partition(", ")[0], f"{arm} minus {other}", *found])
     return rows
 
 
@@ -232,12 +232,12 @@ def along(study: Study) -> Table:
                     paired_difference([_reward(one, a, b) for one, _ in both], [_reward(one, a, b) for _, one in both])
                     for a, b in STRETCHES
                 ]
-                rows.append([condition, f"{arm} less {other}", *map(interval, found)])
+                rows.append([condition, f"{arm} minus {other}", *map(interval, found)])
     return rows
 
 
 def _reward(run: Run, first: int, last: int) -> float:
-    """Of the answers of these rollouts; 0 where a run diverged before."""
+    """Mean reward of the answers of these rollouts; 0 where a run diverged before."""
     steps, values = run.series("reward/mean")
     own = values[(steps >= first) & (steps <= last)]
     return float(own.mean()) if own.size else 0.0
@@ -275,7 +275,7 @@ def figure(study: Study) -> Figure:
 def _along_kept(study: Study) -> Figure:
     """A panel for what conditions have beside their model: filled the first model, hollow the others."""
     beside = list(dict.fromkeys(condition.partition(", ")[2] for condition in study.conditions))
-    title = f"{SAMPLED.title}, less {study.baseline}'s"
+    title = f"{SAMPLED.title}, minus {study.baseline}'s"
     drawn, axes = panels([": ".join(filter(None, (one, title))) for one in beside], columns=2, height=4.2)
     for ax, one in zip(axes, beside, strict=True):
         draw_kept(ax, study, [condition for condition in study.conditions if condition.partition(", ")[2] == one])
@@ -299,7 +299,7 @@ def draw_kept(ax: Axes, study: Study, shown: Sequence[str]) -> None:
 
 
 def draw_drift(ax: Axes, study: Study) -> None:
-    """Of whole runs in which all arms have one rate, the lead of GSPO over the first of CONTRASTS by the drift of that
+    """Whole runs in which all arms have one rate: the lead of GSPO over the first of CONTRASTS by the drift of that
     arm, by condition. Told by name are those where GSPO is seen to lead."""
     arm, other = CONTRASTS[0]
     own = dataclasses.replace(study, baseline=arm)
@@ -332,7 +332,7 @@ def drift(runs: Sequence[Run], first: int | None = None) -> float:
 def _along_rollouts(study: Study) -> Figure:
     """A panel a condition, all on one scale."""
     steps = evaluated(study)
-    title = f"sampled accuracy, less {study.baseline}'s"
+    title = f"sampled accuracy, minus {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
     means = {
         (condition, arm): [after(study, arm, condition, step).mean for step in steps]
@@ -355,7 +355,7 @@ def _along_rollouts(study: Study) -> Figure:
 
 
 def _along_runs(study: Study) -> Figure:
-    title = f"reward, less {study.baseline}'s"
+    title = f"reward, minus {study.baseline}'s"
     drawn, axes = panels([f"{condition}: {title}" for condition in study.conditions], columns=2, height=3.6)
     for ax, condition in zip(axes, study.conditions, strict=True):
         baseline = {run.seed: run for run in study.select(study.baseline, condition) if run.ended}

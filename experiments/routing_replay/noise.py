@@ -4,9 +4,9 @@
     python -m experiments.routing_replay.noise --gates exact --of k3 --doses 1.5e-3 1e-2 1e-1 [--field bias]
 
 Of every seed the warm-started policy of `configs/routing_replay.py` samples one rollout with each noise, or bias of
-experts, and scores it with the exact router. Prints a Markdown table, means over seeds, and the level that gives each
-dose of what `--of` names, by default 1, 3 and 10 % of differing experts, interpolated between neighbouring levels on
-logarithmic axes. With `--gates exact` the choice of experts alone is moved.
+experts, and scores it with the trainer's router. Prints a Markdown table, means over seeds, and the level that gives
+each dose of what `--of` names, by default 1, 3 and 10 % of differing experts, interpolated between neighbouring levels
+on logarithmic axes. With `--gates exact` the choice of experts alone is moved.
 """
 
 import argparse
@@ -21,11 +21,12 @@ import numpy as np
 from configs.routing_replay import get_config
 from jaxrl_llm.models import Router
 from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.run import settings
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.training.gaps import differ
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainBatch, TrainState
+from jaxrl_llm.training.state import TrainState
 
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 DOSES = (0.01, 0.03, 0.1)
@@ -34,7 +35,7 @@ COLUMNS = ("experts", "routers", "tokens", "mean gap", "k3")
 
 def start(seed: int) -> tuple[Run, TrainState]:
     """The run of a seed and its state before the first update, as in the sweeps: the seed is the warm start's too."""
-    config = get_config()
+    config: Any = get_config()
     config.seed = config.warm_start.seed = seed
     config.updates.minibatches = 1  # how a rollout is cut changes no score
     config.replay.mode = "R2"  # so that it is scored before the update, whose own forward would serve otherwise
@@ -42,26 +43,26 @@ def start(seed: int) -> tuple[Run, TrainState]:
     return run, run.start(print)
 
 
-def sampled_and_scored(run: Run, state: TrainState, router: Router) -> TrainBatch:
+def sampled_and_scored(run: Run, state: TrainState, router: Router) -> Rollout:
     """The first rollout of a run, sampled with this router and scored with the exact one."""
     source = run.source
     assert isinstance(source, Rollouts)
     assert isinstance(source.engine, Engine)
     noisy = dataclasses.replace(source, engine=dataclasses.replace(source.engine, router=router))
-    rollout = noisy.sample(noisy.stream(), 1, state).finish()
-    layouts = noisy.layouts(rollout.trajectory, 1)[0]
-    return noisy.scorer(state, None, rollout.trajectory, layouts).batch
+    rollout = noisy.judged(noisy.sample(noisy.stream(), 1, state)).rollout
+    scored = noisy.scorer.score(state, None, rollout, noisy.layouts(rollout, 1)[0])
+    return noisy.scorer.experience(scored)[0]
 
 
 @jax.jit
-def measured(batch: TrainBatch) -> dict[str, Any]:
+def measured(batch: Rollout) -> dict[str, Any]:
     """Shares of the experts, of the routers (a layer at a token) and of the tokens where sampler and trainer differ,
     over prompts and answers; mean |log pi_old - log mu| and its k3 over answers."""
-    assert batch.routing.sampled is not None
-    assert batch.routing.scored is not None
+    assert batch.routes.sampled is not None
+    assert batch.routes.scored is not None
     assert batch.old_logprobs is not None
     assert batch.sampler_logprobs is not None
-    share, both = differ(batch.routing.sampled, batch.routing.scored)
+    share, both = differ(batch.routes.sampled, batch.routes.scored)
     gap = batch.old_logprobs - batch.sampler_logprobs
     return {
         "experts": jnp.mean(share, where=both),

@@ -54,7 +54,7 @@ class Pooled:
 
 
 def pooled(labels: Sequence[str], batches: Mapping[str, np.ndarray]) -> Pooled:
-    """Of the differences of each batch: one number a trajectory, which are independent and of equal weight."""
+    """Pool the differences of each batch: one number a trajectory, which are independent and of equal weight."""
     every = np.concatenate(list(batches.values()))
     told = {name: _difference(own) for name, own in batches.items()}
     return Pooled(labels, _difference(every), told, batches_differ(list(batches.values())))
@@ -65,12 +65,12 @@ def _difference(values: np.ndarray) -> PairedDifference:
 
 
 def stands(one: Pooled, p: float) -> str:
-    """Claim, sign only, disagree, estimate or not seen; p: corrected for the number of comparisons."""
+    """Claim, sign only, batches differ, estimate or no effect found; p: corrected for the number of comparisons."""
     if one.one_mean < 1 - LEVEL:
         sides = {_side(batch) for batch in one.batches.values()}
-        return "sign only" if p < 1 - LEVEL and len(sides) == 1 and 0 not in sides else "disagree"
+        return "sign only" if p < 1 - LEVEL and len(sides) == 1 and 0 not in sides else "batches differ"
     if not _side(one.whole):
-        return "not seen"
+        return "no effect found"
     return "claim" if p < 1 - LEVEL and len(one.batches) > 1 else "estimate"
 
 
@@ -79,11 +79,11 @@ def stood(one: Pooled) -> str:
     sides = [_side(batch) for batch in one.batches.values()]
     if abs(sum(sides)) >= 2 and abs(sum(sides)) == sum(map(abs, sides)):
         return "claim"
-    return "estimate" if any(sides) or _side(one.whole) else "not seen"
+    return "estimate" if any(sides) or _side(one.whole) else "no effect found"
 
 
 def _side(d: PairedDifference) -> int:
-    """Of zero, on which the interval lies; 0: on both."""
+    """The side of zero on which the interval lies; 0: on both."""
     return (d.low > 0) - (d.high < 0)
 
 
@@ -132,7 +132,7 @@ def one_rollout(*studies: Study) -> list[Pooled]:
         scale = _scale(sweeps.values(), rate)
         arms = dict.fromkeys(arm for study in sweeps.values() for arm in study.arms[1:] if study.select(arm, rate))
         for arm, baseline in [*((arm, "GRPO") for arm in arms), *([("GSPO", CLIP)] if CLIP in arms else [])]:
-            named = f"{arm} less {baseline}" if baseline != "GRPO" else arm
+            named = f"{arm} minus {baseline}" if baseline != "GRPO" else arm
             found.append(pooled([rate, scale, named], _batches(sweeps, halves, arm, rate, baseline)))
     return found
 
@@ -179,7 +179,7 @@ def _split(study: Study, arm: str, condition: str, *starts: int) -> dict[str, np
 
 
 def _scale(sweeps: Iterable[Study], condition: str) -> str:
-    """What GRPO's own branches gain there, over the trajectories of all sweeps."""
+    """The gain of GRPO's own branches there, over the trajectories of all sweeps."""
     runs = [[run for run in study.select("GRPO", condition) if run.ended] for study in sweeps]
     gains = [seed_means([gain(run) for run in own], [run.seed for run in own]) for own in runs]
     return interval(_difference(np.concatenate(gains)))
@@ -210,16 +210,16 @@ def by_sign(study: Study, starts: Callable[[int], Sequence[int]]) -> list[Pooled
             if not (study.select(arm, condition) and study.select(baseline, condition)):
                 continue
             batches = _split(dataclasses.replace(study, baseline=baseline), arm, condition, *later)
-            found.append(pooled([condition, scale, f"{arm} less {baseline}"], batches))
+            found.append(pooled([condition, scale, f"{arm} minus {baseline}"], batches))
     return found
 
 
 def negatives(study: Study, masked: Study) -> list[Pooled]:
-    """Of the sweeps by model what `one_rollout` does not pool: the dense model, and on the mixture arms against each
+    """Rows of sweeps by model that `one_rollout` does not pool: the dense model, and on the mixture arms against each
     other."""
     both = dataclasses.replace(study, runs=[*study.runs, *masked.runs])
     found = by_sign(both, lambda last: (NEGATIVES_HALF, MASKED, MASKED_HALF))
-    there = (" less GRPO", f"GSPO less {CLIP}")
+    there = (" minus GRPO", f"GSPO minus {CLIP}")
     return [one for one in found if not (one.labels[0].startswith("mixture") and one.labels[2].endswith(there))]
 
 

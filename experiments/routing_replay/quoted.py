@@ -89,7 +89,7 @@ def control(study: Study) -> Table:
     more = same_states(noisy, quiet, gain)
     return _rows(
         "control",
-        {"gain of GRPO at 10 % less that without noise, N = 4; detectable": f"{interval(more)}; {more.detectable:.3f}"},
+        {"gain of GRPO at 10 % minus that without, N = 4; detectable": f"{interval(more)}; {more.detectable:.3f}"},
     )
 
 
@@ -110,7 +110,7 @@ def horizon(study: Study) -> Table:
 
 
 def _found(study: Study, condition: str = "") -> dict[str, PairedDifference]:
-    """Of every arm the difference in held-out sampled accuracy at the end."""
+    """Every arm's difference in held-out sampled accuracy at the end."""
     return {c.arm: c.difference for c in compare(study, condition) if c.outcome == SAMPLED}
 
 

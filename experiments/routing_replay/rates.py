@@ -63,7 +63,7 @@ class Curves:
 
 
 def every_n(study: Study) -> list[Curves]:
-    """Of each N that has a complete seed."""
+    """Results of each N that has a complete seed."""
     numbers = dict.fromkeys(condition.split(", ")[0] for condition in study.conditions)
     return [curves for curves in (Curves(study, updates) for updates in numbers) if curves.seeds]
 

@@ -1,10 +1,10 @@
-"""What a sampler that chooses other experts costs GRPO, and which remedy wins it back: `choices`, `control`, `strong`.
+"""Cost of a sampler that chooses other experts to GRPO, and which remedy helps: `choices`, `control`, `strong`.
 
     python -m experiments.routing_replay.samplers runs/choices [--pack OUT.tar.xz]
 
-Of `choices` accuracy is held out and sampled, at the end of a run, by the exact router or by the sampler's, which has
-no number of its own where it differs by rounding alone. Differences are paired by seed: samplers share its warm start
-and prompts.
+Accuracy in `choices` is held out and sampled, at the end of a run, by the trainer's router or by the sampler's. The
+latter has no number of its own where it differs by rounding alone. Differences are paired by seed: samplers share its
+warm start and prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from jaxrl_llm.report.read import Run, Study
 from jaxrl_llm.report.statistics import paired_difference
 
 EXACT = "exact"
-ROUTERS = {"the exact": "eval/pass_at_1", "the sampler's": "eval/sampler_pass_at_1"}
+ROUTERS = {"trainer's": "eval/pass_at_1", "sampler's": "eval/sampler_pass_at_1"}
 SECOND = 805  # the first seed of the second half
 
 
 def cost(study: Study, arm: str = "GRPO") -> list[Pooled]:
-    """The arm with each sampler less GRPO with the exact one, where the same of the router learns; labels: what the
+    """The arm with each sampler minus GRPO with the exact one, where the same of the router learns; labels: what the
     latter gains, sampler, evaluating router."""
     rows = []
     for sampler in study.conditions:
@@ -39,7 +39,7 @@ def cost(study: Study, arm: str = "GRPO") -> list[Pooled]:
 
 
 def won_back(study: Study) -> list[Pooled]:
-    """Every remedy less GRPO with the same sampler; labels: sampler, router of the evaluation, remedy."""
+    """Every remedy minus GRPO with the same sampler; labels: sampler, router of the evaluation, remedy."""
     rows = [
         _paired([sampler, router, arm], *(_ends(study.select(one, sampler), key) for one in (arm, "GRPO")))
         for sampler in study.conditions

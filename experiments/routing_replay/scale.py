@@ -36,7 +36,7 @@ NAMES = ("constant", "log layers", "log chosen / experts", "log KL")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What was measured of one size at one drift, over one trajectory or run."""
+    """Measurements of one size at one drift, over one trajectory or run."""
 
     setting: str  # points of one setting are drawn together
     layers: int
@@ -96,7 +96,7 @@ def point_of(runs: Sequence[Run], setting: str) -> Point | None:
 
 
 def points(study: Study) -> tuple[list[Point], int]:
-    """Of every trajectory, condition and arm of a drift, and how many have none; the samplers' arms are no points."""
+    """Measurements by trajectory, condition and arm of a drift, and how many have none; none of samplers' arms."""
     found, without = [], 0
     for condition in study.conditions:
         for arm in [arm for arm in study.arms if arm.startswith("KL ")]:
@@ -169,7 +169,7 @@ def measured(found: Sequence[Point]) -> Table:
 
 
 def balanced(found: Sequence[Point]) -> Table:
-    """Of every drift the factor of the load-balance loss on the share: geometric mean over sizes with a t interval."""
+    """Every drift's factor of the load-balance loss on the share: geometric mean over sizes with a t interval."""
     rows = [["KL to old", "sizes", "share with the loss over that without"]]
     balances = sorted({point.balance for point in found})
     for aim in dict.fromkeys(point.aim for point in found):
@@ -216,8 +216,8 @@ def batches(found: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coefficients(found: Sequence[Point]) -> Table:
-    """Of the line of each batch and of all, and the factor of the share where a term's quantity is doubled; and of all
-    the p of each term (normal, by the spread of the draws), corrected for the three."""
+    """Slopes of each batch's line and of all, and the factor of the share where a term's quantity is doubled; of all
+    also the p of each term (normal, by the spread of the draws), corrected for the three."""
     rows = [["trajectories", *NAMES]]
     for name, some in batches(found).items():
         line = line_of(some)
@@ -231,7 +231,7 @@ def coefficients(found: Sequence[Point]) -> Table:
 
 
 def predicted(found: Sequence[Point]) -> Table:
-    """What the line of each batch says of the largest size at each drift, with what was measured of it, if it was."""
+    """Predictions by each batch's line for the largest size at each drift, with what was measured of it, if it was."""
     parts = batches(found)
     lines = {name: line_of(some) for name, some in parts.items()}
     rows = [
@@ -343,7 +343,7 @@ def users(study: Study) -> list[Point]:
 
 
 def beside(line: Fit, own: Sequence[Point]) -> Table:
-    """Of runs that are not in the fit: drift, share, and the share by the fit."""
+    """Rows of runs that are not in the fit: drift, share, and the share by the fit."""
     rows = [["run", "KL to old", "share measured", "share by the fit"]]
     for p in own:
         rows.append([p.setting, f"{p.drift:.2g}", f"{100 * p.share:.1f} %", line.told(p.size, p.drift)])

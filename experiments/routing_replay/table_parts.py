@@ -1,4 +1,4 @@
-"""What the tables of this page share: the outcome, its words, the packed data and the command line."""
+"""Parts that the tables of this page share: the outcome, its words, the packed data and the command line."""
 
 import argparse
 import io
@@ -50,7 +50,7 @@ def start_of(run: Run) -> float:
 
 
 def gain(run: Run) -> float:
-    """Of held-out sampled accuracy, from the start to the end."""
+    """Held-out sampled accuracy, from the start to the end."""
     return SAMPLED.measure(run) - start_of(run)
 
 
@@ -62,7 +62,7 @@ def collapsed(runs: Sequence[Run]) -> str:
 def same_states(
     ours: Iterable[Run], theirs: Iterable[Run], measure: Callable[[Run], float], first: int = 0
 ) -> PairedDifference:
-    """Of two sets of branches, over the states from `first` on that both have, by trajectory."""
+    """Pairs of two sets of branches, over the states from `first` on that both have, by trajectory."""
     left, right = ({(run.seed, run.branch): run for run in runs} for runs in (ours, theirs))
     both = [state for state in right if state in left and int(state[1]) >= first]
     one, other = ([measure(runs[state]) for state in both] for runs in (left, right))

@@ -85,9 +85,9 @@ def _by_cut(name: str, caption: str) -> Entry:
 
 
 def _apart(name: str) -> Entry:
-    columns = ["condition", "arm", "n", "dense less mixture", "detectable", "corrected p"]
+    columns = ["condition", "arm", "n", "dense minus mixture", "detectable", "corrected p"]
     caption = (
-        "The dense model's difference to GRPO less the mixture's; p is corrected (Holm) for all rows of all seeds."
+        "The dense model's difference to GRPO minus the mixture's; p is corrected (Holm) for all rows of all seeds."
     )
     return Entry(name, caption, columns, kept.apart, [name])
 
@@ -115,9 +115,9 @@ def _batches(second: int) -> list[str]:
 TABLES: Sequence[Entry] = (
     _pooled(
         "One rollout of 32 updates from shared states: differences to GRPO in held-out sampled accuracy, n "
-        "trajectories of ten states (one number each). The sweeps are the batches; where one sweep alone has the arm, "
-        "its halves are. Power is that of the batch for the pooled difference; the correction (Holm) is over all rows. "
-        "The scale beside every detectable difference is what a whole rollout of GRPO gains at that rate.",
+        "trajectories of ten states. Batches are sweeps, or halves where one sweep has the arm. Power: the batch's, "
+        "for the pooled difference. Holm's correction is over all rows. The scale is what a rollout of GRPO gains. "
+        "The last column: the verdict of the rule until 23 November (one sign, no zero in two batches), if another.",
         ["rate", "a rollout of GRPO gains", "arm"],
         ONE_ROLLOUT,
         pooled.one_rollout,
@@ -227,8 +227,8 @@ TABLES: Sequence[Entry] = (
     _numbers("predict", quoted.predict),
     _headed(
         "control",
-        "Four rollouts with a noisy router in the sampler, evaluated with the exact router; detectable is the largest "
-        "of the row.",
+        "Four rollouts with a noisy router in the sampler, evaluated with the trainer's router; detectable is the "
+        "largest of the row.",
         branches.matrix,
     ),
     _left(
@@ -258,20 +258,20 @@ TABLES: Sequence[Entry] = (
     Entry(
         "choices",
         "Samplers that choose other experts, 60 rollouts, N = 4 at 1e-4: experts and k3 between sampler and trainer "
-        "over the run (what a remedy leaves of GRPO's), and accuracy at the end by the exact or the sampler's router.",
-        ["sampler", "arm", "seeds", "experts that differ", "k3", "exact router", "the sampler's"],
+        "over the run (what a remedy leaves of GRPO's), and accuracy at the end by either router.",
+        ["sampler", "arm", "seeds", "experts that differ", "k3", "trainer's router", "sampler's router"],
         samplers.gaps,
         ["choices"],
     ),
     _pooled(
-        "Whole runs: GRPO with each sampler less GRPO with the exact one, by the router that evaluates (`choices`); "
+        "Whole runs: GRPO with each sampler minus GRPO with the exact one, by the router that evaluates (`choices`); "
         "the batches are halves of one sweep. The scale is what a run of GRPO with the exact sampler gains.",
         ["a run of GRPO gains", "sampler", "router"],
         ["choices"],
         samplers.cost,
     ),
     _pooled(
-        "The same: every remedy less GRPO with the same sampler.",
+        "The same: every remedy minus GRPO with the same sampler.",
         ["sampler", "router", "arm"],
         ["choices"],
         samplers.won_back,
@@ -279,9 +279,9 @@ TABLES: Sequence[Entry] = (
     Entry(
         "dose",
         "GRPO's rollouts measured without replay, and one rollout of R2 against one of GRPO from 50 shared states "
-        "(five trajectories); the last column is that effect less what GRPO's own rollout gains. Not corrected for ten "
-        "settings.",
-        [*DOSES, "effect of R2", "detectable", "less the gain"],
+        "(five trajectories); the last column is that effect minus what GRPO's own rollout gains. Not corrected for "
+        "ten settings.",
+        [*DOSES, "effect of R2", "detectable", "minus the gain"],
         dose.table,
         ["dose"],
     ),
@@ -344,7 +344,7 @@ TABLES: Sequence[Entry] = (
     ),
     _headed(
         "negatives_rollouts",
-        "The same with updates stopped at KL 0.05 to the old policy in each rollout, less without the stop, by seed.",
+        "The same with updates stopped at KL 0.05 in each rollout, minus those without the stop, by seed.",
         kept.stopped,
     ),
     _by_cut("negatives_dose", "One rollout at 4e-4 by the dual clip, which bounds the ratio of A < 0 alone."),

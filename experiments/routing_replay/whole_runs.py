@@ -86,6 +86,6 @@ def _arms(study: Study) -> list[tuple[str, list[Run]]]:
 
 
 def _differences(study: Study, condition: str) -> dict[str, str]:
-    """Of every arm the difference in held-out sampled accuracy; "0" where the pairs are equal to the bit."""
+    """Every arm's difference in held-out sampled accuracy; "0" where the pairs are equal to the bit."""
     compared = [c for c in compare(study, condition) if c.outcome == SAMPLED]
     return {c.arm: "0" if c.difference.identical else interval(c.difference) for c in compared}

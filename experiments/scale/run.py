@@ -7,10 +7,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from experiments.scale.hlo_table import as_rows, plan, table
 from experiments.scale.workloads import WORKLOADS, settings_of
+from jaxrl_llm.plan import PROGRAMS
 from jaxrl_llm.plan.chips import compilers_to_a_file
-from jaxrl_llm.plan.programs import PROGRAMS
-from jaxrl_llm.plan.table import as_json, plan, table
+from jaxrl_llm.plan.table import as_json
 
 
 def main() -> None:
@@ -29,7 +30,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     print(f"{table(made)}\nthe compiler's messages: {log}")
     if given.json:
-        given.json.write_text(as_json(made))
+        given.json.write_text(as_json(made, as_rows(made)))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def fields_of(entry: str | Path) -> dict[str, Any]:
 
 
 def settings_of(fields: Mapping[str, Any], seed: int) -> settings.Settings:
-    """Of an entry's run: the config of the race, what the entry sets, and the seed; raises ValueError as `validate`."""
+    """Settings of an entry's run: the race's config, the entry's fields, the seed. Raises ValueError as `validate`."""
     raced = {"seed": seed, "warm_start.seed": seed, "steps": ROLLOUTS, "log.diagnostics_every": 0, **fields}
     config = loading.load(loading.find(CONFIG), [(field, str(value)) for field, value in raced.items()])
     return settings.validate(config)
@@ -109,7 +109,7 @@ def ratio(seeds: Sequence[Mapping[str, Any]], entry: str, other: str) -> PairedD
 
 
 def verdict(d: PairedDifference, p: float, seeds: int) -> str:
-    """What a race of so many seeds says of an entry against another; p: corrected for the number of entries."""
+    """The verdict of a race of so many seeds on an entry against another; p: corrected for the number of entries."""
     if d.n < seeds:
         return f"no arrival in {seeds - d.n} of {seeds}"
     if d.n < MINIMUM_SEEDS:

@@ -1,4 +1,4 @@
-"""What the metadata of packages say: versions, and this one's public address. Nothing is imported for it."""
+"""Versions of packages and the public address of this one, from their metadata, without importing them."""
 
 import importlib.metadata
 import sys
@@ -14,7 +14,7 @@ def version_of(package: str) -> str | None:
 
 
 def versions() -> str:
-    """What runs here: the package, JAX and Python."""
+    """Return the versions of the package, JAX and Python."""
     return f"jaxrl_llm {jaxrl_llm.__version__}, jax {version_of('jax')}, Python {sys.version.partition(' ')[0]}"
 
 

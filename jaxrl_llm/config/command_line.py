@@ -1,4 +1,4 @@
-"""What all commands share: one-line errors, exit codes, and fields among the arguments.
+"""One-line errors, exit codes and config fields among the arguments, for all commands.
 
 0    done
 1    failed: what was started could not end (weights or a loss that are not finite, a full disk, a damaged
@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxrl_llm.ground.terminal import visible
@@ -67,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def local_folder(text: str) -> str:
-    """What --workdir is; a URL would be taken for a folder here."""
+    """Return --workdir as a folder; a URL is refused, since it would be taken for one."""
     if "://" in text:
         raise argparse.ArgumentTypeError(
             f"{text} is no folder of this machine, and a DIR is: it is locked and appended to line by line, which an "
@@ -84,23 +83,6 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="folder or gs://BUCKET/FOLDER of the checkpoints; default: where the DIR says, or the DIR",
     )
-
-
-def add_policy(parser: argparse.ArgumentParser) -> None:
-    """--workdir or --checkpoint, one of which `run.loaded.from_arguments` reads."""
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--workdir", type=lambda text: Path(local_folder(text)), help="the DIR of a run")
-    where.add_argument(
-        "--checkpoint", type=Path, help="a folder of a checkpoint, a GGUF file, or OWNER/NAME on the hub"
-    )
-    parser.add_argument("--step", type=int, help="which checkpoint of the DIR; default: the newest that is intact")
-    add_place(parser)
-    add_trust(parser)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of a --checkpoint; default: as stored")
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trust-code", action="store_true", help="run the code that the DIR names; see SECURITY.md")
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a mistyped field of a config may have meant."""
+"""Suggestions for a mistyped field of a config."""
 
 import difflib
 from collections.abc import Iterable

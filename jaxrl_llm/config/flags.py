@@ -66,6 +66,6 @@ def set_flags(platform: str, environment: MutableMapping[str, str] = os.environ)
 
 
 def has_gpu() -> bool:
-    """Whether a run of this process would take an NVIDIA GPU."""
+    """Return whether a run of this process would take an NVIDIA GPU."""
     allowed = os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0]
     return allowed in ("cuda", "gpu") and Path("/dev/nvidiactl").exists()

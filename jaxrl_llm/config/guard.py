@@ -25,7 +25,7 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Guard:
-    """What a command tells the guard around it while it goes on."""
+    """The state of a command, kept for the guard around it."""
 
     started = False  # from here on an error of the user's input is a failure, exit code 1, and no refusal
     workdir: Path | None = None  # the DIR of a run, which gets the traceback of a fault once the run has started
@@ -55,9 +55,9 @@ def guarded(work: Callable[[list[str], Guard], int], arguments: Sequence[str] | 
     if code == 0 and not whole:
         code = BROKEN_PIPE
     if "jax" in sys.modules:  # otherwise this is no process of several
-        from jaxrl_llm.config import start_up
+        from jaxrl_llm.ground import processes
 
-        return start_up.leave(code, alone=alone)
+        return processes.leave(code, alone=alone)
     return code
 
 
@@ -135,7 +135,7 @@ def _reader_is_gone() -> bool:
 
 
 def _flushed() -> bool:
-    """Whether standard output has taken all of its text; if not it goes nowhere, also at the end of the process."""
+    """Return whether standard output took all of its text; if not, the rest goes nowhere until the process ends."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -23,12 +23,13 @@ from jaxrl_llm.config.listed import CONFIGS, recipes
 from jaxrl_llm.ground.declared import Declaration
 from jaxrl_llm.ground.ranges import suggestion
 
-_ON_PAIRS = ("cdpo", "ipo", "simpo")  # recipes without a file
+# Recipes on pairs that have no file of their own.
+_ON_PAIRS = ("cdpo", "ipo", "simpo", "cpo", "orpo", "exo", "nca", "apo_zero", "apo_down", "kto")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a config comes from. config.json records it: the file may register tasks and objectives of its own."""
+    """The file and variant of a config, recorded by config.json: the file may register tasks and objectives."""
 
     file: str  # absolute path
     variant: str = ""
@@ -71,10 +72,15 @@ def load(source: Source, fields: Sequence[tuple[str, str]] = ()) -> ConfigDict:
         config = module.get_config(source.variant) if source.variant else module.get_config()
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config of {source.file} returned {config!r:.80}; return a ml_collections.ConfigDict")
-    inherited = _task_name(config)
     recipe = [("objective.name", source.recipe)] if source.recipe else []
+    return with_fields(config, [*recipe, *fields])
+
+
+def with_fields(config: ConfigDict, fields: Sequence[tuple[str, str]]) -> ConfigDict:
+    """The config itself, with fields set as in `load`."""
+    inherited = _task_name(config)
     with config.unlocked():
-        for path, text in [*recipe, *fields]:
+        for path, text in fields:
             _set(config, path, text)
         if _task_name(config) != inherited and "task.options" not in dict(fields):
             kept = {"train_size", "test_size"} | {path.rpartition(".")[2] for path, _ in fields}

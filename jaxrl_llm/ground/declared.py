@@ -37,14 +37,14 @@ def declared(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def declared_by(cls: type, name: str) -> Any:
-    """A field with the declaration that it has in another class."""
+def declared_by(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field with the declaration that it has in another class, and its default unless one is given."""
     own = _field(cls, name)
-    return dataclasses.field(default=own.default, metadata=own.metadata)
+    return dataclasses.field(default=own.default if default is dataclasses.MISSING else default, metadata=own.metadata)
 
 
 class Declaration(NamedTuple):
-    """What is known of a field of a config."""
+    """A field of a config: its type, default, meaning and range."""
 
     kind: type
     default: Any = None
@@ -96,7 +96,7 @@ class Declaration(NamedTuple):
         return value
 
     def checked(self, name: str, value: Any) -> Any:
-        """As `typed`; raises ValueError, too, for a value out of range or none of the choices."""
+        """Return `typed(name, value)`; a value out of range or outside the choices raises ValueError too."""
         value = self.typed(name, value)
         if value is None:
             return None

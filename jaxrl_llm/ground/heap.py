@@ -2,10 +2,12 @@
 
 import ctypes
 import functools
+import mmap
 import sys
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def keep_freed() -> None:
@@ -64,6 +66,24 @@ def owned(tree: Any) -> Any:
         return copy
 
     return jax.tree.map(own, tree)
+
+
+def copied(tree: Any) -> Any:
+    """Copies of what a CPU holds, from which a checkpoint is written while training goes on; other arrays as they are.
+
+    A program cannot overwrite an array that a writer holds, and would do what `owned` tells of. Each copy is a mapping
+    of its own: it takes no room that a step needs, and goes back to the system as soon as it is written.
+    """
+
+    def copy(x: Any) -> Any:
+        on_cpu = isinstance(x, jax.Array) and all(device.platform == "cpu" for device in x.devices())
+        if not on_cpu or not x.is_fully_addressable or not x.nbytes:
+            return x
+        memory = np.frombuffer(mmap.mmap(-1, x.nbytes), x.dtype).reshape(x.shape)
+        np.copyto(memory, x)
+        return jax.device_put(memory, x.sharding, may_alias=True)
+
+    return jax.tree.map(copy, tree)
 
 
 @functools.cache

@@ -1,28 +1,16 @@
-"""Checkpoints and data sets that are named by their place on a hub, OWNER/NAME[/FOLDER][@REVISION], and not by a path.
+"""Checkpoints and data sets that are named by their place on a hub (hub_names.py), and folders that are pushed to one.
 
 huggingface_hub fetches them into its cache: it takes endpoint, token and cache from its own environment variables, and
 gives what it has fetched before where there is no network. Its file locks let one of several processes download.
 """
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?P<folder>(/[\w-][\w.-]*)*)(@(?P<revision>[\w-][\w./-]*))?")
-_FILES = (".gguf", ".safetensors", ".jsonl", ".json", ".parquet", ".arrow")  # a path that ends so is that of a file
-_REVISIONS: dict[str, str] = {}
+from jaxrl_llm.ground import hub_names
 
-
-def is_name(text: str) -> bool:
-    """Whether this names something on the hub: it has the form, and neither it nor its first part is a path here."""
-    here = Path(text).exists() or Path(text.partition("/")[0]).exists()
-    return bool(_NAME.fullmatch(text)) and not text.endswith(_FILES) and not here
-
-
-def revisions() -> dict[str, str]:
-    """{name: commit} of everything that this process has fetched."""
-    return dict(_REVISIONS)
+_PATIENCE = 10.0  # seconds
 
 
 @functools.cache  # what a name stands for does not change while a process runs
@@ -36,7 +24,7 @@ def fetched(name: str, kind: str, files: tuple[str, ...]) -> Path:
         FileNotFoundError: the hub does not give it; the message has the reason, and how else to get the folder.
         ImportError: huggingface_hub is not installed.
     """
-    found = _NAME.fullmatch(name)
+    found = hub_names.NAME.fullmatch(name)
     assert found, name
     repo, folder, revision = found["repo"], found["folder"][1:], found["revision"]
     flag = " --repo-type dataset" if kind == "dataset" else ""
@@ -52,12 +40,71 @@ def fetched(name: str, kind: str, files: tuple[str, ...]) -> Path:
         root = huggingface_hub.snapshot_download(repo, repo_type=kind, revision=revision, allow_patterns=patterns)
     except Exception as error:  # of the library, its HTTP client, or the disk
         raise FileNotFoundError(f"{name!r} is no path here, and {_why(error, revision)}; {remedy}") from error
-    _REVISIONS[name] = Path(root).name
+    hub_names.REVISIONS[name] = Path(root).name
     return Path(root, folder)
 
 
+@functools.cache
+def listed(name: str, kind: str) -> tuple[str, ...]:
+    """The names of all files of a name's folder on the hub; none where it cannot be asked. Arguments as `fetched`."""
+    found = hub_names.NAME.fullmatch(name)
+    assert found, name
+    try:
+        from huggingface_hub import HfApi
+
+        known: Any = HfApi().repo_info(found["repo"], repo_type=kind, revision=found["revision"], timeout=_PATIENCE)
+    except Exception:  # without a network `fetched` may find all that is needed, else it says what is wrong
+        return ()
+    names, folder = [file.rfilename for file in known.siblings or ()], f"{found['folder'][1:]}/".lstrip("/")
+    return tuple(name.removeprefix(folder) for name in names if name.startswith(folder))
+
+
+def check_push(name: str) -> None:
+    """Refuse a push that cannot succeed before there is anything to push.
+
+    Raises:
+        ValueError: no OWNER/NAME, or no token. ImportError: huggingface_hub is not installed.
+    """
+    found = hub_names.NAME.fullmatch(name)
+    if not found or found["folder"] or found["revision"]:
+        raise ValueError(f"--push={name} must be OWNER/NAME, the repository to push to")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(f"--push={name} needs huggingface_hub: pip install 'jaxrl_llm[hf]'") from error
+    if huggingface_hub.get_token() is None:
+        raise ValueError(f"--push={name} needs a token that may write there: run `hf auth login`, or set HF_TOKEN")
+
+
+def pushed(folder: Path, name: str, *, private: bool, message: str) -> str:
+    """Make the repository if need be and push the files of a folder, in the place of weights that it holds.
+
+    Args:
+        private: of a new repository; otherwise as its owner's are by default.
+
+    Returns: the address of the commit.
+
+    Raises:
+        OSError: the hub does not take it; the message has the reason and the command to try again.
+    """
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(name, private=private or None, exist_ok=True)
+        old = "*.safetensors*"
+        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message, delete_patterns=old)
+    except Exception as error:  # of the library, its HTTP client, or the disk
+        why = _why(error, None)
+        if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
+            why = "the token may not write there: take one that may, of an account with the right to"
+        again = f"the folder is whole: `hf upload {name} {folder}` pushes it"
+        raise OSError(f"--push={name}: {why}; {again}") from error
+    return str(done.commit_url)
+
+
 def _why(error: Any, revision: str | None) -> str:
-    """What the hub says to a name, in a few words with the remedy."""
+    """Return the hub's answer to a name, in a few words with the remedy."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

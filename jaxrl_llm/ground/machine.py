@@ -1,4 +1,4 @@
-"""What the machine gives a process: its cores, and a folder for what can be made again."""
+"""Resources that the machine gives a process: cores, memory, and a folder for what can be made again."""
 
 import os
 from contextlib import suppress
@@ -27,7 +27,7 @@ def memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """What this process could hold in all: what is free beside what it has, or less where a cgroup bounds it."""
+    """Return the bytes that this process could hold in all: those it has and those free, or a cgroup's bound."""
     fields = _fields("/proc/meminfo")
     free = fields["MemAvailable"] + resident_bytes() if "MemAvailable" in fields else memory_bytes()
     return min(memory_bytes(), free)
@@ -64,6 +64,20 @@ def forget_programs() -> None:
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/jaxrl_llm, or the same below ~/.cache: data, warm starts and compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_llm"
+
+
+def refuse_links(*folders: Path) -> None:
+    """Refuse to write into folders of which a file or folder is a symbolic link: what is written would go elsewhere.
+
+    Raises:
+        ValueError: the first link and where it leads.
+    """
+    for path in sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a symbolic link to {os.readlink(path)}, and nothing is written through one; remove it "
+                "(--checkpoints PLACE keeps checkpoints elsewhere)"
+            )
 
 
 def folder_of_its_own(workdir: str | os.PathLike[str]) -> Path:

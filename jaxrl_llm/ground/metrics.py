@@ -20,7 +20,29 @@ from jaxrl_llm.ground.array_typing import Array, Bool
 _EDGES = np.sinh(np.linspace(-np.arcsinh(20.0 / 1e-4), np.arcsinh(20.0 / 1e-4), 257)) * 1e-4
 
 
-class Mean(flax.struct.PyTreeNode):
+class Metric(flax.struct.PyTreeNode):
+    """Base of the metrics. On the host one converts to a number and prints as one: `float(metrics["clip/high"])`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(repr=False, **kwargs)  # each inherits the repr below
+
+    def values(self) -> dict[str, Any]:
+        """{suffix of the key: number, or numbers of an array}, NaN of nothing."""
+        raise NotImplementedError
+
+    def __float__(self) -> float:
+        """The first of `values`: of `Moments` the mean."""
+        return float(next(iter(self.values().values())))
+
+    def __repr__(self) -> str:
+        try:
+            shown = {name: np.array2string(np.asarray(x), precision=6) for name, x in self.values().items()}
+        except (TypeError, RuntimeError):  # tracers, shapes, shardings, and arrays that are gone
+            return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in vars(self).items())})"
+        return ", ".join(f"{name.removeprefix('_')} {text}".lstrip() for name, text in shown.items())
+
+
+class Mean(Metric):
     """total / count."""
 
     total: Any
@@ -34,7 +56,7 @@ class Mean(flax.struct.PyTreeNode):
         return {"": np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)}
 
 
-class Maximum(flax.struct.PyTreeNode):
+class Maximum(Metric):
     """The largest element, -inf of none."""
 
     value: Any
@@ -47,7 +69,7 @@ class Maximum(flax.struct.PyTreeNode):
         return {"": np.where(np.isfinite(self.value), self.value, np.nan)}
 
 
-class Moments(flax.struct.PyTreeNode):
+class Moments(Metric):
     """Mean and variance of w = 1 + x from the sums of 1, x and x^2.
 
     Storing the deviation from one keeps float32 exact where it matters: a ratio of 1 + 1e-5 has variance 1e-10.
@@ -82,7 +104,7 @@ class EffectiveSize(Moments):
         return {"": np.where(n > 0, size, np.nan)}
 
 
-class ExplainedVariance(flax.struct.PyTreeNode):
+class ExplainedVariance(Metric):
     """1 - Var(target - prediction) / Var(target): 1 of a perfect prediction, 0 of a constant; NaN of equal targets."""
 
     target: Any
@@ -97,7 +119,7 @@ class ExplainedVariance(flax.struct.PyTreeNode):
         return {"": np.where(target > 0, 1 - error / np.where(target > 0, target, 1), np.nan)}
 
 
-class Histogram(flax.struct.PyTreeNode):
+class Histogram(Metric):
     """Counts of log-ratios in 256 fixed bins; the 99th percentile, at a bin's centre, is reported as a ratio."""
 
     counts: Any
@@ -116,7 +138,6 @@ class Histogram(flax.struct.PyTreeNode):
         return {"": np.exp((_EDGES[i] + _EDGES[i + 1]) / 2)}
 
 
-Metric = Mean | Maximum | Moments | ExplainedVariance | Histogram
 Metrics = Mapping[str, Metric]
 
 

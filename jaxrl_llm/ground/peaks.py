@@ -1,4 +1,4 @@
-"""What devices compute at most, by the name that JAX gives their kind."""
+"""Peak rates of devices, by the name that JAX gives their kind."""
 
 # Dense bfloat16 FLOP/s of one JAX device; a key is the beginning of `device_kind`, the longest one counts. Sources:
 # cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x) and NVIDIA's data sheets (SXM). A TPU7x chip is two devices.

@@ -1,11 +1,13 @@
-"""What a product of float32 numbers is on this platform."""
+"""float32 where it counts: products on this platform, and what sums and updates are made in."""
 
 import os
 from collections.abc import Collection
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-__all__ = ["set_products"]
+__all__ = ["narrow", "set_products", "wide"]
 
 _BY_USER = "JAX_DEFAULT_MATMUL_PRECISION"
 
@@ -21,3 +23,13 @@ def set_products(dtypes: Collection[str], platform: str) -> None:
     if _BY_USER not in os.environ and platform != "cpu":
         exact = "float32" in dtypes and (platform == "gpu" or set(dtypes) == {"float32"})
         jax.config.update("jax_default_matmul_precision", "highest" if exact else None)
+
+
+def narrow(x: Any) -> bool:
+    """Return whether an array of floating-point numbers has fewer bits than float32."""
+    return jnp.finfo(x.dtype).bits < 32
+
+
+def wide(x: Any) -> Any:
+    """The array in float32; one whose type is no narrower stays as it is."""
+    return x.astype(jnp.float32) if narrow(x) else x

@@ -2,11 +2,14 @@
 
 All run the same program on the same prompts. The devices of each hold a part of every array; what the host computes
 itself, the verifier above all, is shared out by `share` and comes together again by `gather`. Every function here but
-`share` is a collective: all processes call it, in the same order. With one process they return what they were given.
+`share` and `leave` is a collective: all processes call it, in the same order. With one process they return what they
+were given.
 """
 
 import json
+import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +64,11 @@ def _places(places: Sequence[int]) -> str:
 
 def share(count: int) -> range:
     """The places among `count` items that this process takes: contiguous, and in the order of the processes."""
-    index, processes = jax.process_index(), jax.process_count()
+    return _share(count, jax.process_index())
+
+
+def _share(count: int, index: int) -> range:
+    processes = jax.process_count()
     return range(count * index // processes, count * (index + 1) // processes)
 
 
@@ -74,6 +81,20 @@ def gather(own: Sequence[Any]) -> list[Any]:
     width = 1 << int(max(sizes) - 1).bit_length()  # powers of two: few sizes, each of which compiles once
     rows = multihost_utils.process_allgather(np.pad(content, (0, width - content.size)))
     return [item for row, size in zip(rows, sizes, strict=True) for item in json.loads(row[:size].tobytes())]
+
+
+def gather_rows(own: Any, count: int) -> Any:
+    """The host arrays of all `count` rows, in a tree of arrays whose rows are those that `share(count)` gives here."""
+    if jax.process_count() == 1:
+        return own
+    sizes = [len(_share(count, index)) for index in range(jax.process_count())]
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        padded = np.pad(x, [(0, max(sizes) - len(x))] + [(0, 0)] * (x.ndim - 1))  # of one shape in every process
+        each = multihost_utils.process_allgather(padded)
+        return np.concatenate([rows[:size] for rows, size in zip(each, sizes, strict=True)])
+
+    return jax.tree.map(whole, own)
 
 
 def fetch(tree: Any) -> Any:
@@ -109,12 +130,12 @@ def agreed_stop(heard: int, step: int) -> int:
 
 
 def everywhere(true: bool) -> bool:
-    """Whether it is true in every process."""
+    """Return whether it is true in every process."""
     return not largest(not true)
 
 
 def share_folder(folder: Path) -> bool:
-    """Whether all processes see what the first one writes into a folder."""
+    """Return whether all processes see what the first one writes into a folder."""
     if jax.process_count() == 1:
         return True
     token = folder / f".seen-{gather([time.time_ns()])[0]}"
@@ -131,3 +152,15 @@ def wait_for_all(place: str) -> None:
     """Until every process has come to this place, which has a name of its own."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(place)
+
+
+def leave(code: int, *, alone: bool = True) -> int:
+    """The exit code; of several processes, one that ends `alone` does so here if it failed.
+
+    At exit it would wait for the others, which wait for it: they are to see a broken connection, or miss heartbeats.
+    """
+    if jax.distributed.is_initialized() and code and alone:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -300,8 +300,8 @@ def _stages(axes: tuple[str, ...], mesh: Mesh) -> Any:
 
 
 def but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """What jax.checkpoint keeps for a backward: all but what `gathered` gives on TPUs, or the weights of every layer
-    would be there at once."""
+    """Policy of jax.checkpoint that keeps all but what `gathered` gives on TPUs, where otherwise the weights of all
+    layers would be there at once."""
     return primitive.name != "linear_call"
 
 
@@ -311,12 +311,13 @@ def cutting(cut: str | Sequence[str] | None, mesh: Mesh) -> tuple[str, ...]:
 
 
 def put_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Move host arrays, rows first, onto the mesh; replicated where the devices do not divide the rows."""
+    """Move host arrays [b ...], and records [l b t x], onto the mesh; replicated where the devices do not divide the
+    rows."""
     if mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
 
     def put(x: Any) -> jax.Array:
-        where = NamedSharding(mesh, spec(["rows"] + [None] * (x.ndim - 1), x.shape, mesh))
+        where = rollout_sharding(x, mesh)
         return jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # each process puts its own part
 
     return jax.tree.map(put, tree)
@@ -347,6 +348,6 @@ def constrain_rollout(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def rollout_sharding(x: Any, mesh: Mesh) -> NamedSharding:
-    """Where an array [b ...] or a record [l b t x] of a rollout lives."""
-    axes = [None, "rows", None, None] if x.ndim == 4 else ["rows"] + [None] * (x.ndim - 1)
+    """Return the sharding of an array [b ...] or a record [l b t x] of a rollout."""
+    axes = [None, "rows", None, None] if len(x.shape) == 4 else ["rows"] + [None] * (len(x.shape) - 1)
     return NamedSharding(mesh, spec(axes, x.shape, mesh))

@@ -1,4 +1,4 @@
-"""What may hang, crash or eat memory, in processes of their own with limits of time and memory.
+"""Worker processes with limits of time and memory, for code that may hang, crash or eat memory.
 
 Workers start when first needed, as fresh interpreters, and stay until the program ends. One that exceeds its limit is
 killed and replaced, and the others do not wait for it. The tasks use them; they stand in this room because a guard
@@ -7,7 +7,7 @@ forks, which only a process that has imported next to nothing may. Each is two p
 guard     the child of this program. It waits until its standard input closes, because the program let it go or is gone,
           or until its worker ends; then it kills all that the worker has started, and ends.
 worker    the child of the guard. It reads ("load", pickled function) once and then ("ask", arguments) from its pipe,
-          and answers each in JSON.
+          and answers each in JSON. What it prints comes to this program, which shows it without what steers a terminal.
 """
 
 import atexit
@@ -31,17 +31,19 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-TIMEOUT = "timeout"
-DIED = "the worker died"  # of a crash, or of memory that the system took back
+from jaxrl_llm.ground.terminal import visible
+from jaxrl_llm.ground.worker_errors import DIED, TIMEOUT, described
+
 _LOADING = 120.0  # seconds in which a worker must have imported what its function needs
+_LINE = 2**16  # bytes of what a worker prints that are shown at once
 _PATIENCE = 10.0  # seconds that a guard gets for ending its worker
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the function returned, as JSON knows it; `error` is empty, `TIMEOUT`, `DIED` or what it raised."""
+    """The function's result as JSON; `error` is empty, `TIMEOUT`, `DIED` or the exception."""
 
     value: Any = None
     error: str = ""
@@ -60,7 +62,7 @@ class Pool:
         atexit.register(self.close)
 
     def ask(self, name: str, function: bytes, time_limit: float, questions: Sequence[tuple[Any, ...]]) -> list[Reply]:
-        """What the function says to every question, in order.
+        """Return the function's reply to every question, in order.
 
         Args:
             name: of the function, for messages.
@@ -154,9 +156,12 @@ class _Worker:
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()}, {memory})"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.guard = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), stdin=subprocess.PIPE, env=environment, start_new_session=True
+            command, pass_fds=(theirs.fileno(),), env=environment, start_new_session=True, **pipes
         )
+        self.shown = threading.Thread(target=_show, args=(self.guard.stderr,), daemon=True)
+        self.shown.start()
         theirs.close()
         self.job = job
         self.loaded = False
@@ -180,14 +185,24 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.guard.kill()  # and with it the worker
             self.guard.wait()
+        self.shown.join(_PATIENCE)
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has died; the closed connection shows it
             self.connection.send_bytes(pickle.dumps(message))
 
 
+def _show(printed: IO[bytes]) -> None:
+    """Write what a worker prints to the standard error of this program, until the worker has ended."""
+    with printed:
+        for piece in iter(lambda: printed.readline(_LINE), b""):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and the worker must not wait
+                sys.stderr.write(visible(piece.decode(errors="replace")))
+                sys.stderr.flush()
+
+
 def work(descriptor: int, memory: int) -> None:
-    """What the two processes of a worker do; its pipe has this file descriptor."""
+    """Run the two processes of a worker; its pipe has this file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, which then closes the pipes
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a process whose parent ends becomes the guard's child, in any session
     guard, worker = os.getpid(), os.fork()
@@ -246,11 +261,6 @@ def _answer(descriptor: int, memory: int) -> None:
             connection.send_bytes(json.dumps(reply).encode())
         except BrokenPipeError:
             return
-
-
-def described(error: Exception) -> str:
-    """The type and the text of an exception, cut to a readable length."""
-    return f"{type(error).__name__}: {error}"[:500]
 
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h

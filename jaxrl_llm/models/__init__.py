@@ -2,60 +2,69 @@
 Arrays in, arrays out: nothing here knows reinforcement learning. Other rooms import what this page lists, and the
 modules `lora` and `scoring`."""
 
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.models.architecture import ModelConfig, Rows
 from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.attention.attend_blocks import skips_blocks
-from jaxrl_llm.models.attention.flash import choose_attention, time_multiple
+from jaxrl_llm.models.attention.choice import choose_attention, skips_blocks, time_multiple
 from jaxrl_llm.models.attention.kv_cache import KVCache, Prefix
-from jaxrl_llm.models.checkpoints.model_fields import complete_fields
-from jaxrl_llm.models.checkpoints.pretrained import load_params, load_pretrained, save_pretrained
-from jaxrl_llm.models.checkpoints.published import Published, fingerprint, read_published
-from jaxrl_llm.models.checkpoints.upcycling import upcycled
-from jaxrl_llm.models.experts.expert_parallel import filled
-from jaxrl_llm.models.experts.moe import load_balance_loss
+from jaxrl_llm.models.kernels import in_a_loop
 from jaxrl_llm.models.routing import (
     EXACT,
     Router,
     Routing,
-    blank_record,
-    experts_of,
     is_recorded,
     no_record,
     routing_dtype,
 )
-from jaxrl_llm.models.selected_logprobs import kept_probabilities, score_chunk
-from jaxrl_llm.models.transformer import Model, ModelOutput, in_a_loop
+from jaxrl_llm.models.scoring import score
+from jaxrl_llm.models.selected_logprobs import from_chunks, in_chunks, kept_probabilities, score_chunk
+from jaxrl_llm.models.softmax import log_softmax
+from jaxrl_llm.models.transformer import Model, ModelOutput
 
-__all__ = [
+_LATER = ByName(
+    {
+        "ADAPTER_CONFIG": "jaxrl_llm.models.checkpoints.adapter_files",
+        "Published": "jaxrl_llm.models.checkpoints.published",
+        "complete_fields": "jaxrl_llm.models.checkpoints.model_fields",
+        "exact_logits": "jaxrl_llm.models.exact.exact_scores",
+        "filled": "jaxrl_llm.models.experts.expert_parallel",
+        "fingerprint": "jaxrl_llm.models.checkpoints.published",
+        "load_params": "jaxrl_llm.models.checkpoints.pretrained",
+        "load_pretrained": "jaxrl_llm.models.checkpoints.pretrained",
+        "of_logits": "jaxrl_llm.models.exact.exact_scores",
+        "on_rows": "jaxrl_llm.models.exact.tiles",
+        "published_config": "jaxrl_llm.models.checkpoints.model_fields",
+        "read_published": "jaxrl_llm.models.checkpoints.published",
+        "save_adapters": "jaxrl_llm.models.checkpoints.adapter_files",
+        "save_pretrained": "jaxrl_llm.models.checkpoints.pretrained",
+        "stored_dtype": "jaxrl_llm.models.checkpoints.model_fields",
+        "upcycled": "jaxrl_llm.models.checkpoints.upcycling",
+    }
+)
+__getattr__ = _LATER.attribute
+
+__all__ = [  # and what `_LATER` names
     "EXACT",
     "KVCache",
     "Model",
     "ModelConfig",
     "ModelOutput",
     "Prefix",
-    "Published",
     "Router",
     "Routing",
     "Rows",
-    "blank_record",
     "choose_attention",
-    "complete_fields",
-    "experts_of",
-    "filled",
-    "fingerprint",
+    "from_chunks",
     "in_a_loop",
+    "in_chunks",
     "is_recorded",
     "kept_probabilities",
     "kv_cache",
-    "load_balance_loss",
-    "load_params",
-    "load_pretrained",
+    "log_softmax",
     "no_record",
-    "read_published",
     "routing_dtype",
-    "save_pretrained",
+    "score",
     "score_chunk",
     "skips_blocks",
     "time_multiple",
-    "upcycled",
 ]

@@ -16,13 +16,18 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import ranges, sharding
 from jaxrl_llm.ground.array_typing import Array, Key, Params
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.models.layers import LowRank, whole
 from jaxrl_llm.models.transformer import Model
 
+_KERNELS = ByName({"in_order": "jaxrl_llm.models.exact.tiles"})
 TARGETS = {
-    "attention": (("attention", "q"), ("attention", "k"), ("attention", "v"), ("attention", "o")),
-    "mlp": (("mlp", "gate"), ("mlp", "up"), ("mlp", "down")),  # of dense layers and of experts
+    "attention": tuple(
+        ("attention", name)
+        for name in (*"qkvo", "q_a", "q_b", "kv_a", "kv_b", "out_gate", "out", *(f"in_{of}" for of in "qkvzba"))
+    ),
+    "mlp": tuple(("mlp", *of, name) for of in ((), ("shared",)) for name in ("gate", "up", "down")),
     "router": (("mlp", "router"),),
 }
 
@@ -48,7 +53,7 @@ class LoRAConfig(Block, prefix="lora."):
         return [target.strip() for target in self.targets.split(",")]
 
     def holds(self, path: tuple[str, ...]) -> bool:
-        """Whether the matrix at this path of the parameters' tree is adapted."""
+        """Return whether the matrix at this path of the parameters' tree is adapted."""
         return any(path[1:] == target for name in self._targets for target in TARGETS[name])
 
 
@@ -86,7 +91,10 @@ def attach(params: Any, adapters: Any, scale: float) -> Any:
     """Parameters that `Model.apply` takes, with every target as a `LowRank`, the weight and its change apart. Gradients
     of the adapters then cost no gradient of the weights, except for experts and the router, which are multiplied whole.
 
-    params: the whole tree, or one weight with adapters {"a", "b"}.
+    Args:
+      params: the whole tree, or one weight [*lead m n].
+      adapters: the tree of `init_adapters`, or for one weight {"a": [*lead m r], "b": [*lead r n]}.
+      scale: alpha / rank, by which the change is multiplied.
     """
     if set(adapters) == {"a", "b"}:
         return LowRank(params, adapters["a"] * scale, adapters["b"])
@@ -99,7 +107,11 @@ def merge(params: Params, adapters: Any, scale: float) -> dict[str, Any]:
 
 
 def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[str, Any]:
-    """`merge` by one program, on the model's mesh. Weights that are no target stay the given arrays, not copies."""
+    """`merge` by one program, on the model's mesh.
+
+    Returns:
+      Parameters as `Model.init` has them. Weights that are no target are the given arrays, not copies.
+    """
     flat = flatten_dict(dict(params))
     pairs = flatten_dict(adapters, is_leaf=lambda _, x: set(x) == {"a", "b"})
     pairs = {path: pair for path, pair in pairs.items() if path in flat}
@@ -109,8 +121,9 @@ def merged(model: Model, params: Params, adapters: Any, scale: float) -> dict[st
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _sums(model: Model, weights: dict[Any, Array], pairs: dict[Any, Any], scale: float) -> dict[Any, Array]:
     axes: dict[Any, Any] = flatten_dict(model.axes())
+    added = _KERNELS["in_order"] if model.config.numerics == "exact" else whole
     return {
-        path: sharding.constrain(whole(attach(weight, pairs[path], scale)), axes[path], model.mesh)
+        path: sharding.constrain(added(attach(weight, pairs[path], scale)), axes[path], model.mesh)
         for path, weight in weights.items()
     }
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
 from jaxrl_llm.ground.declared import Block, declared
-from jaxrl_llm.models.architecture import ModelConfig
 
 
 class Routing(flax.struct.PyTreeNode):
@@ -16,10 +15,34 @@ class Routing(flax.struct.PyTreeNode):
 
     experts: indices used when the token at t was FED; the dtype's maximum means "no record: the router chooses".
     logits: of the router. A forward that is given them replays them, so that indices and gate weights are both frozen.
+    chosen: experts that the router chose in a forward that replayed others; None: those used.
     """
 
     experts: Integer[Array, "*batch k"]
     logits: Float[Array, "*batch e"] | None = None
+    chosen: Integer[Array, "*batch k"] | None = None
+
+    @property
+    def choice(self) -> Integer[Array, "*batch k"]:
+        """The router's own choice, which a replay may have overruled."""
+        return self.experts if self.chosen is None else self.chosen
+
+    def check(self, layers: int, tokens: tuple[int, ...], chosen: int, experts: int) -> None:
+        """Raise ValueError unless this is a record of so many MoE layers, tokens [b t], experts a token and experts."""
+        if not layers:
+            raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
+        for name, width in (("experts", chosen), ("logits", experts)):
+            given, expected = getattr(self, name), (layers, *tokens, width)
+            if given is not None and given.shape != expected:
+                raise ValueError(
+                    f"routing.{name} has shape {given.shape}, this forward needs {expected} [MoE layers, rows, time, "
+                    "experts per token or experts]; record it with the same model and the same tokens"
+                )
+
+    def limited_to(self, wanted: "Routing") -> "Routing":
+        """Drop the fields that `wanted` lacks."""
+        logits = None if wanted.logits is None else self.logits
+        return Routing(self.experts, logits, None if wanted.chosen is None else self.chosen)
 
     def __getitem__(self, index: object) -> "Routing":
         return jax.tree.map(lambda x: x[index], self)
@@ -88,57 +111,11 @@ def routing_dtype(num_experts: int) -> jnp.dtype:
     return jnp.dtype(jnp.int32)
 
 
-def blank_record(config: ModelConfig, rows: int, time: int, logits: bool = False) -> Routing:
-    """An empty record in the shape of a rollout."""
-    dtype = routing_dtype(config.num_experts)
-    shape = (config.num_moe_layers, rows, time)
-    experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-    return Routing(experts, jnp.zeros((*shape, config.num_experts), jnp.float32) if logits else None)
-
-
 def no_record(experts: Integer[Array, "*any"]) -> int:
     """The value that stands for "no record" in this array's dtype."""
     return int(jnp.iinfo(experts.dtype).max)
 
 
 def is_recorded(experts: Integer[Array, "*any k"]) -> Bool[Array, "*any"]:
-    """Whether a token has a record (its slots are recorded together)."""
+    """Return whether a token has a record (its slots are recorded together)."""
     return experts[..., 0] != no_record(experts)
-
-
-def experts_of(logits: Float[Array, "l b t e"], num_chosen: int) -> Integer[Array, "l b t k"]:
-    """The top k of the logits of all layers.
-
-    Rows come first in the product, so that each device keeps its own: with layers before them XLA gathers all logits.
-    """
-    return jnp.swapaxes(jax.lax.top_k(jnp.swapaxes(logits, 0, 1), num_chosen)[1], 0, 1)
-
-
-def select_experts(
-    fresh_logits: Float[Array, "*n e"],
-    num_chosen: int,
-    normalise: bool,
-    replay: Routing | None = None,
-    choosing: Float[Array, "*n e"] | None = None,
-) -> tuple[Integer[Array, "*n k"], Float[Array, "*n k"]]:
-    """Experts and gates of every token, by one code path for routing and for replaying.
-
-    e = top_k(s) or the recorded experts;   g_i = exp(s_i) / sum_{j in e} exp(s_j)   (normalise)
-                                            g_i = softmax(s)_i                       (otherwise)
-
-    s are the current logits, or the recorded ones where `replay.logits` is given. The gates are gathered from the
-    logits, never from probabilities zeroed outside the top k, so the router keeps its gradient under index replay.
-    choosing: the logits of the top_k, if others than s choose (`Router.choosing`).
-
-    Source: Routing Replay as in R3 (arXiv 2510.11370), gate weights from the current router.
-    """
-    scores = fresh_logits
-    experts = jax.lax.top_k(fresh_logits if choosing is None else choosing, num_chosen)[1]
-    if replay is not None:
-        recorded = is_recorded(replay.experts)[..., None]
-        experts = jnp.where(recorded, replay.experts.astype(jnp.int32), experts)
-        if replay.logits is not None:
-            scores = jnp.where(recorded, replay.logits, fresh_logits)
-    if normalise:
-        return experts, jax.nn.softmax(jnp.take_along_axis(scores, experts, axis=-1), axis=-1)
-    return experts, jnp.take_along_axis(jax.nn.softmax(scores, axis=-1), experts, axis=-1)

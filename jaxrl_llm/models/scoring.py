@@ -1,9 +1,10 @@
 """Scores aligned with their tokens: index t is about tokens[:, t]. Only `previous` and `following` shift by one."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground import sharding
@@ -27,21 +28,6 @@ from jaxrl_llm.models.transformer import Model
 _ALL = 2**22  # logits up to which the head scores every token: there are too few to be worth a choice
 
 
-class Read(NamedTuple):
-    """What is read of the scores, where it is not those of every token over the whole vocabulary.
-
-    mask: the tokens whose scores are read; None: all.
-    kept: as in a `Trajectory`, the tokens that the sampler chose token t from, -1 for none: the softmax is over those
-      (a token without a record, and None: over all). Source: "Keep Sampling Mask", arXiv 2512.02556, section 3.1.
-    """
-
-    mask: Mask | None = None
-    kept: Integer[Array, "b t m"] | None = None
-
-
-EVERY = Read()
-
-
 class Scores(flax.struct.PyTreeNode):
     """logprobs[t] = log p(token_t | tokens_<t) and the entropy of that distribution; 0 at first tokens and padding."""
 
@@ -62,12 +48,19 @@ def following(x: Shaped[Array, "b t *rest"]) -> Shaped[Array, "b t *rest"]:
 
 
 def first_tokens(segment_ids: SegmentIds) -> Bool[Array, "b t"]:
-    """Where nothing precedes a token in its segment, and padding."""
+    """Return a mask of tokens that nothing precedes in their segment, and of padding."""
     return (segment_ids == 0) | (segment_ids != previous(segment_ids))
 
 
 def align(after: PerToken, segment_ids: SegmentIds) -> PerToken:
-    """Moves a score of the state after token t - 1 to token t; 0 where a segment begins and on padding."""
+    """Move a score of the state after token t - 1 to token t.
+
+    Args:
+      after: [b t], of the state after each token.
+
+    Returns:
+      [b t], of the state before each token; 0 where a segment begins and on padding.
+    """
     return jnp.where(first_tokens(segment_ids), 0, previous(after))
 
 
@@ -81,7 +74,8 @@ def score(
     temperature: float = 1.0,
     router_logits: bool = False,
     rows: Rows = "packed",
-    read: Read = EVERY,
+    mask: Mask | None = None,
+    kept: Integer[Array, "b t m"] | None = None,
     most: int = 0,
 ) -> Scores:
     """One forward over whole answers, padded or packed, whose arguments are those of `Model.apply`.
@@ -90,7 +84,20 @@ def score(
     temperature is the rollout's, so that ratios compare the distributions that were sampled from.
 
     Args:
-      most: of the tokens that are read in a row; 0: all of them may be.
+      tokens, segment_ids: [b t], left-aligned answers with their prompts; segment 0 is padding.
+      temperature: of the rollout, above 0.
+      mask: [b t], the tokens whose scores are read; None: all.
+      kept: [b t m], as in a `Rollout`, the tokens that the sampler chose token t from, -1 for none: the softmax is over
+        those (a token without a record, and None: over all). Source: "Keep Sampling Mask", arXiv 2512.02556, section
+        3.1.
+      most: tokens of the mask in a row; 0: all may be.
+
+    Returns:
+      `Scores`: log-probs and entropies [b t] in float32, hidden states [b t d] in the model's dtype, and the routing
+      [l b t k] that the pass used (None for a dense model).
+
+    Raises:
+      ValueError: the temperature is not positive, or as of `Model.apply`.
     """
     out = model.apply(
         params,
@@ -101,50 +108,64 @@ def score(
         rows=rows,
     )
     head = model.head(params).astype(out.hidden.dtype)
+    divisor = temperature * model.config.logits_scaling
 
     def of(states: Array, targets: Array, kept: Array | None) -> tuple[PerToken, ...]:
         def flat(x: Array) -> Array:
             return sharding.flat(x, sharding.MICRO_BATCH, model.mesh)
 
-        of_token = {"temperature": temperature, "kept": None if kept is None else flat(kept)}
-        scores = selected_logprobs(flat(states), head, flat(targets), **of_token, mesh=model.mesh)
+        of_token = {"temperature": divisor, "kept": None if kept is None else flat(kept)}
+        scores = selected_logprobs(
+            flat(states), head, flat(targets), **of_token, mesh=model.mesh, exact=model.kernels.exact
+        )
         return tuple(sharding.unflat(x, targets.shape, sharding.MICRO_BATCH, model.mesh) for x in scores)
 
     some = 0 < most < tokens.shape[1] and tokens.size * head.shape[1] > _ALL
-    if read.mask is not None and some and sharding.shards("time", model.mesh) == 1:
-        logprobs, entropy = _of_some(of, out.hidden, tokens, read, _source(segment_ids, rows), most)
+    if mask is not None and some and sharding.shards("time", model.mesh) == 1:
+        logprobs, entropy = of_some(of, out.hidden, tokens, mask, kept, source_of(segment_ids, rows), most)
     elif rows == "shared":
-        source = _source(segment_ids, rows)
+        source = source_of(segment_ids, rows)
         states = jnp.take_along_axis(out.hidden, jnp.maximum(source, 0)[..., None], axis=1)
-        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens, read.kept))
+        logprobs, entropy = (jnp.where(source >= 0, x, 0) for x in of(states, tokens, kept))
     else:
-        after = None if read.kept is None else following(read.kept)
+        after = None if kept is None else following(kept)
         logprobs, entropy = (align(x, segment_ids) for x in of(out.hidden, following(tokens), after))
     return Scores(logprobs, entropy, out.hidden, out.routing)
 
 
-def _of_some(
-    of: Callable[[Array, Array, Array | None], tuple[PerToken, ...]],
-    hidden: Float[Array, "b t d"],
+def of_some(
+    of: Callable[[Any, Array, Array | None], tuple[PerToken, ...]],
+    hidden: Any,
     tokens: Tokens,
-    read: Read,
+    wanted: Mask,
+    kept: Integer[Array, "b t m"] | None,
     source: Integer[Array, "b t"],
     most: int,
 ) -> tuple[PerToken, ...]:
-    """The scores `of` the tokens that are read alone, at most so many in a row; 0 elsewhere."""
+    """The scores `of` the wanted tokens alone, at most so many in a row.
+
+    Args:
+      of: (hidden states [b most d], targets [b most], kept [b most m]) -> scores [b most] each.
+      hidden: [b t d], or a tree of such.
+      wanted: [b t], true at most `most` times in a row.
+      source: [b t], as `source_of` gives it.
+
+    Returns:
+      Each of the scores in [b t]; 0 at tokens that are not wanted.
+    """
 
     def at(x: Array, columns: Array) -> Array:
         return jnp.take_along_axis(x, columns.reshape(*columns.shape, *[1] * (x.ndim - 2)), axis=1)
 
-    wanted: Any = read.mask
-    columns = jnp.argsort(~wanted, axis=1)[:, :most]  # stable: those that are read, in order
-    kept = None if read.kept is None else at(read.kept, columns)
-    found = of(at(hidden, jnp.maximum(at(source, columns), 0)), at(tokens, columns), kept)
+    columns = jnp.argsort(~wanted, axis=1)[:, :most]  # stable: in order
+    kept = None if kept is None else at(kept, columns)
+    before = jnp.maximum(at(source, columns), 0)
+    found = of(jax.tree.map(lambda x: at(x, before), hidden), at(tokens, columns), kept)
     place = jnp.clip(jnp.cumsum(wanted, axis=1) - 1, 0, most - 1)
     return tuple(jnp.where(wanted & (source >= 0), at(x, place), 0) for x in found)
 
 
-def _source(segment_ids: SegmentIds, rows: Rows) -> Integer[Array, "b t"]:
+def source_of(segment_ids: SegmentIds, rows: Rows) -> Integer[Array, "b t"]:
     """The column of the token that each one continues, -1 for none: the first of an answer continues a prompt that it
     shares."""
     before = jnp.where(first_tokens(segment_ids), -1, jnp.arange(segment_ids.shape[1])[None] - 1)
@@ -155,5 +176,12 @@ def _source(segment_ids: SegmentIds, rows: Rows) -> Integer[Array, "b t"]:
 
 
 def values(head: Params, hidden: Float[Array, "b t d"]) -> PerToken:
-    """V of the state AFTER each token; `align` makes it the value before the token."""
+    """The value of the state AFTER each token; `align` makes it the value before the token.
+
+    Args:
+      head: {"kernel": [d], "bias": []}.
+
+    Returns:
+      [b t], float32.
+    """
     return jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), head["kernel"]) + head["bias"]

@@ -20,9 +20,12 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.models.softmax import OUT, log_softmax
+
+_KERNELS = ByName({"exact_scores": "jaxrl_llm.models.exact.exact_scores"})
 
 _ONE_CHUNK = 2**22  # logits (16 MB)
-_OUT = -1e30  # the logit of what was not kept: its weight is 0, and so is weight * logit
 
 
 def score_chunk(platform: str) -> int:
@@ -45,10 +48,12 @@ def selected_logprobs(
     temperature: float = 1.0,
     kept: Integer[Array, "n m"] | None = None,
     mesh: Mesh | None = None,
+    exact: Any = None,
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """log p_n[target_n] and the entropy -sum_j p_nj log p_nj of p_n = softmax(hidden_n @ head / temperature).
 
     kept: the tokens that the softmax is over, -1 for none; a row without a token, and None: the whole vocabulary.
+    exact: operations (`Tiles`) that give a token the same bits whatever the other ones are.
 
     Products accumulate in float32 and all that follows is float32. The gradient of an entropy that is not used costs
     nothing. On the mesh of the enclosing jit every device scores its own tokens with the full head, which is gathered
@@ -56,7 +61,8 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive to score; set rollout.temperature")
-    scored: Any = functools.partial(_selected, temperature=float(temperature), platform=sharding.platform(mesh))
+    how: Any = {"temperature": float(temperature), "platform": sharding.platform(mesh), "exact": exact}
+    scored: Any = functools.partial(_selected, **how)
     run = scored
     if mesh is not None and mesh.size > 1:
         states, tokens = (sharding.spec(("tokens", None)[: x.ndim], x.shape, mesh) for x in (hidden, targets))
@@ -77,10 +83,10 @@ def _logits(hidden: Array, head: Array, kept: Array | None, temperature: float) 
     # A negative index would count from the end.
     places = jnp.arange(len(kept))[:, None], jnp.where(kept < 0, logits.shape[1], kept)
     inside = jnp.broadcast_to(jnp.all(kept < 0, axis=1, keepdims=True), logits.shape)
-    return jnp.where(inside.at[places].set(True, mode="drop"), logits, _OUT)
+    return jnp.where(inside.at[places].set(True, mode="drop"), logits, OUT)
 
 
-def _cut(x: Array, chunk: int) -> Array:
+def in_chunks(x: Array, chunk: int) -> Array:
     """[n ...] -> [steps, size, ...], padded with zeros. Strided, so that rows sharded over devices stay there."""
     steps = -(-x.shape[0] // chunk)
     size = -(-x.shape[0] // steps)
@@ -88,29 +94,26 @@ def _cut(x: Array, chunk: int) -> Array:
     return padded.reshape(size, steps, *x.shape[1:]).swapaxes(0, 1)
 
 
-def _join(x: Array, n: int) -> Array:
-    """The inverse of `_cut`."""
+def from_chunks(x: Array, n: int) -> Array:
+    """The inverse of `in_chunks`."""
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:n]
 
 
 def _chunk_forward(hidden, head, targets, kept, temperature):
     logits = _logits(hidden, head, kept, temperature)
-    top = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    weights = jnp.exp(logits - top)
-    total = jnp.sum(weights, axis=-1)
-    mean = jnp.sum(weights * logits, axis=-1) / total
-    log_partition = jnp.log(total) + top[:, 0]
-    of_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return of_target - log_partition, log_partition - mean, log_partition, weights / total[:, None]
+    return log_softmax(logits, jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _selected(hidden, head, targets, kept, temperature, platform):
-    return _forward(hidden, head, targets, kept, temperature, platform, keep=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _selected(hidden, head, targets, kept, temperature, platform, exact):
+    return _forward(hidden, head, targets, kept, temperature, platform, exact, keep=False)[0]
 
 
-def _forward(hidden, head, targets, kept, temperature, platform, keep):
-    if hidden.shape[0] * head.shape[1] <= _ONE_CHUNK:
+def _forward(hidden, head, targets, kept, temperature, platform, exact, keep):
+    if exact:
+        logprob, entropy, log_partition = _KERNELS["exact_scores"](exact, hidden, head, targets, kept, temperature)
+        probs = None
+    elif hidden.shape[0] * head.shape[1] <= _ONE_CHUNK:
         logprob, entropy, log_partition, probs = _chunk_forward(hidden, head, targets, kept, temperature)
     else:
         keep = keep and kept_probabilities(hidden.shape[0], head.shape[1], platform) > 0
@@ -119,16 +122,16 @@ def _forward(hidden, head, targets, kept, temperature, platform, keep):
             hidden, targets, kept = tokens
             return _chunk_forward(hidden, head, targets, kept, temperature)[: 4 if keep else 3]
 
-        cut = functools.partial(_cut, chunk=score_chunk(platform))
+        cut = functools.partial(in_chunks, chunk=score_chunk(platform))
         parts: Any = lax.map(one, jax.tree.map(cut, (hidden, targets, kept)))
-        logprob, entropy, log_partition = (_join(p, targets.size) for p in parts[:3])
+        logprob, entropy, log_partition = (from_chunks(p, targets.size) for p in parts[:3])
         probs = parts[3] if keep else None
     return (logprob, entropy), (hidden, head, targets, kept, log_partition, entropy, probs)
 
 
-def _selected_fwd(hidden, head, targets, kept, temperature, platform):
+def _selected_fwd(hidden, head, targets, kept, temperature, platform, exact):
     kept = None if kept is None else kept.value
-    return _forward(hidden.value, head.value, targets.value, kept, temperature, platform, keep=True)
+    return _forward(hidden.value, head.value, targets.value, kept, temperature, platform, exact, keep=True)
 
 
 def _chunk_backward(
@@ -150,7 +153,8 @@ def _chunk_backward(
     return d_hidden, jnp.matmul(columns, d_logits, preferred_element_type=jnp.float32)
 
 
-def _selected_bwd(temperature, platform, residuals, cotangents):
+def _selected_bwd(temperature, platform, exact, residuals, cotangents):
+    del exact  # a gradient need not be
     hidden, head, targets, kept, log_partition, entropy, probs = residuals
     d_logprob, d_entropy = (None if isinstance(c, SymbolicZero) else c for c in cotangents)
     d_logprob = jnp.zeros_like(log_partition) if d_logprob is None else d_logprob
@@ -158,7 +162,7 @@ def _selected_bwd(temperature, platform, residuals, cotangents):
     if probs is not None and probs.ndim == 2:
         d_hidden, d_head = _chunk_backward(head, probs, temperature, platform, *per_token)
         return d_hidden, d_head.astype(head.dtype), None, None
-    chunks = jax.tree.map(functools.partial(_cut, chunk=score_chunk(platform)), per_token)
+    chunks = jax.tree.map(functools.partial(in_chunks, chunk=score_chunk(platform)), per_token)
 
     def step(d_head, of_chunk):
         probs, tokens = of_chunk
@@ -166,7 +170,7 @@ def _selected_bwd(temperature, platform, residuals, cotangents):
         return d_head + change, d_hidden
 
     d_head, d_hidden = lax.scan(step, jnp.zeros(head.shape, jnp.float32), (probs, chunks))
-    return _join(d_hidden, targets.size), d_head.astype(head.dtype), None, None
+    return from_chunks(d_hidden, targets.size), d_head.astype(head.dtype), None, None
 
 
 _selected.defvjp(_selected_fwd, _selected_bwd, symbolic_zeros=True)

@@ -9,7 +9,7 @@ except in bfloat16 on a TPU.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -18,41 +18,34 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key, Params, SegmentIds, Tokens
-from jaxrl_llm.models.architecture import Kind, ModelConfig, Rows
+from jaxrl_llm.ground.array_typing import Array, Float, Integer, Key, Params, SegmentIds, Tokens
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.models.architecture import DELTA, Kind, ModelConfig, Rows
 from jaxrl_llm.models.attention import kv_cache
-from jaxrl_llm.models.attention.flash import choose_attention, kept_of_attention
-from jaxrl_llm.models.attention.grouped_query import Attention, rotation
+from jaxrl_llm.models.attention.choice import kept_of_attention
+from jaxrl_llm.models.attention.grouped_query import Attention, positions_of
 from jaxrl_llm.models.attention.kv_cache import KVCache, LayerCache, Layout
+from jaxrl_llm.models.attention.rotary import rotation
 from jaxrl_llm.models.experts.moe import MoE, SwiGLU
-from jaxrl_llm.models.layers import FEW_ROWS, OfLayer, RMSNorm, Transposed, embedded, matrix, project
+from jaxrl_llm.models.kernels import Kernels, Seen, in_a_loop
+from jaxrl_llm.models.layers import FEW_ROWS, OfLayer, RMSNorm, Transposed, embedded, matrix, project, scaled
 from jaxrl_llm.models.routing import EXACT, Router, Routing, no_record, routing_dtype
 
-_UNROLLED = {"cpu": 8, "gpu": 48}  # layers; for more, compile time matters
+_KERNELS = ByName(
+    {
+        "ClampedMoE": "jaxrl_llm.models.experts.clamped_experts",
+        "GeGLU": "jaxrl_llm.models.experts.geglu",
+        "DeltaNet": "jaxrl_llm.models.attention.delta_net",
+        "LatentAttention": "jaxrl_llm.models.attention.latent",
+        "with_post_norms": "jaxrl_llm.models.post_norms",
+        "exact_block": "jaxrl_llm.models.exact.exact_block",
+        "exact_norm": "jaxrl_llm.models.exact.exact_scores",
+        "first_difference": "jaxrl_llm.models.exact.first_difference",
+        "of_layer": "jaxrl_llm.models.attention.layer_views",
+        "with_views": "jaxrl_llm.models.attention.layer_views",
+    }
+)
 _WORTH_TRANSPOSING = 32  # decode steps: it takes as long as 5 to 25 steps win by it
-
-
-def in_a_loop(config: ModelConfig, mesh: Mesh | None, layers: int) -> bool:
-    """Whether so many equal layers are trained in a loop of XLA or one after the other.
-
-    A loop stacks what the backward needs and copies each layer's weights out of their stack, which costs more than
-    compiling the layers: a step of 1 B parameters takes 1.07 (dense) and 1.18 times (a mixture) as long on an H200.
-    Remat of blocks stacks little. Without the loop XLA keeps weights that were gathered from the devices of a mesh, and
-    TPUs compile many layers for minutes.
-    """
-    platform = sharding.platform(mesh)
-    unrolled_for = {"cpu": ("none",), "gpu": ("none", "dots") if sharding.shards("embed", mesh) == 1 else ()}
-    return config.remat not in unrolled_for.get(platform, ()) or layers > _UNROLLED[platform]
-
-
-class _Seen(NamedTuple):
-    """What a block is told of the tokens besides their states; axes are the logical axes of b and t."""
-
-    rotation: tuple[Array, Array]
-    visible: Bool[Array, "b t s"]
-    segment_ids: SegmentIds
-    axes: tuple[str, str | None]
-    rows: Rows
 
 
 class ModelOutput(flax.struct.PyTreeNode):
@@ -63,31 +56,40 @@ class ModelOutput(flax.struct.PyTreeNode):
     cache: KVCache | None
 
 
+LAYERS: dict[str, tuple[Any, Any]] = {"dense": (Attention, SwiGLU), "moe": (Attention, MoE)}
+
+
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)), of the two classes that `LAYERS` has for its kind."""
 
     def __init__(self, config: ModelConfig, kind: str, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config)
-        self.attention = Attention(config, rngs)
+        attention, feed = LAYERS[kind.removeprefix("delta_")]
+        if kind.endswith("moe") and (config.expert_bias or config.swiglu_limit):
+            feed = _KERNELS["ClampedMoE"]
+        if kind.endswith("dense") and config.hidden_act != "silu":
+            feed = _KERNELS["GeGLU"]
+        if config.kv_lora_rank:
+            attention = _KERNELS["LatentAttention"]
+        if kind in DELTA:
+            attention = _KERNELS["DeltaNet"]
+        self.attention = attention(config, rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config)
-        self.mlp = MoE(config, rngs) if kind == "moe" else SwiGLU(config, rngs)
+        self.mlp = feed(config, rngs)
+        self.factor = config.residual_multiplier
 
     def __call__(
-        self, x: Array, seen: _Seen, cache: Any, replay: Routing | None, mesh: Mesh | None, router: Router
+        self, x: Array, seen: Seen, cache: LayerCache | None, replay: Routing | None
     ) -> tuple[Array, Any, Routing | None]:
-        place = (*seen.axes, None)
-        y, kv = self.attention(self.attention_norm(x), *seen, cache, mesh)
-        x = sharding.constrain(x + y, place, mesh)
-        inputs = self.mlp_norm(x)
-        if isinstance(self.mlp, MoE):
-            y, route = self.mlp(inputs, replay, mesh, seen.axes, router)
-        else:
-            y, route = self.mlp(inputs), None
-        return sharding.constrain(x + y, place, mesh), kv, route
+        place, mesh = (*seen.axes, None), seen.kernels.mesh
+        y, kv = self.attention(self.attention_norm(x), seen, cache)
+        x = sharding.constrain(x + scaled(y, self.factor), place, mesh)
+        y, route = self.mlp(self.mlp_norm(x), seen, replay)
+        return sharding.constrain(x + scaled(y, self.factor), place, mesh), kv, route
 
 
 class Ends(nnx.Module):
-    """What is not a layer: embedding, final norm, output head (absent when tied)."""
+    """Parts that are no layer: embedding, final norm, output head (absent when tied)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         v, d = config.vocab_size, config.hidden_size
@@ -108,18 +110,9 @@ def _definition(config: ModelConfig, part: str) -> tuple[Any, Any]:
 
 def _make(config: ModelConfig, part: str, key: Key) -> nnx.Module:
     rngs = nnx.Rngs(params=key)
-    return Ends(config, rngs) if part == "ends" else Block(config, part, rngs)
-
-
-def positions_of(segment_ids: SegmentIds, rows: Rows = "packed") -> Integer[Array, "b t"]:
-    """Position of each token inside its segment (segments are contiguous); answers to a shared prompt continue it."""
-    index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
-    first = jnp.ones_like(segment_ids[:, :1], bool)
-    starts = jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
-    positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-    if rows != "shared":
-        return positions
-    return positions + jnp.where(segment_ids > 1, jnp.sum(segment_ids == 1, axis=1, keepdims=True), 0)
+    if part == "ends":
+        return Ends(config, rngs)
+    return (Block if config.norm_placement == "pre" else _KERNELS["with_post_norms"](Block))(config, part, rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +130,7 @@ class Model:
             return nnx.to_pure_dict(nnx.state(_make(self.config, part, key)))
 
         params = {"ends": make("ends", jax.random.fold_in(key, 0))}
-        for salt, kind in enumerate(("dense", "moe"), start=1):
+        for salt, kind in enumerate((*LAYERS, *DELTA), start=1):
             if count := self.config.kinds.count(kind):
                 keys = jax.random.split(jax.random.fold_in(key, salt), count)
                 params[kind] = jax.vmap(functools.partial(make, kind))(keys)
@@ -162,17 +155,15 @@ class Model:
 
     def init_sharded(self, key: Key) -> dict[str, Any]:
         """Parameters created on the mesh, so that no device ever holds a full copy."""
-        if self.mesh is None:
-            return jax.jit(self.init)(key)
-        return jax.jit(self.init, out_shardings=jax.tree.map(lambda s: s.sharding, self.shapes()))(key)
+        return _initialisation(self)(key)
 
     def unstack(self, params: Params, dtype: Any = None) -> dict[str, Any]:
-        """Parameters for the decode loop, by layer or by stack as its caches are, cast once to `dtype`; the router and
-        the norms stay as they are."""
+        """Parameters for the decode loop, by layer or by stack as its caches are, cast once to `dtype`; the router,
+        norms and decays stay as they are."""
 
         def cast(path: Any, x: Array) -> Array:
             name = jax.tree_util.keystr(path)
-            return x if dtype is None or "router" in name or "norm" in name else x.astype(dtype)
+            return x if dtype is None or any(of in name for of in ("router", "norm", "decay")) else x.astype(dtype)
 
         params = dict(jax.tree_util.tree_map_with_path(cast, dict(params)))
         layout = self.cache_layout
@@ -185,12 +176,13 @@ class Model:
     def for_decoding(self, params: Params, rows: int, steps: int) -> Params:
         """Unstacked parameters as so many decode steps of so many rows want them: for few rows on a CPU, matrices are
         kept transposed. Not those of experts, with which it takes as long, nor the router's."""
-        on_cpu = sharding.platform(self.mesh) == "cpu" and (self.mesh is None or self.mesh.size == 1)
-        if not on_cpu or not 1 < rows <= FEW_ROWS or steps < _WORTH_TRANSPOSING:
+        on_cpu = self.kernels.platform == "cpu" and (self.mesh is None or self.mesh.size == 1)
+        if not on_cpu or self.kernels.exact or not 1 < rows <= FEW_ROWS or steps < _WORTH_TRANSPOSING:
             return params
 
         def turned(path: Any, x: Array) -> Any:
-            matrix = x.ndim == 2 and "router" not in jax.tree_util.keystr(path)
+            name = jax.tree_util.keystr(path)
+            matrix = x.ndim == 2 and not any(part in name for part in ("router", "bias", "kv_b"))
             return Transposed(x.T) if matrix else x
 
         layers = {kind: jax.tree_util.tree_map_with_path(turned, params[kind]) for kind in set(self.config.kinds)}
@@ -198,8 +190,14 @@ class Model:
         return {**params, **layers, "ends": ends}
 
     @property
+    def kernels(self) -> Kernels:
+        """The choices of this platform."""
+        return Kernels.of(self.config, self.mesh)
+
+    @property
     def cache_layout(self) -> Layout:
-        return kv_cache.layout_of(self.config, sharding.platform(self.mesh))
+        """How a cache lies in memory, for `kv_cache.copy_rows`."""
+        return self.kernels.cache
 
     def empty_cache(self, rows: int, length: int) -> KVCache:
         """For so many tokens of each row, to be filled by `apply`."""
@@ -212,11 +210,14 @@ class Model:
 
     def logits(self, params: Params, hidden: Float[Array, "*n d"]) -> Float[Array, "*n v"]:
         """hidden @ head, accumulated and returned in float32; params may be those of `for_decoding`."""
-        if not self.config.tie_word_embeddings:
-            return project(hidden, params["ends"]["head"], jnp.float32)
-        if sharding.platform(self.mesh) == "cpu":
-            return project(hidden, Transposed(params["ends"]["embedding"]), jnp.float32)
-        return project(hidden, self.head(params), jnp.float32)
+        head = params["ends"].get("head", Transposed(params["ends"]["embedding"]))
+        if self.config.tie_word_embeddings and self.kernels.platform != "cpu":
+            head = self.head(params)
+        return scaled(project(hidden, head, jnp.float32), 1 / self.config.logits_scaling)
+
+    def first_difference(self) -> str:
+        """Return a sentence that names the first operation whose result depends on the arrangement of a batch."""
+        return _KERNELS["first_difference"](self)
 
     def apply(
         self,
@@ -251,7 +252,8 @@ class Model:
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else segment_ids
         positions = positions_of(segment_ids, rows) if positions is None else positions
         assert cache is None or not (prefill or rows == "shared")
-        if rows == "shared" and choose_attention(config, sharding.platform(self.mesh)) == "flash":
+        kernels = self.kernels
+        if rows == "shared" and kernels.attention == "flash":
             raise ValueError(
                 "answers that share a prompt (updates.layout=shared) need plain attention; set "
                 "model.attention_implementation=plain, or updates.layout=packed"
@@ -261,9 +263,10 @@ class Model:
                 "answers that share a prompt (updates.layout=shared) are not split over devices; set the context axis, "
                 "the fifth size of mesh.shape, to 1, or updates.layout=packed"
             )
-        _check_routing(config, tokens, routing)
+        if routing is not None:
+            routing.check(config.num_moe_layers, tokens.shape, config.num_experts_per_tok, config.num_experts)
         if cache is not None:
-            layered, visible = kv_cache.by_group(cache, positions, self.cache_layout)
+            layered, visible = kv_cache.by_group(cache, positions, kernels.cache)
         else:
             layered, causal = None, jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
             same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != 0)[:, None, :]
@@ -272,85 +275,86 @@ class Model:
             visible = same & causal[None]
         axes = sharding.MICRO_BATCH if cache is None and not prefill else sharding.ROLLOUT
         x = embedded(params["ends"]["embedding"], tokens, config.compute_dtype, axes, self.mesh)
-        rotated = rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-        seen = _Seen(rotated, visible, segment_ids, axes, rows)
-        if prefill or cache is not None or isinstance(params[config.kinds[0]], tuple):
-            x, caches, routes = self._by_groups(params, x, seen, routing, layered)
-        else:
-            caches, (x, routes) = [], self._scan(params, x, seen, routing)
+        x = scaled(x, config.embedding_multiplier)
+        gate = dataclasses.replace(config.gate, router=self.router)
+        seen = Seen(rotation(positions, config.rope), visible, segment_ids, axes, rows, kernels, gate)
+        seen = seen if config.alike else _KERNELS["with_views"](config, seen, positions, cache)
+        x, caches, routes = self._walk(params, x, seen, routing, layered, prefill)
         out = None
         if routes:
             out = jax.tree.map(lambda *parts: jnp.concatenate(parts), *routes)
-            experts = out.experts.astype(routing_dtype(config.num_experts))
-            experts = jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
-            out = out.replace(experts=experts) if router_logits else Routing(experts)
-        if layered is not None and self.cache_layout.stacked:
+
+            def recorded(experts: Array) -> Array:
+                experts = experts.astype(routing_dtype(config.num_experts))
+                return jnp.where((segment_ids != 0)[None, :, :, None], experts, no_record(experts))
+
+            chosen = None if out.chosen is None else recorded(out.chosen)
+            out = Routing(recorded(out.experts), out.logits if router_logits else None, chosen)
+        if layered is not None and kernels.cache.stacked:
             caches = [kv_cache.write_stack(old, *new, self.mesh) for old, new in zip(layered, caches, strict=True)]
         if prefill or cache is not None:
             keys, values = map(tuple, zip(*caches, strict=True))
             cache = KVCache(keys, values, None if cache is None else cache.prefix)
+        if kernels.exact:
+            scale = params["ends"]["norm"]["scale"]
+            how = kernels.exact, self.mesh, axes[0]
+            return ModelOutput(_KERNELS["exact_norm"](x, scale, config.rms_norm_eps, *how), out, cache)
         ends = nnx.merge(_definition(config, "ends")[0], dict(params["ends"]))
         return ModelOutput(ends.norm(x), out, cache)
 
-    def _block(self, kind: Kind, seen: _Seen) -> Any:
-        """A block as a function (x, parameters, cache, replay) -> (x, keys and values, routing)."""
-        graphdef = _definition(self.config, kind)[0]
-
-        def block(x: Array, params: Params, cache: LayerCache | None, replay: Routing | None) -> Any:
-            return nnx.merge(graphdef, params)(x, seen, cache, replay, self.mesh, self.router)
-
-        return block
-
-    def _scan(self, params: Params, x: Array, seen: _Seen, routing: Any) -> tuple[Array, list[Any]]:
-        """All layers from their stacks, with one scan per run of equal layers; returns x and each run's routing."""
-        routes = []
-        for kind, places in self.config.runs:
-            block = self._block(kind, seen)
-
-            def without_cache(x: Array, inputs: Any, block: Any = block) -> tuple[Array, Any]:
-                layer, replay = inputs
-                x, _, route = block(x, layer, None, replay)
-                return x, route
-
-            here = slice(places.start, places.stop)
-            stack = jax.tree.map(lambda a, here=here: a[here], params[kind])
-            rolled = in_a_loop(self.config, self.mesh, len(places))
-            # Outside of a loop, and one turn is none, XLA would keep what it was told to compute again.
-            body = self._rematerialised(without_cache, prevent_cse=not rolled or len(places) == 1)
-            inputs = (stack, _of_layers(here, kind, routing))
-            x, route = jax.lax.scan(body, x, inputs, unroll=1 if rolled else len(places))
-            routes += [] if route is None else [route]
-        return x, routes
-
-    def _by_groups(
-        self, params: Params, x: Array, seen: _Seen, routing: Any, cached: Sequence[LayerCache] | None
+    def _walk(
+        self, params: Params, x: Array, seen: Seen, routing: Any, cached: Sequence[LayerCache] | None, prefill: bool
     ) -> tuple[Array, list[Any], list[Any]]:
-        """All layers, one by one or in a loop over each stack; returns x, the keys and values of each, and its routing.
+        """All layers: x, and of each array of a cache its keys and values, of each stack its routing.
 
-        Layers that follow one by one are traced once. On a CPU a loop over stacks compiles in half the time and needs
-        no second copy of the weights, but a token of SmolLM2 costs 7 to 12 % more: each turn copies its slice of
-        weights and cache.
+        Stacks that are trained are scanned, one run of equal layers after the other. For a cache, or from parameters of
+        `unstack`, layers follow one by one and are traced once, or where the cache is a stack in a loop whose turns
+        read their own. On a CPU that loop compiles in half the time and needs no second copy of the weights, but a
+        token of SmolLM2 costs 7 to 12 % more: each turn copies its slice of weights and cache.
         """
-        caches, routes = [], []
-        stacked = self.cache_layout.stacked
-        blocks = {kind: jax.jit(self._block(kind, seen)) for kind in dict.fromkeys(self.config.kinds)}
-        if not isinstance(params[self.config.kinds[0]], tuple):
-            params = self.unstack(params)
-        given = {kind: iter(params[kind]) for kind in blocks}
-        for number, (kind, places) in enumerate(kv_cache.groups(self.config, self.cache_layout)):
-            layers, cache = next(given[kind]), None if cached is None else cached[number]
-            replay = _of_layers(slice(places.start, places.stop), kind, routing)
-            if stacked:
-                x, (kv, route) = _in_turns(blocks[kind], x, layers, cache, replay)
+        caches, routes, kinds, routed = [], [], dict.fromkeys(self.config.kinds), 0
+        unstacked = isinstance(params[self.config.kinds[0]], tuple)
+        trained = not (prefill or cached or unstacked)
+        blocks = {kind: _block(self.config, kind, seen) for kind in kinds}
+        if not trained:
+            blocks = {kind: jax.jit(block) for kind, block in blocks.items()}
+            params = params if unstacked else self.unstack(params)
+            given = {kind: iter(params[kind]) for kind in kinds}
+        groups, done = self.config.runs if trained else kv_cache.groups(self.config, seen.kernels.cache), 0
+        for number, (kind, places) in enumerate(groups):
+            here, mine, block = slice(places.start, places.stop), slice(done, done + len(places)), blocks[kind]
+            views, done = None if seen.views is None else seen.views.of_layers[mine], mine.stop
+            layers = jax.tree.map(lambda a, here=here: a[here], params[kind]) if trained else next(given[kind])
+            moe = kind.endswith("moe")
+            replay = routing[routed : routed + len(places)] if moe and routing is not None else None
+            if trained:
+                x, route = self._scanned(block, x, (layers, replay, views), len(places))
             else:
-                x, kv, route = blocks[kind](x, layers, cache, jax.tree.map(lambda r: r[0], replay))
-                route = jax.tree.map(lambda r: r[None], route)
-            caches.append(kv)
-            routes += [] if route is None else [route]
+                cache = None if cached is None else cached[number]
+                if seen.kernels.cache.stacked:
+                    x, (kv, route) = _in_turns(block, x, layers, cache, (replay, views))
+                else:
+                    x, kv, route = block(x, layers, cache, *jax.tree.map(lambda r: r[0], (replay, views)))
+                    route = jax.tree.map(lambda r: r[None], route)
+                caches.append(kv)
+            routes, routed = routes + [route] * moe, routed + len(places) * moe
         return x, caches, routes
 
+    def _scanned(self, block: Any, x: Array, stacks: Any, layers: int) -> tuple[Array, Any]:
+        """One run of equal layers from the stacks of their parameters, replay and views; returns x and the routing."""
+
+        def without_cache(x: Array, inputs: Any) -> tuple[Array, Any]:
+            layer, *others = inputs
+            x, _, route = block(x, layer, None, *others)
+            return x, route
+
+        rolled = in_a_loop(self.config, self.mesh, layers)
+        # Outside of a loop, and one turn is none, XLA would keep what it was told to compute again.
+        body = self._rematerialised(without_cache, prevent_cse=not rolled or layers == 1)
+        return jax.lax.scan(body, x, stacks, unroll=1 if rolled else layers)
+
     def _rematerialised(self, block: Any, prevent_cse: bool) -> Any:
-        if self.config.remat == "none" and sharding.platform(self.mesh) != "tpu":
+        if self.config.remat == "none" and self.kernels.platform != "tpu":
             return block
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policies = {
@@ -360,35 +364,37 @@ class Model:
         return jax.checkpoint(block, policy=policies.get(self.config.remat), prevent_cse=prevent_cse)
 
 
-def _in_turns(block: Any, x: Array, stack: Any, cache: LayerCache | None, replay: Any) -> tuple[Array, Any]:
-    """A stack of layers in a loop whose turns read their own; returns x, and of all layers columns and routing."""
+@functools.lru_cache(maxsize=64)
+def _initialisation(model: Model) -> Any:
+    """Return the program of `Model.init_sharded`, which equal models share."""
+    where = None if model.mesh is None else jax.tree.map(lambda s: s.sharding, model.shapes())
+    return jax.jit(model.init, out_shardings=where)
+
+
+def _in_turns(block: Any, x: Array, stack: Any, cache: LayerCache | None, others: Any) -> tuple[Array, Any]:
+    """A stack of layers, with their replay and views, in a loop; returns x, and of all layers columns and routing."""
 
     def turn(x: Array, inputs: Any) -> tuple[Array, Any]:
-        layer, replay = inputs
+        layer, replay, view = inputs
         own = None if cache is None else cache.of_layer(layer)
-        x, kv, route = block(x, jax.tree.map(lambda a: mine(OfLayer(a, layer)), stack), own, replay)
+        x, kv, route = block(x, jax.tree.map(lambda a: mine(OfLayer(a, layer)), stack), own, replay, view)
         return x, (kv, route)
 
     def mine(weight: OfLayer) -> Any:  # a kernel takes the matrices of experts
         return weight if len(weight.shape) > 2 else weight.value
 
-    return jax.lax.scan(turn, x, (jnp.arange(len(jax.tree.leaves(stack)[0])), replay))
+    return jax.lax.scan(turn, x, (jnp.arange(len(jax.tree.leaves(stack)[0])), *others))
 
 
-def _of_layers(place: slice, kind: Kind, routing: Routing | None) -> Routing | None:
-    """The part of `routing` that is replayed in these layers; None in dense layers and without a replay."""
-    return routing[place] if kind == "moe" and routing is not None else None
+def _block(config: ModelConfig, kind: Kind, seen: Seen) -> Any:
+    """A block as a function (x, parameters, cache, replay, view) -> (x, keys and values, routing)."""
+    graphdef = _definition(config, kind)[0]
 
+    def of(seen: Seen) -> Any:
+        def block(x: Array, params: Params, cache: LayerCache | None, replay: Routing | None, view: Any) -> Any:
+            own = seen if view is None else _KERNELS["of_layer"](seen, view)
+            return nnx.merge(graphdef, params)(x, own, cache, replay)
 
-def _check_routing(config: ModelConfig, tokens: Array, routing: Routing | None) -> None:
-    if routing is None:
-        return
-    if not config.num_moe_layers:
-        raise ValueError("routing was given to a dense model; set replay.mode='off' or model.num_experts > 0")
-    for name, width in (("experts", config.num_experts_per_tok), ("logits", config.num_experts)):
-        given, expected = getattr(routing, name), (config.num_moe_layers, *tokens.shape, width)
-        if given is not None and given.shape != expected:
-            raise ValueError(
-                f"routing.{name} has shape {given.shape}, this forward needs {expected} [MoE layers, rows, time, "
-                "experts per token or experts]; record it with the same model and the same tokens"
-            )
+        return block
+
+    return _KERNELS["exact_block"](config, seen, of) if seen.kernels.exact else of(seen)

@@ -27,7 +27,8 @@ def _check_convention(std: str, baseline: str) -> None:
         raise ValueError(f'baseline="none" with std={std!r} has no centre to scale around; set std="none"')
 
 
-def _in_groups(rewards: PerAnswer, group_size: int) -> Float[Array, "g n"]:
+def in_groups(rewards: PerAnswer, group_size: int) -> Float[Array, "g n"]:
+    """Rewards by group; raises ValueError if groups do not divide them or one is not finite."""
     rewards = jnp.asarray(rewards)
     if rewards.ndim != 1:
         raise ValueError(f"rewards has shape {rewards.shape}; give one number an answer, [b]")
@@ -65,7 +66,7 @@ def group_advantages(
     Source: GRPO, arXiv 2402.03300 section 4.1.2; Dr. GRPO, arXiv 2503.20783 (std "none"); RLOO, arXiv 2402.14740 eq. 7.
     """
     _check_convention(std, baseline)
-    groups = _in_groups(rewards, group_size)
+    groups = in_groups(rewards, group_size)
     if baseline == "none":
         return groups.ravel()
     centred = groups - groups.mean(1, keepdims=True)
@@ -89,7 +90,7 @@ def gae(
     mask: Mask,
     *,
     gamma: float = 1.0,
-    lam: float = 1.0,
+    lam: float | PerAnswer = 1.0,
     bootstrap: PerAnswer | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Generalised advantage estimation: delta_t = rho_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lambda A_{t+1}.
@@ -99,6 +100,7 @@ def gae(
     Args:
       rewards: rho, see `token_rewards`. One answer a row (packed rows are formed afterwards).
       values: V_old, the value of the state before token t.
+      lam: one for all answers, or one for each.
       bootstrap: the value after the last response token: V of the last state for an answer that was cut off, 0 for one
         that ended. None means 0 for all.
 
@@ -108,7 +110,8 @@ def gae(
     Source: arXiv 1506.02438 eqs 11-16.
     """
     within("gamma", gamma, 0, 1.0)
-    within("lam", lam, 0, 1.0)
+    if not isinstance(lam, jax.Array):
+        within("lam", lam, 0, 1.0)
     end = jnp.zeros(values.shape[0], values.dtype) if bootstrap is None else bootstrap.astype(values.dtype)
     rewards, values = jnp.where(mask, rewards, 0).astype(values.dtype), jnp.where(mask, values, 0)
 
@@ -138,12 +141,19 @@ class Advantage(Part, abc.ABC):
 
     needs_values: called with the critic's values as `Gae` is, otherwise with rewards as `GroupAdvantage` is.
     compares_groups: an answer is compared with the others of its group, so that a group needs at least two.
+    reads_tokens: called with mask, old_logprobs, ref_logprobs [b t] and kl_coef too, with teacher_logprobs [b t] where
+      there is a teacher, and may return [b t].
+    greedy_last: the last answer of each group is greedy, and nothing is learnt from it.
+    reads_squares: with `reads_tokens`, called with half_logprobs [b t] too, the old policy's at half the temperature.
     reads: the data that it judges: "rollouts", or "answers" that were given.
     kl_controller: what moves the coefficient of the KL inside the reward.
     """
 
     needs_values: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
+    greedy_last: ClassVar[bool] = False
+    reads_squares: ClassVar[bool] = False
     reads: ClassVar[str] = "rollouts"
     kl_controller: ClassVar[KlController] = KlController(0.0)
 
@@ -197,25 +207,19 @@ class Imitation(Advantage):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gae(Advantage):
-    """`gae` of `token_rewards` with beta = `reward_kl_coef`, steered by a `KlController` if there is a `kl_target`."""
+class KlRewards(Advantage):
+    """Base of the advantages of `token_rewards`, with beta = `reward_kl_coef`, steered by a `KlController` if there is
+    a `kl_target`."""
 
-    gamma: float = hyperparameter(1.0, "discount per token", least=0, most=1.0)
-    lam: float = hyperparameter(1.0, "GAE's lambda", least=0, most=1.0)
     reward_kl_coef: float = hyperparameter(0.0, "weight of the KL to the start inside the reward")
     kl_target: float | None = hyperparameter(
         None, "KL to the start, in nats an answer, that reward_kl_coef is steered to; fixed unless set"
     )
     kl_gain: float = hyperparameter(0.1, "how fast reward_kl_coef follows, times a relative error of at most 0.2")
-    needs_values: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return frozenset({"ref_logprobs"} if self.reward_kl_coef else ())
-
-    def check(self, objective: Any) -> None:
-        if objective.value is None:
-            raise ValueError("Gae needs a value function; set value=ValueLoss()")
+        return frozenset({"ref_logprobs", "old_logprobs"} if self.reward_kl_coef else ())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,9 +229,39 @@ class Gae(Advantage):
     def kl_controller(self) -> KlController:  # pyright: ignore[reportIncompatibleVariableOverride]
         return KlController(self.reward_kl_coef, self.kl_target, self.kl_gain)
 
+    def token_rewards(
+        self,
+        rewards: PerAnswer | PerToken,
+        mask: Mask,
+        old_logprobs: PerToken | None,
+        ref_logprobs: PerToken | None,
+        kl_coef: Float[Array, ""] | None,
+    ) -> PerToken:
+        """kl_coef: where the controller has moved `reward_kl_coef` to, if it moves."""
+        beta = self.reward_kl_coef if kl_coef is None else kl_coef
+        return token_rewards(rewards, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kl_coef=beta)
+
+    @property
+    def rewarded(self) -> str:
+        """The reward in `formula`."""
+        return f"R - {self.reward_kl_coef:g} KL(pi, pi_ref)" if self.reward_kl_coef else "R"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gae(KlRewards):
+    """`gae` of `token_rewards`."""
+
+    gamma: float = hyperparameter(1.0, "discount per token", least=0, most=1.0)
+    lam: float = hyperparameter(1.0, "GAE's lambda", least=0, most=1.0)
+    needs_values: ClassVar[bool] = True
+
+    def check(self, objective: Any) -> None:
+        if objective.value is None:
+            raise ValueError("Gae needs a value function; set value=ValueLoss()")
+
     def __call__(
         self,
-        rewards: PerAnswer,
+        rewards: PerAnswer | PerToken,
         *,
         values: PerToken,
         mask: Mask,
@@ -236,15 +270,10 @@ class Gae(Advantage):
         ref_logprobs: PerToken | None = None,
         kl_coef: Float[Array, ""] | None = None,
     ) -> tuple[PerToken, PerToken]:
-        """Outcome rewards [b] -> (whitened advantages, returns), both [b t]; returns are formed before whitening.
-
-        kl_coef: where the controller has moved `reward_kl_coef` to, if it moves.
-        """
-        beta = self.reward_kl_coef if kl_coef is None else kl_coef
-        shaped = token_rewards(rewards, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kl_coef=beta)
+        """Rewards [b], or by token, -> (whitened advantages, returns), both [b t]; returns come before whitening."""
+        shaped = self.token_rewards(rewards, mask, old_logprobs, ref_logprobs, kl_coef)
         advantages, returns = gae(shaped, values, mask, gamma=self.gamma, lam=self.lam, bootstrap=bootstrap)
         return whiten(advantages, mask), returns
 
     def formula(self) -> str:
-        rewards = f"R - {self.reward_kl_coef:g} KL(pi, pi_ref)" if self.reward_kl_coef else "R"
-        return f"A = GAE(gamma {self.gamma:g}, lambda {self.lam:g}) of {rewards}"
+        return f"A = GAE(gamma {self.gamma:g}, lambda {self.lam:g}) of {self.rewarded}"

@@ -18,7 +18,7 @@ class Aggregation(Part):
         return jnp.ones_like(batch.logprobs)
 
     def count(self, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
-        """What the total is divided by, from the numbers of unmasked tokens and of non-empty sequences."""
+        """Return the divisor of the total, from the numbers of unmasked tokens and of non-empty sequences."""
         return sequences
 
     def total(self, x: PerToken, batch: Batch) -> Float[Array, ""]:

@@ -22,8 +22,9 @@ from jaxrl_llm.ground.ranges import suggestion
 Ids = Integer[Array, "b t"] | None
 PerSequence = Float[Array, "s"]
 
-_DIFFERENTIATED = ("logprobs", "values", "entropy", "scores")
-_DETACHED = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "age", "old_values", "returns", "margins")
+_DIFFERENTIATED = ("logprobs", "values", "entropy", "scores", "teacher_divergence")
+_POLICIES = ("old_logprobs", "ref_logprobs", "sampler_logprobs", "teacher_logprobs")
+_DETACHED = (*_POLICIES, "age", "old_values", "returns", "margins")
 _TOKEN_ARRAYS = (*_DIFFERENTIATED, *_DETACHED)  # [b t]
 _ROUTER_ARRAYS = ("router_logprobs", "old_router_logprobs")  # [l b t k]
 ARRAYS = frozenset([*_TOKEN_ARRAYS, *_ROUTER_ARRAYS, "advantages", "mask", "sequence_ids"])
@@ -95,6 +96,8 @@ class Batch:
     sequence_ids: Ids = None
     ref_logprobs: PerToken | None = None
     sampler_logprobs: PerToken | None = None
+    teacher_logprobs: PerToken | None = None
+    teacher_divergence: PerToken | None = None  # over the vocabulary, at the state before the token
     age: PerToken | None = None  # steps trained since the policy that sampled the token, 0 for the present one
     values: PerToken | None = None
     old_values: PerToken | None = None
@@ -158,7 +161,7 @@ class Batch:
 
     @property
     def sequences(self) -> tuple[Mask, Ids, int]:
-        """Where the answers are: the three arguments of the functions above."""
+        """The three arguments that tell the functions above where the answers are."""
         return self.mask, self.sequence_ids, self.num_sequences
 
     @functools.cached_property

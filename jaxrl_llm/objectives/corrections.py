@@ -2,13 +2,13 @@
 
 import abc
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
-from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
@@ -35,7 +35,8 @@ def sequence_mask(
 ) -> PerToken:
     """1 if 1 / cap <= exp(mean_t log_k) <= cap, else 0, for a whole answer; log_k = log(pi_old / mu).
 
-    The mean, because a threshold on the product would punish long answers. `batch` explains the last three arguments.
+    The mean, because a threshold on the product would punish long answers. A kept answer has weight 1, as under
+    seq_mean_k1 of verl; `Product` has token weights beside the mask. `batch` explains the last three arguments.
     """
     s = jnp.exp(mean_of_answer(log_k, mask, sequence_ids, num_sequences))
     return jnp.where((s >= 1 / cap) & (s <= cap), jnp.ones_like(s), 0)
@@ -118,14 +119,30 @@ class Decoupled(Correction):
         return f"w = k{kept}; k = pi_old / mu, mu the sampler"
 
 
-CORRECTIONS = {"tis": Truncated, "icepop": IcePop, "sequence_mask": SequenceMask, "decoupled": Decoupled}
+@dataclasses.dataclass(frozen=True)
+class Product(Correction):
+    """The product of corrections, such as a mask of answers times a weight of tokens.
 
+    `sequence_mask*decoupled` is seq-mask-tis of NeMo-RL, `sequence_mask*tis` verl's rejection by seq_mean_k1 beside
+    truncated token weights.
+    """
 
-def correction_named(name: str | None, cap: float | None = None) -> Correction | None:
-    """The correction of this name, with its own cap if None is given; None for none."""
-    if name is None:
-        if cap is not None:
-            raise ValueError(f"correction_cap={cap} without a correction; set correction to {', '.join(CORRECTIONS)}")
-        return None
-    one_of("correction", name, CORRECTIONS)
-    return CORRECTIONS[name]() if cap is None else CORRECTIONS[name](cap=cap)
+    factors: tuple[Correction, ...]
+
+    @property
+    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset().union(*(factor.needs for factor in self.factors))
+
+    @property
+    def whole_minibatch(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(factor.whole_minibatch for factor in self.factors)
+
+    def weight(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        weights = (factor.weight(log_ratio, batch) for factor in self.factors)
+        return functools.reduce(jnp.multiply, weights)
+
+    def formula(self) -> str:
+        letters = [f"w{i}" for i, _ in enumerate(self.factors, 1)]
+        formulas = (factor.formula() for factor in self.factors)
+        own = (text.replace("w =", f"{w} =", 1) for w, text in zip(letters, formulas, strict=True))
+        return "; ".join([f"w = {' '.join(letters)}", *dict.fromkeys("; ".join(own).split("; "))])

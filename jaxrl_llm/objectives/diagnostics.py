@@ -75,6 +75,9 @@ def diagnose(
         metrics["mismatch/weight"] = Mean.of(correction(batch), batch.mask)
     if batch.ref_logprobs is not None:
         metrics["kl/ref"] = Mean.of(k3(token_log_ratio(batch.ref_logprobs, batch.logprobs, batch.mask)), batch.mask)
+    if batch.teacher_logprobs is not None:
+        log_q = token_log_ratio(batch.teacher_logprobs, batch.logprobs, batch.mask)
+        metrics["kl/teacher"] = Mean.of(k3(log_q), batch.mask)
     if batch.returns is not None and batch.old_values is not None:
         metrics["value/explained_variance"] = ExplainedVariance.of(batch.returns, batch.old_values, batch.mask)
     if batch.entropy is not None:

@@ -45,9 +45,10 @@ class TermsBase(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Objective(TermsBase):
-    """loss = - agg(w S(r, A)) + kl_coef agg(KL) - entropy_coef agg(H) + value loss, minimised.
+    """loss = - agg(w S(r, A)) + kl_coef agg(KL) + teacher_coef agg(D) - entropy_coef agg(H) + value loss, minimised.
 
-    `w` is the sampler correction (1 without one), S the surrogate, r the ratio, A the advantage, agg the aggregation.
+    `w` is the sampler correction (1 without one), S the surrogate, r the ratio, A the advantage, D the
+    divergence from a teacher, agg the aggregation.
     A value: hashable, compares by content, usable as a static argument of jit.
 
     Raises:
@@ -61,6 +62,9 @@ class Objective(TermsBase):
     kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term", least=0, below=math.inf)
     kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased: estimator of that KL")
     entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus", least=0, below=math.inf)
+    teacher_coef: float = hyperparameter(
+        0.0, "weight of the divergence from the teacher, as a loss term", least=0, below=math.inf
+    )
     correction: Correction | None = None
     value: ValueLoss | None = None
     learns_rewards: ClassVar[bool] = False
@@ -85,7 +89,11 @@ class Objective(TermsBase):
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """Arrays beyond logprobs, old_logprobs, advantages and mask that `terms` must be given."""
-        coefficients = {"ref_logprobs": self.kl_coef, "entropy": self.entropy_coef}
+        coefficients = {
+            "ref_logprobs": self.kl_coef,
+            "teacher_divergence": self.teacher_coef,
+            "entropy": self.entropy_coef,
+        }
         own = frozenset(name for name, coefficient in coefficients.items() if coefficient)
         return own.union(*(part.needs for part in self.parts))
 
@@ -96,17 +104,17 @@ class Objective(TermsBase):
 
     @property
     def needs_values(self) -> bool:
-        """Whether there must be a critic."""
+        """True if there must be a critic."""
         return self.advantage.needs_values
 
     @property
     def compares_groups(self) -> bool:
-        """Whether an answer is compared with the others to its prompt."""
+        """True if an answer is compared with the others to its prompt."""
         return self.advantage.compares_groups
 
     @property
     def whole_minibatch(self) -> bool:
-        """Whether a part computes something over all tokens of a minibatch, so that micro-batches would change it."""
+        """True if a part computes something over all tokens of a minibatch, so that micro-batches would change it."""
         return any(part.whole_minibatch for part in self.parts)
 
     def policy(self, batch: Batch) -> PerToken:
@@ -115,11 +123,11 @@ class Objective(TermsBase):
         return surrogate if self.correction is None else self.correction(batch) * surrogate
 
     def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
-        """What each term's total is divided by; depends on masks only, and adds up over micro-batches."""
+        """Return the divisor of each term's total; it depends on masks only, and adds up over micro-batches."""
         tokens = jnp.sum(mask, dtype=jnp.float32)
         sequences = jnp.sum(occupied(mask, sequence_ids, num_sequences), dtype=jnp.float32)
         count = self.aggregation.count(tokens, sequences)
-        used = {"policy": True, "kl": self.kl_coef, "entropy": self.entropy_coef}
+        used = {"policy": True, "kl": self.kl_coef, "teacher": self.teacher_coef, "entropy": self.entropy_coef}
         value = {} if self.value is None else {"value": self.value.aggregation.count(tokens, sequences)}
         return {name: count for name, one in used.items() if one} | value
 
@@ -129,8 +137,8 @@ class Objective(TermsBase):
         Args:
           logprobs, old_logprobs, mask: [b t].
           advantages: [b], one number an answer, or [b t].
-          ref_logprobs, sampler_logprobs, age, values, old_values, returns, entropy: [b t]; required if in `needs`,
-            otherwise optional (metrics use them when given).
+          ref_logprobs, sampler_logprobs, teacher_logprobs, teacher_divergence, age, values, old_values, returns,
+            entropy: [b t]; required if in `needs`, otherwise optional (metrics use them when given).
           router_logprobs, old_router_logprobs: [l b t k], log-probabilities of the full router softmax at the experts
             that pi_old used.
 
@@ -138,21 +146,29 @@ class Objective(TermsBase):
           ValueError: an array is unknown, missing or misshapen.
         """
         batch = Batch.of(self.needs, **arrays)
+        terms = self._terms(batch)
+        return terms, diagnose(self.policy, self.ratio, self.surrogate, self.correction, batch, terms)
+
+    def terms(self, **arrays: Any) -> Terms:
+        return self._terms(Batch.of(self.needs, **arrays))
+
+    def _terms(self, batch: Batch) -> Terms:
         totals = {"policy": -self.aggregation.total(self.policy(batch), batch)}
         if self.kl_coef:
             log_q = token_log_ratio(batch.require("ref_logprobs"), batch.logprobs, batch.mask)
             kl = kl_loss(log_q, batch.log_ratio, self.kl_estimator)
             totals["kl"] = self.kl_coef * self.aggregation.total(kl, batch)
+        if self.teacher_coef:
+            totals["teacher"] = self.teacher_coef * self.aggregation.total(batch.require("teacher_divergence"), batch)
         if self.entropy_coef:
             totals["entropy"] = -self.entropy_coef * self.aggregation.total(batch.require("entropy"), batch)
         if self.value is not None:
             totals["value"] = self.value.aggregation.total(self.value(batch), batch)
         counts = self.counts(*batch.sequences)
-        terms = {name: (total, counts[name]) for name, total in totals.items()}
-        return terms, diagnose(self.policy, self.ratio, self.surrogate, self.correction, batch, terms)
+        return {name: (total, counts[name]) for name, total in totals.items()}
 
     def formula(self) -> tuple[list[str], list[str]]:
-        """What is maximised, term by term, and its letters: (["mean_yt M r A", "- 0.1 KL(pi, pi_ref)"], ["M = ..."]).
+        """Return the maximised terms and their letters: (["mean_yt M r A", "- 0.1 KL(pi, pi_ref)"], ["M = ..."]).
 
         y is an answer, t a token of it, R its reward, sg the stopped gradient. Every part writes its own piece.
         """
@@ -164,6 +180,8 @@ class Objective(TermsBase):
         terms = [f"{aggregation} {'w ' if self.correction else ''}{surrogate}"]
         if self.kl_coef:
             terms.append(f"- {self.kl_coef:g} KL(pi, pi_ref)")
+        if self.teacher_coef:
+            terms.append(f"- {self.teacher_coef:g} D(pi, pi_T)")
         if self.entropy_coef:
             terms.append(f"+ {self.entropy_coef:g} H(pi)")
         if self.value is not None:

@@ -21,7 +21,7 @@ _AGGREGATIONS = ("sequence_mean_token_sum", "sequence_mean_token_mean")
 
 @dataclasses.dataclass(frozen=True)
 class PairObjective(TermsBase):
-    """loss = mean over pairs of f(score(chosen) - score(rejected)), minimised; score(y) = sum_t w_t s_t.
+    """loss = mean over pairs of f(score(chosen), score(rejected)), minimised; score(y) = sum_t w_t s_t.
 
     The four choices of an objective, on pairs: a label (+1 chosen, -1 rejected) in place of the advantage, s in place
     of the ratio, f of the surrogate; the aggregation's weights w are 1 or 1 / |y|. A value, as `Objective` is.
@@ -52,16 +52,17 @@ class PairObjective(TermsBase):
 
     @property
     def learns_rewards(self) -> bool:
-        """Whether it trains a reward model and not a policy."""
+        """True if it trains a reward model and not a policy."""
         return "scores" in self.needs
 
     def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
-        """What each term's total is divided by: pairs with both answers. Adds up over micro-batches."""
+        """Return the divisor of each term's total, the pairs with both answers; it adds up over micro-batches."""
         if sequence_ids is not None and num_sequences is None:
             raise ValueError("sequence_ids without num_sequences; give num_sequences, twice the number of pairs")
         here = _sides(occupied(mask, sequence_ids, num_sequences))
         pairs = jnp.sum(jnp.all(here, axis=1), dtype=jnp.float32)
-        return {"pairs": pairs} | ({"centring": pairs} if self.score.center_rewards_coefficient else {})
+        used = {"pairs": True, "centring": self.score.center_rewards_coefficient, "nll": self.score.nll_coef}
+        return {name: pairs for name, one in used.items() if one}
 
     def evaluate(self, **arrays: Any) -> tuple[Terms, dict[str, Metric]]:
         """Terms and metrics of one batch; `batch` explains mask, sequence_ids and num_sequences (two a pair).
@@ -76,9 +77,14 @@ class PairObjective(TermsBase):
         batch = self._batch(arrays)
         here, complete, scores = self._scores(batch)
         margins = None if batch.margins is None else _sides(sequence_mean(batch.margins, *batch.sequences))[:, 0]
-        losses = {"pairs": self.loss(scores[:, 0] - scores[:, 1], margins)}
+        if margins is not None and not self.loss.takes_margins:
+            raise ValueError(f"margins do not apply to {type(self.loss).__name__}; leave them out")
+        losses = {"pairs": self.loss(scores, margins)}
         if self.score.center_rewards_coefficient:
             losses["centring"] = self.score.center_rewards_coefficient * jnp.sum(scores, axis=1) ** 2
+        if self.score.nll_coef:
+            chosen = _sides(sequence_mean(batch.logprobs, *batch.sequences))[:, 0]
+            losses["nll"] = -self.score.nll_coef * chosen
         counts = self.counts(*batch.sequences)
         terms = {name: (jnp.sum(x, where=complete), counts[name]) for name, x in losses.items()}
 
@@ -123,12 +129,13 @@ class PairObjective(TermsBase):
         return Batch.of(**{**dict.fromkeys(("logprobs", "old_logprobs", "advantages"), unread), **given})
 
     def formula(self) -> tuple[list[str], list[str]]:
-        """As `Objective.formula`; D is the difference of the scores s of a pair's answers."""
+        """Return what `Objective.formula` does; D is the difference of the scores s of a pair's answers."""
         score, *centring = pieces(self.score)
         sum_of_tokens = pieces(self.aggregation)[0].removeprefix("mean_y ")
         loss, *letters = pieces(self.loss)
         letters += ["D = s(chosen) - s(rejected)", f"s = {sum_of_tokens} {score}"]
-        return [f"mean over pairs {loss}", *centring], letters
+        nll = [f"+ {self.score.nll_coef:g} mean_t log pi(chosen)"] if self.score.nll_coef else []
+        return [f"mean over pairs {loss}", *nll, *centring], letters
 
 
 def _sides(x: Array) -> Array:

@@ -14,6 +14,7 @@ from jaxrl_llm.objectives.batch import Batch, Ids, last_tokens
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 PerPair = Float[Array, "p"]
+PerSide = Float[Array, "p 2"]  # column 0 chosen, column 1 rejected
 
 
 def last_token_scores(
@@ -62,33 +63,39 @@ class Score(Part, abc.ABC):
 
     center_rewards_coefficient: weight of a second loss, (r_chosen + r_rejected)^2 (arXiv 2312.09244): the loss of
       differences does not fix the zero of the rewards.
+    nll_coef: weight of a second loss, -mean_t log pi of the chosen answer.
     """
 
     center_rewards_coefficient: ClassVar[float] = 0.0
+    nll_coef: ClassVar[float] = 0.0
 
     @abc.abstractmethod
     def __call__(self, batch: Batch) -> PerToken:
         """s_t [b t], un-reduced; anything where masked."""
 
 
-class ReferenceRatio(Score):
+@dataclasses.dataclass(frozen=True)
+class LogLikelihood(Score):
+    """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4; nll_coef: RPO, arXiv 2404.19733."""
+
+    nll_coef: float = hyperparameter(
+        0.0, "weight of the mean negative log-likelihood of a chosen answer's tokens", least=0, below=math.inf
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"logprobs"})
+    equation: ClassVar[str] = "log pi"
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return batch.logprobs
+
+
+class ReferenceRatio(LogLikelihood):
     """log pi - log pi_ref; pi is optimal for the reward beta times its sum.  Source: DPO, arXiv 2305.18290 eq. 5."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"logprobs", "ref_logprobs"})
     equation: ClassVar[str] = "(log pi - log pi_ref)"
 
     def __call__(self, batch: Batch) -> PerToken:
-        return batch.logprobs - batch.require("ref_logprobs")
-
-
-class LogLikelihood(Score):
-    """log pi: no reference model.  Source: SimPO, arXiv 2405.14734 eq. 4."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"logprobs"})
-    equation: ClassVar[str] = "log pi"
-
-    def __call__(self, batch: Batch) -> PerToken:
-        return batch.logprobs
+        return super().__call__(batch) - batch.require("ref_logprobs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +127,12 @@ class RewardHead(Score):
 class PairLoss(Part, abc.ABC):
     """Base of the losses of a pair; beta times a score is a reward."""
 
-    takes_margins: ClassVar[bool] = True  # of single pairs
+    takes_margins: ClassVar[bool] = True  # of single pairs; others are refused
     beta: float = hyperparameter(0.1, "reward of an answer = beta times its score; tau of IPO", above=0)
 
     @abc.abstractmethod
-    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
-        """The loss of every pair from score(chosen) - score(rejected), to be minimised."""
+    def __call__(self, scores: PerSide, margins: PerPair | None) -> PerPair:
+        """The loss of every pair from the scores of its chosen and its rejected answer, to be minimised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +153,8 @@ class Logistic(PairLoss):
         terms = f"{1 - swapped:g} log sigma(z) + {swapped:g} log sigma(-z)" if swapped else "log sigma(z)"
         return f"{terms}; z = {beta}D{margin}"
 
-    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
-        return logistic_loss(difference, self.beta, self.label_smoothing, self.target_margin, margins)
+    def __call__(self, scores: PerSide, margins: PerPair | None) -> PerPair:
+        return logistic_loss(scores[:, 0] - scores[:, 1], self.beta, self.label_smoothing, self.target_margin, margins)
 
 
 class Square(PairLoss):
@@ -158,7 +165,5 @@ class Square(PairLoss):
     def formula(self) -> str:
         return f"-(D - {1 / (2 * self.beta):g})^2"
 
-    def __call__(self, difference: PerPair, margins: PerPair | None) -> PerPair:
-        if margins is not None:
-            raise ValueError("margins do not apply to a squared loss, whose target is 1 / (2 beta); leave them out")
-        return square_loss(difference, self.beta)
+    def __call__(self, scores: PerSide, margins: PerPair | None) -> PerPair:
+        return square_loss(scores[:, 0] - scores[:, 1], self.beta)

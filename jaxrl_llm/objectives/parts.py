@@ -1,4 +1,4 @@
-"""What every part of an objective is: a frozen dataclass whose fields are hyper-parameters, each declared once."""
+"""Parts of an objective: frozen dataclasses whose fields are hyper-parameters, each declared once."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -40,13 +40,18 @@ def sequence_token_log_ratio(
 
 
 def sequence_product(
-    log_ratio: PerToken, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None
+    log_ratio: PerToken,
+    mask: Mask,
+    sequence_ids: Ids = None,
+    num_sequences: int | None = None,
+    *,
+    bound: float = 80.0,
 ) -> PerToken:
-    """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-80; not divided by |y_i|.
+    """log W_i = sum_t log r_t, the log importance weight of the whole answer, clamped to +-bound; not divided by |y_i|.
 
     Source: VESPO, arXiv 2602.10693.
     """
-    total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), 80.0)
+    total = clamp(sequence_sum(log_ratio, mask, sequence_ids, num_sequences), bound)
     return jnp.where(mask, to_tokens(total, mask, sequence_ids), 0)
 
 
@@ -142,6 +147,19 @@ class SequenceRatio(Ratio):
 
     def __call__(self, batch: Batch) -> PerToken:
         return sequence_log_ratio(batch.log_ratio, *batch.sequences)
+
+
+class AnswerRatio(Ratio):
+    """`sequence_product` within +-20, so that it may be exponentiated; beyond, the gradient of the answer is 0.
+
+    Source: RLOO off the policy, in TRL's RLOOTrainer, which does not bound it.
+    """
+
+    unit: ClassVar[str] = "sequence"
+    equation: ClassVar[str] = "r = pi(y) / pi_old(y)"
+
+    def __call__(self, batch: Batch) -> PerToken:
+        return sequence_product(batch.log_ratio, *batch.sequences, bound=20.0)
 
 
 class SequenceTokenRatio(Ratio):

@@ -2,88 +2,42 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxrl_llm.ground.declared import Declaration, declaration, declarations
+from jaxrl_llm.ground.declared import Declaration, declarations
 from jaxrl_llm.ground.ranges import one_of, suggestion
-from jaxrl_llm.objectives.advantages import Advantage
-from jaxrl_llm.objectives.aggregation import AGGREGATIONS, Aggregation, name_of
-from jaxrl_llm.objectives.corrections import CORRECTIONS, correction_named
-from jaxrl_llm.objectives.objective import Objective
-from jaxrl_llm.objectives.pair_objective import PairObjective
-from jaxrl_llm.objectives.pair_parts import PairLoss, Score
-from jaxrl_llm.objectives.ratios import Ratio
-from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.objectives.value import ValueLoss
-
-AnyObjective = Objective | PairObjective
-
-# Hyper-parameters beside the fields of the parts: choices by name, and fields of `Objective` itself.
-_AGGREGATION = {
-    "aggregation": Declaration(str, None, f"{' | '.join(AGGREGATIONS)}: how tokens and sequences are averaged", True)
-}
-_TERMS = {key: declaration(Objective, key) for key in ("kl_coef", "kl_estimator", "entropy_coef")}
-_CORRECTION = {
-    "correction": Declaration(str, None, f"sampler correction: {' | '.join(CORRECTIONS)}; off unless set", True),
-    "correction_cap": Declaration(float, None, "bound of the sampler correction", True),
-}
-
-
-class Recipe(NamedTuple):
-    """The parts of an objective with their defaults; `recipe(name)._replace(...)` makes a variant of a known one."""
-
-    advantage: Advantage
-    ratio: Ratio
-    surrogate: Surrogate
-    aggregation: Aggregation
-    value: ValueLoss | None = None
-    shared = _AGGREGATION | _TERMS | _CORRECTION
-
-    @property
-    def reads(self) -> str:
-        return self.advantage.reads
-
-    def objective(self, values: Mapping[str, Any]) -> Objective:
-        """The objective of these parts; `values` has every shared hyper-parameter."""
-        correction = correction_named(values["correction"], values["correction_cap"])
-        return Objective(**self._asdict(), **{key: values[key] for key in _TERMS}, correction=correction)
-
-
-class PairRecipe(NamedTuple):
-    """As `Recipe`, of an objective on pairs."""
-
-    score: Score
-    loss: PairLoss
-    aggregation: Aggregation
-    shared = _AGGREGATION
-    reads = PairObjective.reads
-
-    def objective(self, values: Mapping[str, Any]) -> PairObjective:
-        return PairObjective(**self._asdict())
-
+from jaxrl_llm.objectives.aggregation import AGGREGATIONS, name_of
+from jaxrl_llm.objectives.named_parts import ADVANTAGES
+from jaxrl_llm.objectives.recipe_forms import PairRecipe, Recipe
+from jaxrl_llm.objectives.recipes import FURTHER_RECIPES, PAIR_RECIPES, RECIPES
 
 AnyRecipe = Recipe | PairRecipe
 
-_RECIPES: dict[str, AnyRecipe] = {}
+_RECIPES: dict[str, AnyRecipe] = {**RECIPES, **PAIR_RECIPES}
 
 
 def names(reads: str | None = None) -> list[str]:
     """The recipes that `make` knows; `reads`: those that learn from "rollouts", "pairs" or "answers"."""
-    return [name for name, known in _RECIPES.items() if reads in (None, known.reads)]
+    known = list(dict.fromkeys([*RECIPES, *PAIR_RECIPES, *FURTHER_RECIPES, *_RECIPES]))
+    return [name for name in known if reads == recipe(name).reads] if reads else known
 
 
 def recipe(name: str) -> Any:
     """The parts of the recipe `name`."""
-    one_of("objective", name, _RECIPES)
+    one_of("objective", name, names())
+    if name not in _RECIPES:
+        _RECIPES[name] = FURTHER_RECIPES[name]
     return _RECIPES[name]
 
 
-def fields() -> dict[str, Declaration]:
-    """Every hyper-parameter of every recipe: the fields of `config.objective`, None for the recipe's own default."""
+def fields(*, loaded: bool = False) -> dict[str, Declaration]:
+    """Every hyper-parameter of every recipe and named advantage: the fields of `config.objective`, None for the
+    recipe's own default; `loaded`: only of the recipes that have been imported."""
     out: dict[str, Declaration] = {}
-    for known in _RECIPES.values():
+    for known in [*_RECIPES.values()] if loaded else map(recipe, names()):
         out |= {key: value for key, value in _declared(known).items() if key not in out}
+    for kind in () if loaded else ADVANTAGES.values():
+        out |= {key: value for key, value in declarations(kind).items() if key not in out}
     return {key: value._replace(default=None) for key, value in out.items()}
 
 
@@ -98,9 +52,10 @@ def register(name: str, recipe: AnyRecipe) -> AnyRecipe:
     """
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise ValueError(f"objective {name!r} must be lower case letters, digits and underscores; rename it")
-    if name in _RECIPES and _definition(_RECIPES[name]) != _definition(recipe):
+    taken = _RECIPES.get(name) or FURTHER_RECIPES.get(name)
+    if taken and _definition(taken) != _definition(recipe):
         raise ValueError(f"objective {name!r} is already registered with other parts; give yours another name")
-    known = fields()
+    known = fields(loaded=True)
     for key, own in _declared(recipe).items():
         if key in known and known[key].kind is not own.kind:
             raise ValueError(
@@ -132,16 +87,20 @@ def _declared(recipe: AnyRecipe) -> dict[str, Declaration]:
     return out
 
 
-def _with_aggregation(recipe: Any, aggregation: str | None) -> Any:
-    if aggregation is None or type(recipe.aggregation) is AGGREGATIONS.get(aggregation):
+def _with_named(recipe: Any, aggregation: str | None, advantage: str | None) -> Any:
+    """The recipe with these parts in place of its own."""
+    if aggregation is not None and type(recipe.aggregation) is not AGGREGATIONS.get(aggregation):
+        one_of("aggregation", aggregation, AGGREGATIONS)
+        recipe = recipe._replace(aggregation=AGGREGATIONS[aggregation]())
+    if advantage is None or not isinstance(recipe, Recipe):
         return recipe
-    one_of("aggregation", aggregation, AGGREGATIONS)
-    return recipe._replace(aggregation=AGGREGATIONS[aggregation]())
+    one_of("advantage", advantage, ADVANTAGES)
+    return recipe._replace(advantage=ADVANTAGES[advantage]())
 
 
-def hyperparameters(name: str, aggregation: str | None = None) -> dict[str, Any]:
-    """{hyper-parameter: default} of a recipe, with this `aggregation` if one is named: `constant` brings max_length."""
-    return {key: own.default for key, own in _declared(_with_aggregation(recipe(name), aggregation)).items()}
+def hyperparameters(name: str, aggregation: str | None = None, advantage: str | None = None) -> dict[str, Any]:
+    """{hyper-parameter: default} of a recipe, with these parts if they are named: `constant` brings max_length."""
+    return {key: own.default for key, own in _declared(_with_named(recipe(name), aggregation, advantage)).items()}
 
 
 def make(name: str, **hyperparameters_: Any) -> Any:
@@ -150,11 +109,12 @@ def make(name: str, **hyperparameters_: Any) -> Any:
     Raises:
       ValueError: unknown recipe, unknown hyper-parameter (with a suggestion), or a value out of range.
     """
-    parts = _with_aggregation(recipe(name), hyperparameters_.get("aggregation"))
+    parts = _with_named(recipe(name), hyperparameters_.get("aggregation"), hyperparameters_.get("advantage"))
     known = _declared(parts)
     for key in hyperparameters_:
         if key not in known:
-            owners = [other for other in _RECIPES if key in hyperparameters(other)]
+            owners = [other for other in names() if key in hyperparameters(other)]
+            owners += [f"advantage={other}" for other in ADVANTAGES if key in declarations(ADVANTAGES[other])]
             where = f"; it belongs to {', '.join(owners)}" if owners else suggestion(key, known)
             raise ValueError(f"{name} has no hyper-parameter {key!r}{where}; it has {', '.join(known)}")
     return _build(parts, {key: known[key].checked(key, value) for key, value in hyperparameters_.items()})

@@ -1,4 +1,4 @@
-"""What happens to rewards before they become advantages: sums of sources, overlong rules, the KL inside the reward."""
+"""Rewards before they become advantages: sums of sources, overlong rules, the KL inside the reward."""
 
 import dataclasses
 import math
@@ -54,7 +54,7 @@ def overlong_filter(mask: Mask, truncated: Bool[Array, "b"]) -> Mask:
 
 
 def token_rewards(
-    rewards: PerAnswer,
+    rewards: PerAnswer | PerToken,
     mask: Mask,
     *,
     old_logprobs: PerToken | None = None,
@@ -63,6 +63,8 @@ def token_rewards(
 ) -> PerToken:
     """rho_t = R 1[t = T] - beta (log pi_old - log pi_ref)_t, with T the last response token. [b] -> [b t].
 
+    Rewards [b t] stand at the tokens that earned them already.
+
     The KL part is a constant (k1 inside the reward), so its return-to-go is the sequence KL.
 
     Source: InstructGPT, arXiv 2203.02155 section 3.5.
@@ -70,8 +72,11 @@ def token_rewards(
     steered = isinstance(kl_coef, jax.Array)
     if not steered:
         in_range("reward_kl_coef", kl_coef, least=0, below=math.inf)
-    later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
-    out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
+    if rewards.ndim == 1:
+        later = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1]
+        out = jnp.where(mask & (later == 1), jnp.broadcast_to(rewards[:, None], mask.shape), 0)
+    else:
+        out = jnp.where(mask, rewards, 0)
     if steered or kl_coef:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError(f"reward_kl_coef={kl_coef} needs old_logprobs and ref_logprobs; score both or set it to 0")

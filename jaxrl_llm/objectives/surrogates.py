@@ -12,12 +12,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
-from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer
 from jaxrl_llm.objectives.parts import Part, hyperparameter
 
 Bound = PerToken | float
-Powers = tuple[float, float]
 
 
 def policy_gradient(logprobs: PerToken, advantages: PerToken) -> PerToken:
@@ -64,12 +62,15 @@ def _temperature(advantages: PerToken, tau_pos: float, tau_neg: float) -> PerTok
     return jnp.where(advantages > 0, tau_pos, tau_neg).astype(advantages.dtype)
 
 
-def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: float) -> PerToken:
+def cispo(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, cap: float, floor: float = 0.0) -> PerToken:
     """sg(min(r, cap)) A log pi: the weight is bounded, the gradient never cut; `cap` is the ratio itself, not 1 + eps.
+
+    floor: least weight, which verl, SkyRL, NeMo-RL and slime have; 0: none.
 
     Source: CISPO, arXiv 2506.13585 eqs 4-5 (which does not print its bound).
     """
-    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_ratio), cap)) * advantages * logprobs
+    weight = jnp.minimum(jnp.exp(log_ratio), cap)
+    return jax.lax.stop_gradient(jnp.maximum(weight, floor) if floor else weight) * advantages * logprobs
 
 
 def geometric_mean(
@@ -87,21 +88,6 @@ def geometric_mean(
     low, high = clipped(log_ratio, advantages, -log_clip, log_clip)
     bounded = jnp.where(low, -log_clip, jnp.where(high, log_clip, log_ratio))
     return advantages * jnp.exp(mean_of_answer(bounded, mask, sequence_ids, num_sequences))
-
-
-def vespo(
-    log_product: PerToken, logprobs: PerToken, advantages: PerToken, phi_pos: Powers, phi_neg: Powers
-) -> PerToken:
-    """sg(phi(W)) A log pi with phi(W) = W^c1 exp(c2 (1 - W)), computed in log space; phi(1) = 1.
-
-    log_product is log W of its answer at every token (`ratios.sequence_product`); phi_pos and phi_neg are (c1, c2).
-
-    Source: VESPO, arXiv 2602.10693.
-    """
-    good = advantages > 0
-    power, decay = (jnp.where(good, positive, negative) for positive, negative in zip(phi_pos, phi_neg, strict=True))
-    phi = jnp.exp(power * log_product - decay * jnp.expm1(log_product))
-    return jax.lax.stop_gradient(phi) * advantages * logprobs
 
 
 _EXAMPLES = {"token": "TokenRatio", "sequence": "SequenceRatio", "product": "SequenceProduct", "none": "NoRatio"}
@@ -194,14 +180,18 @@ class Cispo(Surrogate):
     """`cispo`: the weight is bounded at `cap`, the gradient never cut."""
 
     cap: float = hyperparameter(5.0, "CISPO's largest ratio, absolute (not 1 + eps)", above=0)
+    floor: float = hyperparameter(0.0, "CISPO's least ratio, absolute; 0: none, as in the paper", least=0, most=1)
     units: ClassVar[tuple[str, ...]] = ("token", "sequence", "none")
-    equation: ClassVar[str] = "sg(min(r, {cap:g})) A log pi"
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
-        return jnp.zeros_like(batch.mask), jnp.exp(log_ratio) > self.cap
+        return jnp.exp(log_ratio) < self.floor, jnp.exp(log_ratio) > self.cap
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap)
+        return cispo(log_ratio, batch.masked("logprobs"), batch.advantages, self.cap, self.floor)
+
+    def formula(self) -> str:
+        bounded = f"min(r, {self.cap:g})"
+        return f"sg({f'max({bounded}, {self.floor:g})' if self.floor else bounded}) A log pi"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,27 +207,3 @@ class GeometricMean(Surrogate):
 
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         return geometric_mean(log_ratio, batch.advantages, self.log_clip, *batch.sequences)
-
-
-@dataclasses.dataclass(frozen=True)
-class Vespo(Surrogate):
-    """`vespo`: a smooth weight of the answer's importance weight."""
-
-    phi_pos: tuple[float, float] = hyperparameter((2.0, 3.0), "VESPO's (c1, c2) for positive advantages")
-    phi_neg: tuple[float, float] = hyperparameter((3.0, 2.0), "VESPO's (c1, c2) for negative advantages")
-    units: ClassVar[tuple[str, ...]] = ("product",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, pair in (("phi_pos", self.phi_pos), ("phi_neg", self.phi_neg)):
-            if len(pair) != 2:
-                raise ValueError(f"{name}={pair!r} is not a pair; give (c1, c2)")
-            for value in pair:
-                in_range(name, value, above=0)
-
-    def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        return vespo(log_ratio, batch.masked("logprobs"), batch.advantages, self.phi_pos, self.phi_neg)
-
-    def formula(self) -> str:
-        (a, b), (c, d) = self.phi_pos, self.phi_neg
-        return f"sg(r^c1 e^(c2 (1 - r))) A log pi; (c1, c2) = ({a:g}, {b:g}) (A > 0), ({c:g}, {d:g}) (A < 0)"

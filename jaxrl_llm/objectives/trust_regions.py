@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Mask, PerToken
 from jaxrl_llm.ground.metrics import Mean, Metric
-from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, token_log_ratio
+from jaxrl_llm.objectives.batch import Batch, Ids, mean_of_answer, sequence_sum, to_tokens, token_log_ratio
 from jaxrl_llm.objectives.parts import hyperparameter
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 
@@ -34,7 +34,7 @@ def binary_divergence(log_p: PerToken, log_q: PerToken, divergence: str) -> PerT
 
         tv   |p - q|                                              kl   q log(q / p) + (1 - q) log((1 - q) / (1 - p))
 
-    Source: DPPO, arXiv 2602.04879 (binary approximations), read in the code of verl and TRL, not in the paper's text.
+    Source: DPPO, arXiv 2602.04879 (binary approximations), read in the code of verl and SkyRL, not in the paper's text.
     """
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     if divergence == "tv":
@@ -54,6 +54,42 @@ def divergence_mask(
     distance = binary_divergence(logprobs, logprobs - log_ratio, divergence)
     falls, rises = (advantages < 0) & (log_ratio < 0), (advantages > 0) & (log_ratio > 0)
     return falls & (distance > low), rises & (distance > high)
+
+
+def prefix_budget_mask(
+    divergence: PerToken,
+    threshold: PerToken,
+    budget: float,
+    weight_floor: float,
+    mask: Mask,
+    sequence_ids: Ids = None,
+    num_sequences: int | None = None,
+) -> Mask:
+    """Tokens of `mask` with w_t D_t > min(delta, delta + budget W_(t-1) - S_(t-1)), W = sum w, S = sum w D so far.
+
+    w falls from 1 at an answer's first token to `weight_floor` at its last, so that early tokens may move less; an
+    answer whose prefix moved by more than the budget, on average, has less left. threshold is delta of each token.
+
+    Source: CPPO, arXiv 2606.10968 eqs 8 to 10 and algorithm 1.
+    """
+    where = (mask, sequence_ids, num_sequences)
+
+    def before(x: PerToken) -> PerToken:
+        """The sum over the earlier tokens of the same answer."""
+        x = jnp.where(mask, x, 0)
+        earlier = jnp.cumsum(x, axis=1) - x
+        if sequence_ids is None:
+            return earlier
+        count = num_sequences or mask.size
+        first = jax.ops.segment_min(jnp.where(mask, earlier, jnp.inf).ravel(), sequence_ids.ravel(), count)
+        return jnp.where(mask, earlier - to_tokens(first, mask, sequence_ids), 0)
+
+    ones = jnp.ones_like(divergence)
+    length = to_tokens(sequence_sum(ones, *where), mask, sequence_ids)
+    weight = 1 - (1 - weight_floor) * before(ones) / jnp.maximum(length - 1, 1)
+    moved = weight * divergence
+    slack = jnp.minimum(0, budget * before(weight) - before(moved))
+    return mask & (moved > threshold + slack)
 
 
 def off_policy_sequences(
@@ -121,7 +157,10 @@ class DecoupledClip(Clip):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceMaskedClip(Clip):
-    """`clip`, and 0 on `off_policy_sequences`. The paper prints no delta: users of TRL and Trinity take 0.05 to 0.5."""
+    """`clip`, and 0 on `off_policy_sequences`. The paper prints no delta: users of TRL and Trinity take 0.05 to 0.5.
+
+    Mask and clip are both around the sampler, as in slime; TRL masks by the sampler and clips around pi_old.
+    """
 
     delta: float = hyperparameter(
         0.1, "OPSM: wrong answers whose mean log(1 / r) is beyond it, in nats a token, are masked", above=0
@@ -146,8 +185,8 @@ class SequenceMaskedClip(Clip):
 class DivergenceMask(Surrogate):
     """M r A with M = 0 on the tokens of `divergence_mask`, else 1: the token is masked, its ratio is not clipped.
 
-    verl and TRL also bound r (by 20 and 10) and differentiate sg(r) log pi, which gives the same gradient. The default
-    thresholds are verl's.
+    SkyRL and prime-rl compute the same. verl differentiates sg(min(r, c)) log pi with c = 3 unless set, so that its
+    gradient is smaller wherever a kept token has r > c. The default thresholds are verl's.
     """
 
     divergence: str = hyperparameter(
@@ -168,3 +207,47 @@ class DivergenceMask(Surrogate):
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
         low, high = self.clipped(log_ratio, batch)
         return batch.advantages * jnp.where(low | high, 0, jnp.exp(log_ratio))
+
+
+def squared_step(log_ratio: PerToken, logprobs: PerToken, advantages: PerToken, coef: float) -> PerToken:
+    """A log pi - coef (log r)^2 / 2: no bound, but every step from the old policy costs its square.
+
+    Source: DRO, arXiv 2405.19107, read in verl's code; prime-rl adds the same square to `dppo`.
+    """
+    return advantages * logprobs - coef * log_ratio**2 / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredStep(Surrogate):
+    """`squared_step`."""
+
+    step_coef: float = hyperparameter(0.1, "DRO: weight of half the squared log-ratio", least=0)
+    units: ClassVar[tuple[str, ...]] = ("token",)
+    equation: ClassVar[str] = "A log pi - {step_coef:g} (log r)^2 / 2"
+
+    def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
+        return squared_step(log_ratio, batch.masked("logprobs"), batch.advantages, self.step_coef)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixBudgetMask(DivergenceMask):
+    """M r A with M = 0 on tokens that move away from ratio 1 and are in `prefix_budget_mask`.
+
+    The divergence is that of the sampled token alone, the paper's of the 20 likeliest tokens; the budget is a constant,
+    as the paper has it for a model that was trained before.
+    """
+
+    prefix_budget: float = hyperparameter(0.015, "CPPO: largest mean divergence of a prefix of an answer", above=0)
+    weight_floor: float = hyperparameter(0.8, "CPPO: weight of an answer's last token, 1 at its first", above=0, most=1)
+    equation: ClassVar[str] = (
+        "M r A; M = 0 beyond {divergence} {divergence_low:g} down, {divergence_high:g} up, {prefix_budget:g} over the "
+        "prefix, else 1"
+    )
+
+    def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
+        log_p = batch.masked("logprobs")
+        distance = binary_divergence(log_p, log_p - log_ratio, self.divergence)
+        threshold = jnp.where(batch.advantages < 0, self.divergence_low, self.divergence_high)
+        beyond = prefix_budget_mask(distance, threshold, self.prefix_budget, self.weight_floor, *batch.sequences)
+        falls, rises = (batch.advantages < 0) & (log_ratio < 0), (batch.advantages > 0) & (log_ratio > 0)
+        return falls & beyond, rises & beyond

@@ -33,7 +33,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     from absl import logging
 
     from jaxrl_llm.plan.chips import compilers_to_a_file
-    from jaxrl_llm.plan.table import as_json, plan, table
+    from jaxrl_llm.plan.table import as_json, as_rows, plan, table
     from jaxrl_llm.run.settings import validate
 
     logging.set_verbosity(logging.WARNING)
@@ -44,7 +44,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     if log.stat().st_size:
         print(f"the compiler's messages: {log}")
     if given.json:
-        given.json.write_text(as_json(made))
+        given.json.write_text(as_json(made, as_rows(made)))
     return 0
 
 

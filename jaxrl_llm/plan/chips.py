@@ -21,35 +21,26 @@ from jaxrl_llm.ground.peaks import FLOPS
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peaks of one JAX device and of its wires; bytes/s are of one direction."""
+    """Peaks of one JAX device."""
 
     flops: float  # per second, dense bfloat16
     memory: float  # bytes
     bandwidth: float  # bytes/s of the memory
-    link: float  # bytes/s of one link of a TPU's torus, or of all NVLinks of a GPU
-    beyond: float  # bytes/s of a device's share of the network between slices, or between nodes of 8 GPUs
-    torus: int  # its dimensions; 0: GPUs, all of a node side by side
     source: str
 
 
-# TPUs: cloud.google.com/tpu/docs, a page each; "Gbps" there is of all links of a chip in one direction, `link` is that
-# over 4 (v5e, v6e) or 6 links. Between slices: the network cards of a host over its chips, v5e 2 x 100 and v6e 4 x 200
-# Gb/s for 8; v4 and v5p 25 GB/s for 4, jax-ml.github.io/scaling-book/tpus. A TPU7x chip is two devices with half each.
-# GPUs: NVIDIA's data sheets of SXM modules and, for the network, of DGX: a card of 400 Gb/s a GPU, on A100 of 200.
+# TPUs: cloud.google.com/tpu/docs, a page each; a TPU7x chip is two devices with half each. GPUs: NVIDIA's data sheets
+# of SXM modules.
 CHIPS = {
-    "v4": Chip(FLOPS["TPU v4"], 32e9, 1228e9, 50e9, 6.25e9, 3, "docs/v4: 275 TFLOP/s, 32 GB, 1228 GB/s, 2400 Gbps"),
-    "v5e": Chip(FLOPS["TPU v5e"], 16e9, 819e9, 50e9, 3.125e9, 2, "docs/v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gbps"),
-    "v5p": Chip(FLOPS["TPU v5p"], 95e9, 2765e9, 100e9, 6.25e9, 3, "docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbps"),
-    "v6e": Chip(FLOPS["TPU v6e"], 32e9, 1640e9, 100e9, 12.5e9, 2, "docs/v6e: 918 TFLOP/s, 32 GB, 1640 GB/s, 3200 Gbps"),
-    "v7x": Chip(
-        FLOPS["TPU7x"], 96e9, 3690e9, 100e9, 6.25e9, 3, "docs/tpu7x: of two, 2307 TFLOP/s, 192 GB, 7380 GB/s, 9600 Gbps"
-    ),
-    "a100": Chip(FLOPS["NVIDIA A100"], 80e9, 2039e9, 300e9, 25e9, 0, "A100 80GB SXM: 312 TFLOP/s, NVLink 600 GB/s"),
-    "h100": Chip(FLOPS["NVIDIA H100"], 80e9, 3350e9, 450e9, 50e9, 0, "H100 SXM: 989 TFLOP/s, NVLink 900 GB/s"),
-    "h200": Chip(FLOPS["NVIDIA H200"], 141e9, 4800e9, 450e9, 50e9, 0, "H200 SXM: 989 TFLOP/s, NVLink 900 GB/s"),
-    "b200": Chip(
-        FLOPS["NVIDIA B200"], 180e9, 8000e9, 900e9, 50e9, 0, "DGX B200: 1440 GB and 64 TB/s of 8, NVLink 1.8 TB/s"
-    ),
+    "v4": Chip(FLOPS["TPU v4"], 32e9, 1228e9, "docs/v4: 275 TFLOP/s, 32 GB, 1228 GB/s"),
+    "v5e": Chip(FLOPS["TPU v5e"], 16e9, 819e9, "docs/v5e: 197 TFLOP/s, 16 GB, 819 GB/s"),
+    "v5p": Chip(FLOPS["TPU v5p"], 95e9, 2765e9, "docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s"),
+    "v6e": Chip(FLOPS["TPU v6e"], 32e9, 1640e9, "docs/v6e: 918 TFLOP/s, 32 GB, 1640 GB/s"),
+    "v7x": Chip(FLOPS["TPU7x"], 96e9, 3690e9, "docs/tpu7x: of two, 2307 TFLOP/s, 192 GB, 7380 GB/s"),
+    "a100": Chip(FLOPS["NVIDIA A100"], 80e9, 2039e9, "A100 80GB SXM: 312 TFLOP/s"),
+    "h100": Chip(FLOPS["NVIDIA H100"], 80e9, 3350e9, "H100 SXM: 989 TFLOP/s"),
+    "h200": Chip(FLOPS["NVIDIA H200"], 141e9, 4800e9, "H200 SXM: 989 TFLOP/s"),
+    "b200": Chip(FLOPS["NVIDIA B200"], 180e9, 8000e9, "DGX B200: 1440 GB and 64 TB/s of 8"),
 }
 _TPU_NAMES = {"v7x": "tpu7x"}  # where libtpu has another
 NODE = 8  # GPUs that NVLink joins
@@ -152,7 +143,7 @@ def lowering_for(device: Any) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def compilers_to_a_file() -> Iterator[Path]:
-    """What compilers write to standard error goes to this file; what Python writes still goes to the terminal."""
+    """Send to this file what compilers write to standard error; what Python writes still goes to the terminal."""
     number, name = tempfile.mkstemp(prefix="jaxrl_llm-plan-", suffix=".log")
     terminal, python = os.dup(2), sys.stderr
     python.flush()

@@ -3,15 +3,20 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from jaxrl_llm.ground.sharding import AXES, resolved
-from jaxrl_llm.plan.chips import Chip, topology_devices
-from jaxrl_llm.plan.programs import Program, compile_run
-from jaxrl_llm.plan.roofline import roofline
-from jaxrl_llm.plan.wires import Wires
+from jax.sharding import Mesh
+
+from jaxrl_llm.check.programs import Part, Program, programs
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.array_typing import shapes_for_arrays
+from jaxrl_llm.plan import PROGRAMS
+from jaxrl_llm.plan.chips import Chip, lowering_for, topology_devices
+from jaxrl_llm.plan.jaxpr_flops import flops_of
+from jaxrl_llm.plan.roofline import Roofline, bytes_of, roofline
+from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
 
 _GIB = 2**30
@@ -19,134 +24,150 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
+    """One compiled program: its bytes on each device and the roofline of each of its parts."""
+
+    name: str
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+    parts: tuple[tuple[Part, Roofline], ...]
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use while it runs; outputs that reuse an argument's memory are counted once."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
     topology: str
     chip: Chip
     mesh: tuple[int, ...]
     rollout_mesh: tuple[int, ...]
-    active_parameters: int
-    programs: tuple[Program, ...]
-
-    @property
-    def devices(self) -> int:
-        return math.prod(self.mesh)
+    programs: tuple[Compiled, ...]
 
 
-def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Compiled:
+def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
     """Compile the run's programs (or only some of move, rollout, score and update) for a topology.
 
     Raises:
-      ValueError: an unknown topology, or one whose devices the mesh does not fit.
+      ValueError: an unknown topology, one whose devices the mesh does not fit, or a run that samples on servers.
       ImportError: the compiler of this chip is not installed.
     """
     chip, devices = topology_devices(topology)
-    programs = tuple(compile_run(settings, devices, only))
-    mesh = _sizes(settings.mesh.shape, len(devices))
-    rollout_mesh = _sizes(settings.rollout.mesh_shape or mesh, math.prod(mesh))
-    return Compiled(topology, chip, mesh, rollout_mesh, settings.model.active_parameters, programs)
+    run = build(settings, devices)
+    found = tuple(_measured(run, program, compiled, chip) for program, compiled in compile_run(run, devices, only))
+    mesh, sampling = _sizes(run.model.mesh), _sizes(run.sampler.mesh)
+    return Plan(topology, chip, mesh, sampling, found)
 
 
-def _sizes(shape: Sequence[int], devices: int) -> tuple[int, ...]:
-    """The shape of a mesh with the number that -1 stands for."""
-    return resolved(shape, devices)[: len(shape)]
+def compile_run(run: Run, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[tuple[Program, Any]]:
+    """The programs of a run and what XLA makes of each for these devices, one after the other."""
+    s = run.settings
+    if s.objective.reads == "rollouts" and s.rollout.engine != "jax":
+        raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
+    with lowering_for(devices[0]):
+        found = programs(run, only or PROGRAMS)
+    for program in found:
+        with lowering_for(devices[0]), shapes_for_arrays():
+            lowered = program.traced.lower()
+        yield program, lowered.compile()
 
 
-def as_rows(compiled: Compiled) -> list[dict[str, Any]]:
+def _measured(run: Run, program: Program, compiled: Any, chip: Chip) -> Compiled:
+    memory, devices = compiled.memory_analysis(), program.mesh.size
+    once, turn = (flops / devices for flops in flops_of(program.traced.jaxpr.jaxpr, devices))
+    parts = []
+    for part in program.parts:
+        flops, moved = part.outside * once + part.turns * turn, bytes_of(run, part)
+        parts.append((part, roofline(part, flops, moved, chip, devices, run.settings.model.active_parameters)))
+    return Compiled(
+        name=program.name,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        parts=tuple(parts),
+    )
+
+
+def _sizes(mesh: Mesh | None) -> tuple[int, ...]:
+    assert mesh is not None
+    return tuple(mesh.shape.values())
+
+
+def as_rows(made: Plan) -> list[dict[str, Any]]:
     """One JSON object for each part of a program; bytes, FLOPs and seconds are those of one device."""
     return [
         {
             "part": part.name,
             "program": program.name,
             **{name: getattr(program, name) for name in ("arguments", "outputs", "temporaries", "code")},
-            "memory_share": program.memory / compiled.chip.memory,
-            "compile_s": round(program.seconds, 1),
+            "memory_share": program.memory / made.chip.memory,
             "tokens": part.tokens,
             "times": part.times,
-            "flops": part.cost.flops,
-            "bytes": part.cost.bytes,
-            "sent": part.cost.sent,
-            "collectives": {kind: list(value) for kind, value in sorted(part.cost.collectives.items())},
-            "not_counted": sorted(part.cost.unknown),
-            "compute_s": line.compute,
-            "memory_s": line.memory,
-            "network_s": line.network,
-            "wires": [dataclasses.asdict(row) for row in line.traffic],
+            **dataclasses.asdict(line),
             "bound": line.bound,
             "step_s": line.seconds * part.times,
-            "flops_over_model": line.excess,
-            "mfu": line.mfu,
         }
-        for program in compiled.programs
-        for part in program.parts
-        for line in [roofline(part, Wires(compiled.chip, program.mesh), compiled.active_parameters)]
+        for program in made.programs
+        for part, line in program.parts
     ]
 
 
-def as_json(compiled: Compiled) -> str:
-    """The figures with topology, mesh and versions."""
+def as_json(made: Any, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows of a plan with its topology, mesh, chip and versions."""
     packages = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin")
     head = {
-        "topology": compiled.topology,
-        "mesh": compiled.mesh,
-        "rollout_mesh": compiled.rollout_mesh,
+        "topology": made.topology,
+        "mesh": made.mesh,
+        "rollout_mesh": made.rollout_mesh,
         "versions": {name: metadata.version(name) for name in packages if any(metadata.distributions(name=name))},
-        "chip": dataclasses.asdict(compiled.chip),
-        "parts": as_rows(compiled),
+        "chip": dataclasses.asdict(made.chip),
+        "parts": rows,
     }
     return json.dumps(head, indent=1) + "\n"
 
 
-def table(compiled: Compiled) -> str:
-    """Four tables that fit 80 columns: memory, time, a step of training, and the network by axes of the mesh."""
-    lines = [f"{compiled.topology}: {compiled.devices} devices, {_axes(compiled.mesh)}; each device:"]
-    if compiled.rollout_mesh != compiled.mesh:
-        lines.append(f"rollouts on {_axes(compiled.rollout_mesh)}")
-    lines += ["", "GiB       arguments  outputs  temporaries   code  of memory  compile s"]
-    for p in compiled.programs:
+def table(made: Plan) -> str:
+    """Three tables that fit 80 columns: memory, time at the peaks, and a step of training."""
+    lines = [f"{made.topology}: {math.prod(made.mesh)} devices, {named_axes(made.mesh)}"]
+    if made.rollout_mesh != made.mesh:
+        lines.append(f"rollouts on {named_axes(made.rollout_mesh)}")
+    lines += ["each device:", "", "GiB, by XLA  arguments  outputs  temporaries   code  of memory"]
+    for p in made.programs:
         lines.append(
-            f"{p.name:9} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
-            f"{p.code / _GIB:6.2f} {p.memory / compiled.chip.memory:10.0%} {p.seconds:10.0f}"
+            f"{p.name:12} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
+            f"{p.code / _GIB:6.2f} {p.memory / made.chip.memory:10.0%}"
         )
-    lines += ["", "at peak    TFLOP x model GB moved GB sent compute ms memory ms network ms  MFU"]
-    widths = (8, 8, 9, 8, 11, 10, 11, 5)
-    rows = as_rows(compiled)
+    lines += ["", "at peak        TFLOP  x model  GB read  compute ms  memory ms   MFU"]
+    rows = as_rows(made)
     for r in rows:
-        times = [1e3 * r[name] for name in ("compute_s", "memory_s", "network_s")]
-        cells = [_short(x) for x in (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9, r["sent"] / 1e9)]
-        cells += [_short(t) + ("*" if t == max(times) else " ") for t in times] + [f"{r['mfu']:.0%}"]
-        lines.append(f"{r['part']:8}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
-    lines += ["* what bounds it", "", "a step      times     ms each         s"]
+        cells = [short(x) for x in (r["flops"] / 1e12, r["flops_over_model"], r["bytes"] / 1e9)]
+        cells += [short(1e3 * r[f"{kind}_s"]) + ("*" if r["bound"] == kind else " ") for kind in ("compute", "memory")]
+        cells.append(f"{r['mfu']:.0%}")
+        widths = (8, 9, 9, 12, 11, 6)
+        lines.append(f"{r['part']:12}" + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)))
+    lines += [
+        "* what bounds it: FLOPs of the program's products, or weights and cache once;",
+        "without the network",
+        "",
+    ]
+    lines += ["a step          times     ms each         s"]
     for r in rows:
-        each, whole = _short(1e3 * r["step_s"] / r["times"]), _short(r["step_s"])
-        lines.append(f"{r['part']:8}{r['times']:9}{each:>12}{whole:>10}")
-    lines += ["at least, with answers at their bound", ""]
-    lines += ["network  over axes               bound by       GB sent        ms"]
-    for r in rows:
-        for row in r["wires"] or [{"axes": ["none"], "link": "", "sent": 0, "seconds": 0, "collectives": {}}]:
-            most = "*" if r["bound"] == "network" and row == r["wires"][0] else " "
-            figures = _short(row["sent"] / 1e9).rjust(8) + _short(1e3 * row["seconds"]).rjust(10)
-            lines.append(f"{r['part']:8} {', '.join(row['axes']):23} {row['link']:13}{figures}{most}".rstrip())
-            each = [f"{kind} {count:.0f}, {size / 1e9:.3g}" for kind, (count, size) in row["collectives"].items()]
-            lines += _wrapped("", each) if each else []
-    lines.append("* the slowest where the network bounds; below each its collectives: how many, GB")
-    unknown = sorted({name for r in rows for name in r["not_counted"]})
-    return "\n".join(lines + ([f"FLOPs not counted of: {', '.join(unknown)}"] if unknown else []))
+        each, whole = short(1e3 * r["step_s"] / r["times"]), short(r["step_s"])
+        lines.append(f"{r['part']:12}{r['times']:9}{each:>12}{whole:>10}")
+    return "\n".join([*lines, "at least, with answers at their bound"])
 
 
-def _axes(mesh: tuple[int, ...]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in zip(AXES, mesh, strict=False))
+def named_axes(mesh: tuple[int, ...]) -> str:
+    """Return the sizes of a mesh with the names of its axes."""
+    return " x ".join(f"{name} {size}" for name, size in zip(sharding.AXES, mesh, strict=False))
 
 
-def _short(x: float) -> str:
-    """Three digits, in at most seven characters."""
+def short(x: float) -> str:
+    """Return three digits, in at most seven characters."""
     if 1000 <= x < 1e6:
         return f"{x:.0f}"
     return f"{x:.3g}" if len(f"{x:.3g}") <= 7 else f"{x:.0e}"
-
-
-def _wrapped(name: str, parts: Iterable[str]) -> list[str]:
-    """`name` and its parts, as many to a line as fit 80 columns."""
-    lines = [f"{name:9}"]
-    for part in parts:
-        full = len(lines[-1]) + len(part) + 3 > 80
-        lines = [*lines, f"{'':9} {part}"] if full else [*lines[:-1], f"{lines[-1]}{';' * (len(lines[-1]) > 9)} {part}"]
-    return lines

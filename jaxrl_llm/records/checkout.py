@@ -16,12 +16,12 @@ def changed() -> list[str]:
 
 
 def changes() -> str:
-    """What `git apply` turns the commit into the checkout by; empty where nothing changed or there is no checkout."""
+    """Return the patch from the commit to the checkout; empty if nothing changed or there is no checkout."""
     return _git("diff", "--binary", "HEAD") or ""
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints about the checkout of this file; None if there is no git or no checkout."""
+    """Return what git prints about the checkout of this file; None without git or a checkout."""
     try:
         here = Path(__file__).parent
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout

@@ -1,15 +1,13 @@
-"""Checkpoints with Orbax: bounded in number, written whole or not at all, and verified leaf by leaf on restore.
+"""Checkpoints with Orbax: bounded in number, written whole or not at all, and verified when they are read.
 
 A checkpoint holds the state (any pytree of arrays), what is in flight beside it (of a run with a lag), a digest of
-every leaf, and JSON of the caller (iterator state, config hash). Orbax notices missing, extra and misshapen leaves but
-neither flipped bits nor a cast dtype, hence the digests.
+every leaf, and JSON of the caller (iterator state, config hash). `checkpoint_reader.py` reads one.
 """
 
 import copy
 import functools
 import logging
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -21,9 +19,13 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from jaxrl_llm.ground import processes
+from jaxrl_llm.ground import heap, processes
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.ground.terminal import said_in_one_line
 from jaxrl_llm.records import places
-from jaxrl_llm.records.digests import digest_of_json, digests, digests_begun
+from jaxrl_llm.records.digests import digest_of_json, digests_begun
+
+_READING = ByName({"read_state": "jaxrl_llm.records.checkpoint_reader"})
 
 
 def steps_of(workdir: str | os.PathLike[str]) -> list[int]:
@@ -43,40 +45,9 @@ def steps_of(workdir: str | os.PathLike[str]) -> list[int]:
         return []
     except Exception as error:  # its client raises exceptions of any type
         raise OSError(
-            f"{folder} cannot be read ({_line(error)}); give the name of a bucket that this machine may read and write"
+            f"{folder} cannot be read ({said_in_one_line(error)}); give the name of a bucket that this machine may "
+            "read and write"
         ) from error
-
-
-def saved_files(workdir: str | os.PathLike[str], step: int) -> dict[str, str]:
-    """What a checkpoint in a PLACE holds of the DIR's files, for `places.unpack_files`; raises as `saved_payload`."""
-    return _saved(workdir, step, "files")
-
-
-def saved_payload(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """{"digests", "extra", "digest"} of a checkpoint as it was saved, without its state; nothing is written.
-
-    Raises:
-      ValueError: it cannot be read, or is not what was saved.
-    """
-    return _saved(workdir, step, "payload", _checked)
-
-
-def _saved(
-    workdir: str | os.PathLike[str], step: int, item: str, checked: Callable[[Any], Any] = dict
-) -> dict[str, Any]:
-    path = places.root_of(workdir) / "checkpoints" / str(step)
-    try:
-        with _reader() as reader:
-            items = ocp.args.Composite(**{item: ocp.args.JsonRestore()})  # pyright: ignore
-            return checked(reader.restore(places.absolute(path), args=items)[item])
-    except Exception as error:  # Orbax raises exceptions of any type
-        raise ValueError(f"checkpoint {path} cannot be read ({_line(error)})") from error
-
-
-def _checked(payload: dict[str, Any]) -> dict[str, Any]:
-    if payload["digest"] != digest_of_json([payload["digests"], payload["extra"]]):
-        raise ValueError("its payload differs from its digest")
-    return payload
 
 
 class Checkpoints:
@@ -84,7 +55,7 @@ class Checkpoints:
 
     One in a PLACE brings the files of the DIR too (places.py). `near` are others of the same run, saved more often: a
     restore takes the newest of both. `of_process`: the folder is this process's alone, which writes there all that its
-    devices hold; a checkpoint is there where all processes have it.
+    devices hold; a checkpoint is there where all processes have it. The one that `save` calls the best stays too.
 
     Raises:
       OSError: the folder is not there and cannot be made.
@@ -108,7 +79,9 @@ class Checkpoints:
             raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
         _quiet()
         primary = ocp.options.MultiprocessingOptions(primary_host=None if of_process else 0)  # None: each is one
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, multiprocessing_options=primary)
+        self._best, newest = _Best(), ocp.checkpoint_managers.LatestN(keep)
+        kept = ocp.checkpoint_managers.AnyPreservationPolicy([newest, self._best])
+        options = ocp.CheckpointManagerOptions(preservation_policy=kept, create=True, multiprocessing_options=primary)
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
             for item in ("payload", "files"):
@@ -128,24 +101,35 @@ class Checkpoints:
         return sorted(((step, one) for one in whose for step in one._steps()), key=lambda pair: pair[0])
 
     def _steps(self) -> Sequence[int]:
-        """Those that are there, in every process."""
+        """Return the steps whose checkpoints every process sees."""
         steps = self._manager.all_steps()
         return [*set.intersection(*map(set, processes.gather([steps])))] if self._of_process else steps
 
     def ready(self) -> bool:
-        """Whether a save would begin at once, since the one before is written; the same everywhere."""
+        """Return True, in every process alike, if a save would begin at once: the one before is written."""
         return processes.everywhere(not self._manager.is_saving_in_progress())
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any], in_flight: Sequence[Any] = ()) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        extra: Mapping[str, Any],
+        in_flight: Sequence[Any] = (),
+        best: int | None = None,
+    ) -> None:
         """Write in the background; `close` and the next save wait for it. Saving a step that exists does nothing.
 
         in_flight: trees of arrays beside the state, which who reads only the state need not know.
+        best: the step whose checkpoint stays beside the newest.
 
         Raises:
           OSError: this or an earlier checkpoint could not be written; earlier ones stay intact.
         """
         if step in self._manager.all_steps():
             return
+        self._best.step = best
+        self.wait()  # or the copy that is written would lie beside another
+        state = heap.copied(state)
         begun, extra = (digests_begun(state), digests_begun(in_flight)), copy.deepcopy(dict(extra))
 
         def payload() -> dict[str, Any]:
@@ -172,14 +156,15 @@ class Checkpoints:
         like: Any,
         step: int | None = None,
         note: Callable[[str], None] = lambda line: None,
-        in_flight: Sequence[Any] = (),
+        in_flight: Callable[[jax.ShapeDtypeStruct], jax.sharding.Sharding] | None = None,
     ) -> tuple[int, Any, dict[str, Any]]:
         """(step, state, extra) of the newest intact checkpoint, or of `step` and no other.
 
         Args:
           like: a pytree of arrays (or jax.ShapeDtypeStruct with shardings) of the state's structure.
           note: called with a line for every checkpoint that was passed over, and why.
-          in_flight: as `like`, of what is beside the state; its arrays are `extra["in_flight"]`.
+          in_flight: the sharding of an array beside the state, by its shape. Their trees are `extra["in_flight"]`;
+            without it they are not read.
 
         Raises:
           FileNotFoundError: there is no checkpoint, or none of `step`.
@@ -197,63 +182,16 @@ class Checkpoints:
             if step not in (None, one):
                 continue
             try:
-                state, extra = whose._restore(one, like, in_flight)
+                state, extra = _READING["read_state"](whose.folder / str(one), like, in_flight)
             except Exception as error:
                 what = "is damaged or does not fit this model and optimizer"
-                wrong.append(f"checkpoint {whose.folder / str(one)} {what} ({_line(error)})")
+                wrong.append(f"checkpoint {whose.folder / str(one)} {what} ({said_in_one_line(error)})")
                 continue
             for reason in wrong:
                 note(f"{reason}; going on from step {one}")
             return one, state, extra
         remedy = "use the config that wrote it, or another --workdir"
         raise ValueError("; ".join([*wrong, remedy if step is None else f"give another --step, {remedy}"]))
-
-    def _restore(self, step: int, like: Any, in_flight: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
-        args: dict[str, Any] = {"state": ocp.args.StandardRestore(_shapes(like)), "payload": ocp.args.JsonRestore()}  # pyright: ignore
-        if in_flight:
-            args["in_flight"] = ocp.args.StandardRestore(_shapes(in_flight))  # pyright: ignore
-        items = ocp.args.Composite(**args)
-        restored, error = None, None
-        try:
-            with _reader() as reader:
-                restored = reader.restore(self.folder / str(step), args=items)
-            _checked(restored["payload"])
-        except Exception as own:  # Orbax raises exceptions of any type
-            error = own
-        if not processes.everywhere(error is None) or restored is None:
-            raise error or ValueError("another process could not read it")
-        state, payload = restored["state"], restored["payload"]
-        beside = restored["in_flight"] if in_flight else []
-        own = digests(state) | digests(beside)
-        different = [name for name, digest in own.items() if payload["digests"].get(name) != digest]
-        if not processes.everywhere(not different):
-            raise ValueError(f"{', '.join(different[:3]) or 'leaves of another process'} differ from their digests")
-        return state, payload["extra"] | ({"in_flight": beside} if in_flight else {})
-
-    def restore_part(self, like: Any, step: int) -> Any:
-        """Some leaves of the checkpoint of `step`: those of `like`, nested dicts by the fields and keys of the state.
-
-        Raises:
-          ValueError: a leaf is missing, of another shape or dtype, or not what was saved.
-        """
-        target = _shapes(like)
-        into = ocp.checkpoint_utils.construct_restore_args(target)
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(target, restore_args=into, partial_restore=True),  # pyright: ignore
-            payload=ocp.args.JsonRestore(),  # pyright: ignore
-        )
-        try:
-            restored = self._manager.restore(step, args=items)
-            saved = {_plain_path(name): digest for name, digest in restored["payload"]["digests"].items()}
-        except Exception as error:  # Orbax raises exceptions of any type
-            raise ValueError(f"checkpoint {self.folder / str(step)} cannot be read ({_line(error)})") from error
-        own = {_plain_path(name): digest for name, digest in digests(restored["state"]).items()}
-        if different := [name for name, digest in own.items() if saved.get(name) != digest]:
-            raise ValueError(
-                f"checkpoint {self.folder / str(step)} is damaged or of another model: {', '.join(different[:3])} "
-                "differ from their digests"
-            )
-        return restored["state"]
 
     def set_aside(self, after: int) -> None:
         """Move the checkpoints later than a step to damaged_checkpoints/, so that their steps can be saved again."""
@@ -285,8 +223,8 @@ class Checkpoints:
             kept = steps_of(self.folder.parent)
             left = f"the one of step {kept[-1]} stays" if kept else "there is none before it"
             raise OSError(
-                f"a checkpoint could not be written in {self.folder} ({_line(error)}); {left}. Make room, or let it be "
-                "written, and give the same command"
+                f"a checkpoint could not be written in {self.folder} ({said_in_one_line(error)}); {left}. Make room, "
+                "or let it be written, and give the same command"
             ) from error
 
 
@@ -322,6 +260,15 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+class _Best(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the checkpoint of one step, which the run knows. Orbax's BestN has no step for equal values."""
+
+    step: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        return [one.step == self.step for one in checkpoints]
+
+
 class _Later(ocp.JsonCheckpointHandler):
     """Writes what a function returns, which the writing thread of a primary host calls."""
 
@@ -335,42 +282,3 @@ def _of_process(primary: Any) -> ocp.PyTreeCheckpointHandler:
     shards = ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, shards))
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=primary, type_handler_registry=registry)
-
-
-def _reader() -> ocp.Checkpointer:
-    """Reads this process's shards and waits for no other process: one that meets a damaged file never arrives."""
-    own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    handler = ocp.CompositeCheckpointHandler(
-        state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-        in_flight=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-        payload=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
-        files=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
-    )
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
-def _shapes(like: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-
-
-def _plain_path(path: str) -> str:
-    """params/moe/norm for ".params['moe']['norm']" and for "['params']['moe']['norm']"."""
-    return "/".join(re.findall(r"\w+", path))
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{error or type(error).__name__}".split())[:300]
-
-
-def save_tree(folder: str | os.PathLike[str], tree: Any) -> None:
-    """Write one pytree into its own folder, whole or not at all; an existing one is left as it is."""
-    if not epath.Path(folder).exists():
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(places.absolute(folder), tree)
-
-
-def load_tree(folder: str | os.PathLike[str], like: Any) -> Any:
-    """The pytree of `save_tree`, with the shapes, dtypes and shardings of `like`."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(places.absolute(folder), _shapes(like))

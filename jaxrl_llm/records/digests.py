@@ -22,8 +22,10 @@ def digests(tree: Any) -> dict[str, str]:
 
 
 def digests_begun(tree: Any) -> Callable[[], dict[str, str]]:
-    """What gives the digests of the tree as it is now, also once its arrays have been donated: accelerators compute
-    them before whatever is dispatched next, and of a CPU's arrays the buffers are held, as Orbax holds them."""
+    """Return a function that gives the digests of the tree as it is now, also once its arrays have been donated.
+
+    Accelerators compute them before whatever is dispatched next; a CPU's buffers are held, as Orbax holds them.
+    """
     named = {jax.tree_util.keystr(path): jnp.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
     leaves = list(named.values())
     kinds = [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]

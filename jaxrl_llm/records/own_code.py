@@ -1,28 +1,34 @@
 """Which code the opening of a DIR may run: what its user has trained with, from outside the DIR and unchanged.
 
-A DIR may come from others, and config.json with it. It names code in two places: the file of its config, which may
-register tasks and objectives, and verifiers among the options of its task. Every start of a run records their digests
-in config.json, which says what the run was made with, and leaves a note of each file and its content in the user's
-cache folder, which nothing in a DIR can do.
+A DIR may come from others, and config.json with it. It names code in three places: the file of its config, which may
+register tasks and objectives, verifiers among the options of its task, and the functions of its rewards. Every start of
+a run records their digests in config.json, which says what the run was made with, and leaves a note of each file and
+its content in the user's cache folder, which nothing in a DIR can do.
 """
 
 import contextlib
 import hashlib
+import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.verifiers import code_files
 
 REMEDY = "read it, and if you trust it, give --trust-code"
+
+
+def naming(config: Mapping[str, Any]) -> list[Any]:
+    """The parts of a run's config that may name verifiers and reward functions."""
+    return [config["task"].get("options"), config.get("rewards", {}).get("functions")]
 
 
 def noted(source: str, options: Any) -> dict[str, str]:
     """{file: digest} of the code that a run is made with, each noted as this user's own.
 
-    source: the file of its config. options: those of its task, which may name verifiers.
+    source: the file of its config. options: what may name verifiers, see `naming`.
     """
     found = {}
     for path in [Path(source).resolve(), *verifier_files(options)]:
@@ -57,8 +63,27 @@ def check(workdir: str | os.PathLike[str], files: Sequence[Path], recorded: Any,
 
 
 def verifier_files(options: Any) -> list[Path]:
-    """The files, resolved, that the verifiers among a task's options run when they are imported."""
-    return [file.resolve() for text in _texts(options) for file in code_files(text)]
+    """The files, resolved, that the verifiers among these options run when they are imported."""
+    return [file.resolve() for text in _texts(options) if ":" in text for file in _code_files(text)]
+
+
+def _code_files(spec: str) -> list[Path]:
+    """Return the files that a verifier of this name would run, without running any; none if it names no function."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name.isidentifier():
+        return []
+    if place.endswith(".py"):
+        return [Path(place)]
+    files, inside = [], None
+    for module in itertools.accumulate(place.split("."), "{}.{}".format):  # a package runs before its modules
+        found = next(filter(None, (finder.find_spec(module, inside) for finder in sys.meta_path)), None)
+        if found is None:
+            break
+        files += [Path(found.origin)] if found.origin is not None else []
+        inside = found.submodule_search_locations
+        if inside is None:
+            break
+    return files
 
 
 def _texts(value: Any) -> Iterator[str]:

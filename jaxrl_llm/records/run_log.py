@@ -1,6 +1,6 @@
 """The files that a run writes into its DIR; the display on the terminal is in screen.py.
 
-config.json     the configuration, its hash, commit, versions, device and core count
+config.json     the format of the DIR, configuration, its hash, commit, versions, device and core count
 metrics.jsonl   one JSON object a step: {"step": 3, "reward/mean": 0.41, ...}; lists for per-layer metrics, null for
                 a number that is not finite
 samples.jsonl   one JSON object an answer: {"step": 3, "prompt": ..., "answer": ..., "reward": ...}
@@ -22,10 +22,15 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.json_files import decoded, json_object
+from jaxrl_llm.ground.machine import refuse_links
+from jaxrl_llm.ground.terminal import one_line
 from jaxrl_llm.records.screen import Screen
-from jaxrl_llm.records.watch import Watch
-from jaxrl_llm.records.writers import TensorBoard, WeightsAndBiases
+from jaxrl_llm.records.watch import PAGE, Watch
+from jaxrl_llm.records.writers import TensorBoard
+
+_ASKED_FOR = ByName({"WeightsAndBiases": "jaxrl_llm.records.wandb_writer"})
 
 
 def plain(value: Any) -> Any:
@@ -43,6 +48,12 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy and JAX arrays and scalars
         return plain(np.asarray(value).tolist())
     return str(value)
+
+
+def shown_answer(prompt: str, answer: str, reward: float | None) -> str:
+    """A prompt with an answer and its reward, in a line of at most 78 characters."""
+    given = "" if reward is None else f"   reward {reward:.3g}"
+    return f"{one_line(prompt, 34)} -> {one_line(answer, 78 - 38 - len(given))}{given}"
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
@@ -76,7 +87,8 @@ def scan_rows(path: str | os.PathLike[str]) -> tuple[list[tuple[bytes, dict[str,
             row = _row(line, known_by)
             name = tuple(row[field] for field in known_by)
             if once and name in seen:
-                raise ValueError(f"it repeats the row of {_named(row, known_by)}")
+                named = ", ".join(f"{field} {row[field]}" for field in known_by if row[field] != "")
+                raise ValueError(f"it repeats the row of {named}")
         except ValueError as error:
             damaged.append((number, line, str(error)))
         else:
@@ -84,6 +96,9 @@ def scan_rows(path: str | os.PathLike[str]) -> tuple[list[tuple[bytes, dict[str,
             rows.append((line, row))
     return rows, damaged
 
+
+# The folders of a DIR that a run writes into by itself; Weights & Biases keeps links of its own in another.
+_FOLDERS = ("checkpoints", "damaged_checkpoints", "local", "reference", "profile")
 
 # What identifies a row of a file, and whether it may be there once only.
 _KNOWN_BY: dict[str, tuple[dict[str, type], bool]] = {
@@ -103,10 +118,6 @@ def _row(line: bytes, known_by: Mapping[str, type]) -> dict[str, Any]:
     if b"\\ud" in line.lower():
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
     return row
-
-
-def _named(row: Mapping[str, Any], fields: Iterable[str]) -> str:
-    return ", ".join(f"{field} {row[field]}" for field in fields if row[field] != "")
 
 
 def said_of_damage(path: str | os.PathLike[str], damaged: Sequence[tuple[int, bytes, str]]) -> str:
@@ -159,7 +170,8 @@ class RunLog:
     Raises:
         OSError: the DIR cannot be written, or another process is writing it.
         ModuleNotFoundError: `wandb` is given and its package is not installed.
-        ValueError: Weights & Biases cannot be reached, or nobody is logged in.
+        ValueError: a file or folder of the DIR is a symbolic link, or Weights & Biases cannot be reached, or nobody is
+            logged in.
     """
 
     def __init__(
@@ -177,6 +189,9 @@ class RunLog:
         self._watch = Watch()
         self._standing: dict[str, str] = {}  # warnings that hold from the start on
         self._said: set[str] = set()
+        self._held_out: list[str] = []  # two answers of the last evaluation, shown below its row
+        inside = (folder for name in _FOLDERS for folder in (self.workdir / name).glob("**"))
+        refuse_links(self.workdir, *inside)  # of every process, since each has checkpoints of its own in local/
         if not write:
             return
         try:
@@ -190,7 +205,9 @@ class RunLog:
             self._lock.close()
             raise OSError(f"workdir={self.workdir} is being written by another process; wait or stop it") from error
         try:
-            self._writers = [TensorBoard(self.workdir), *([WeightsAndBiases(wandb, self.workdir)] if wandb else [])]
+            self._writers: list[Any] = [TensorBoard(self.workdir)]
+            if wandb:
+                self._writers.append(_ASKED_FOR["WeightsAndBiases"](wandb, self.workdir))
             self._open()
         except BaseException:
             self._lock.close()
@@ -215,7 +232,7 @@ class RunLog:
                     log.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """What `provenance.describe` knows of the run."""
+        """Write what `provenance.describe` knows of the run."""
         if self._write:
             write_json(self.workdir / "config.json", config)
             for writer in self._writers:
@@ -234,6 +251,9 @@ class RunLog:
             for writer in self._writers:
                 writer.metrics(int(step), row)
         self.screen.step(row)
+        for answer in self._held_out:
+            self.note(f"  {answer}")
+        self._held_out = []
         self._say(warnings)
 
     def warn(self, warnings: Mapping[str, str]) -> None:
@@ -245,7 +265,7 @@ class RunLog:
         """Show each of them once."""
         for name, text in warnings.items():
             if name not in self._said:
-                self.note(f"warning {name}: {text}")
+                self.note(f"warning {name}: {text}; more in {PAGE}")
         self._said |= warnings.keys()
 
     def note(self, text: str) -> None:
@@ -255,6 +275,8 @@ class RunLog:
         """Write rows of samples.jsonl: prompt, answer, reward and whatever else is worth reading."""
         if self._write and rows:
             plain_rows = [plain(row) for row in rows]
+            if held_out := [row for row in plain_rows if "greedy" in row]:
+                self._held_out = [shown_answer(row["prompt"], row["greedy"], row.get("reward")) for row in held_out[:2]]
             _append(self._samples, [{"step": int(step)} | row for row in plain_rows])
             with _written(f"the log in {self.workdir}"):
                 for writer in self._writers:

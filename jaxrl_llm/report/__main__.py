@@ -18,7 +18,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     from jaxrl_llm.report.write import write_report  # here, so that a wrong command line is refused at once
 
     if given.checkpoints:
-        from jaxrl_llm.run.run_dir import fetched
+        from jaxrl_llm.run.reopened import fetched
 
         fetched(given.dir, given.checkpoints)
     print(write_report(given.dir, shutil.get_terminal_size().columns))  # piped: COLUMNS, or 80

@@ -34,7 +34,7 @@ def write_interactive(study: Study, path: Path, title: str) -> bool:
 
 
 def _data(study: Study) -> dict[str, Any]:
-    """What the script of the page draws: the metrics that some run has, and every run with its samples."""
+    """Return the data that the page's script draws: the metrics that some run has, and every run with its samples."""
     panels = [curve for curve in PANELS if any(curve.key in row for run in study.runs for row in run.rows)]
     metrics = [{"key": curve.key, "name": study.named(curve.key), "scale": curve.scale} for curve in panels]
     runs = [

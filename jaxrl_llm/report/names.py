@@ -1,4 +1,4 @@
-"""What metrics are called in words: the one table of names for columns, titles and axes."""
+"""Names of metrics in words: the one table of names for columns, titles and axes."""
 
 NAMES = {
     "reward/mean": "mean reward",

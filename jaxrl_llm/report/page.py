@@ -1,6 +1,7 @@
 """A page that is rendered both as Markdown and as one self-contained HTML file (templates/)."""
 
 import base64
+import csv
 import functools
 import html
 import re
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from jaxrl_llm.ground.machine import refuse_links
 from jaxrl_llm.ground.terminal import visible
-from jaxrl_llm.report.table_files import write_table
 
 if TYPE_CHECKING:  # it takes a second to import, and text_table does without
     from matplotlib.figure import Figure
@@ -49,6 +50,12 @@ def _cell(text: str, prose: bool) -> str:
     return text.replace("[", "&#91;") if prose else text
 
 
+def _inert(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    text = visible(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+
+
 def save_vectors(figure: "Figure", path: Path) -> None:
     """Write an SVG and a PDF beside the PNG that has just been saved, laid out like it.
 
@@ -67,7 +74,7 @@ def save_vectors(figure: "Figure", path: Path) -> None:
 
 
 def environment() -> jinja2.Environment:
-    """What renders templates/: an undefined name is an error, and HTML is escaped."""
+    """The renderer of templates/: an undefined name is an error, and HTML is escaped."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxrl_llm.report"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -82,13 +89,14 @@ def environment() -> jinja2.Environment:
 class Page:
     """Blocks that `write` renders in both forms, in the folder.
 
-    Pictures are inlined in the HTML as PNG; figures/ has them as PNG, SVG and PDF, tables/ each table as CSV and LaTeX.
+    Pictures are inlined in the HTML as PNG; figures/ has them as PNG, SVG and PDF, tables/ each table as CSV.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._blocks: list[dict[str, Any]] = []
         self._anchors: Counter[str] = Counter()
+        refuse_links(folder, folder / "figures", folder / "tables")
         try:
             for kind in ("figures", "tables"):
                 (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -112,8 +120,10 @@ class Page:
         self._add("bullets", lines=lines)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], stem: str, *, prose: bool = False) -> None:
-        """A table and its files tables/STEM.*; `prose`: the cells hold text, which may wrap and is aligned left."""
-        write_table(self._folder / "tables" / stem, header, rows, prose=prose)
+        """Add a table and its file tables/STEM.csv; `prose`: the cells hold text of others, which may wrap."""
+        shown = _inert if prose else visible
+        with (self._folder / "tables" / f"{stem}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([[*map(shown, row)] for row in (header, *rows)])
         self._add("table", header=header, rows=rows, prose=prose)
 
     def code(self, text: str) -> None:

@@ -37,7 +37,7 @@ class Run:
 
     @cached_property
     def damage(self) -> list[str]:
-        """What is wrong with its files, a line each; it is left out of everything else."""
+        """Faults of its files, a line each; it is left out of everything else."""
         return []
 
     @cached_property
@@ -54,6 +54,11 @@ class Run:
             self.damage.append(f"{self.workdir / 'config.json'} holds no config of a run")
             return {}
         return record
+
+    @property
+    def solved(self) -> float:
+        """The least reward of a right answer."""
+        return float(self.record.get("solved", 1.0))
 
     def _object(self, name: str) -> dict[str, Any]:
         try:
@@ -97,7 +102,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether a loss or gradient that is not finite stopped the run; a sweep keeps the error message."""
+        """True if a loss or gradient that is not finite stopped the run; a sweep keeps the error message."""
         return not self.finished and "not finite" in str((self.failure or {}).get("last_line"))
 
     @property
@@ -216,7 +221,7 @@ class Study:
     damage: Sequence[str] = ()  # of the sweep's own file, and of the files of trajectories
 
     def damaged(self) -> list[str]:
-        """What is wrong with the files, a line each; it is read for that."""
+        """Faults of the files, a line each; it is read for that."""
         for run in self.runs:
             _ = run.rows, run.samples, run.record, run.failure
         return [*self.damage, *dict.fromkeys(line for run in self.runs for line in run.damage)]
@@ -268,7 +273,7 @@ def _is_metric(name: str, value: Any) -> bool:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether it is a number, null, or a list of rows of one length of such."""
+    """Return whether it is a number, null, or a list of rows of one length of such."""
     if not isinstance(value, list):
         return _is_number(value)
     try:

@@ -19,6 +19,7 @@ class Change:
     before_reward: float
     after: str
     after_reward: float
+    solved: float = 1.0  # the least reward of a right answer
 
     @property
     def kind(self) -> str:
@@ -26,7 +27,7 @@ class Change:
             return "broken"
         if self.after_reward > self.before_reward:
             return "fixed"
-        return "still right" if self.after_reward == 1 else "still wrong"
+        return "still right" if self.after_reward >= self.solved else "still wrong"
 
 
 def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
@@ -40,9 +41,18 @@ def changes(run: Run) -> tuple[list[Change], tuple[int, int]]:
         return [], (0, 0)
     first, last = ({row["prompt"]: row for row in held_out if row["step"] == step} for step in (steps[0], steps[-1]))
     changed = [
-        Change(prompt, *answered(row), *answered(last[prompt])) for prompt, row in first.items() if prompt in last
+        Change(prompt, *answered(row), *answered(last[prompt]), run.solved)
+        for prompt, row in first.items()
+        if prompt in last
     ]
     return changed, (steps[0], steps[-1])
+
+
+def last_answers(run: Run, count: int) -> list[dict[str, Any]]:
+    """The first `count` answers to held-out prompts that the last evaluation logged."""
+    held_out = [row for row in run.samples if row.get("split") == "test" and "greedy" in row]
+    last = max((row["step"] for row in held_out), default=0)
+    return [row for row in held_out if row["step"] == last][:count]
 
 
 def pick(changed: Sequence[Change], count: int) -> list[Change]:
@@ -56,7 +66,7 @@ def failures(run: Run, count: int) -> list[Mapping[str, Any]]:
     """The logged training answers of the last step that are not right, those with the lowest rewards first."""
     drawn = [row for row in run.samples if row.get("split") != "test"]
     last = max((row["step"] for row in drawn), default=0)
-    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and answered(row)[1] < 1]
+    wrong: list[Mapping[str, Any]] = [row for row in drawn if row["step"] == last and answered(row)[1] < run.solved]
     return sorted(wrong, key=lambda row: answered(row)[1])[:count]
 
 

@@ -144,7 +144,7 @@ def holm(p: Numbers) -> np.ndarray:
 
 
 def verdict(d: PairedDifference, p: float) -> str:
-    """What may be said of the difference at the corrected p-value, in a word or two for the table."""
+    """Return the verdict on the difference at the corrected p-value, in a word or two for the table."""
     if d.identical:
         return "identical"
     if d.n < MINIMUM_SEEDS:

@@ -85,7 +85,7 @@ def batch_table(study: Study, condition: str) -> Table:
 
 
 def routing_table(study: Study, condition: str) -> Table:
-    """What the changed selection of experts explains of Var(log r), over all measurements of an arm; empty if none.
+    """Return the share of Var(log r) that changed experts explain, over all measurements of an arm; empty if none.
 
     The share is weighted by the variance of each measurement, sum Cov(routing part, log r) / sum Var(log r), because
     ratios with a small denominator make a plain mean heavy-tailed. The tails are shares of answer tokens.
@@ -139,7 +139,7 @@ def resolved(record: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     given = {key: value for key, value in raw.items() if value is not None}
     try:
-        defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"))
+        defaults = objectives.hyperparameters(str(given.get("name")), given.get("aggregation"), given.get("advantage"))
     except (ValueError, TypeError):  # an unknown recipe, or a field of another kind
         defaults = {}
     known = {key: value for key, value in defaults.items() if value is not None}

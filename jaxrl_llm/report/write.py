@@ -5,21 +5,32 @@ Only logs are read, so the page of a sweep that is still running says what is mi
 
 import json
 import math
-import textwrap
 from pathlib import Path
 
-from jaxrl_llm.ground.terminal import visible
+from jaxrl_llm.ground.terminal import visible, wrapped
+from jaxrl_llm.records.run_log import shown_answer
+from jaxrl_llm.records.watch import PAGE
 from jaxrl_llm.report.comparisons import OUTCOMES, findings
 from jaxrl_llm.report.figures import PLOTS
 from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.outcome_figures import differences_by_condition, outcome_by_condition
 from jaxrl_llm.report.page import Page, text_table
 from jaxrl_llm.report.read import Study, load
-from jaxrl_llm.report.samples import changes, failures, first_sampled, pick, side_by_side, tally
+from jaxrl_llm.report.samples import (
+    answered,
+    changes,
+    failures,
+    first_sampled,
+    last_answers,
+    pick,
+    side_by_side,
+    tally,
+)
 from jaxrl_llm.report.statistics import LEVEL, MINIMUM_SEEDS
 from jaxrl_llm.report.tables import arm_table, batch_table, config_table, difference_table, resolved, routing_table
 
 _SAMPLES = 4  # a run: held-out prompts that are shown, and failures
+_ASKED = 2  # answers that say what is asked
 _BATCHES = (
     "The same differences apart for each commit that the arm's runs were made at, with the seeds. The last column is "
     "the p of Welch's t test that the commits have one mean: where it is small, the result did not replicate."
@@ -77,17 +88,23 @@ def _written(study: Study, folder: Path, stem: str, title: str, width: int | Non
         written += f"\n{f'wrote {interactive}' if write_interactive(study, interactive, title) else HOW_TO_GET_IT}"
     lines = [*printed, "", *written.splitlines()]
     if width is not None:  # a table has lines of its own
-        lines = [line if "\n" in line else _folded(line, width) for line in lines]
+        lines = [line if "\n" in line else wrapped(line, width) for line in lines]
     return visible("\n".join(lines))
 
 
-def _folded(line: str, width: int) -> str:
-    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def _summary(page: Page, study: Study, printed: list[str]) -> None:
-    """Which runs are missing, and the first outcome of every condition."""
+    """Return the question, the missing runs, and the first outcome of every condition."""
     page.heading("Summary")
+    for task in dict.fromkeys(str(run.record["task"]) for run in study.runs if "task" in run.record):
+        first = next(run for run in study.runs if run.record.get("task") == task)
+        page.text(f"Task {task}.")
+        printed.append(f"task {task}")
+        if rows := last_answers(first, _ASKED):
+            shown = [(str(row["prompt"]), *answered(row)) for row in rows]
+            page.text(f"Greedy answers of {first.label} to held-out prompts, after rollout {rows[0]['step']}:")
+            page.table(["prompt", "answer", "reward"], [[p, a, f"{r:g}"] for p, a, r in shown], "task", prose=True)
+            printed += [f"  {shown_answer(*one)}" for one in shown]
+        printed.append("")
     done = sum(run.finished for run in study.runs)
     line = f"{done} of {len(study.runs)} runs finished."
     missing = [f"{run.label}: {run.status}" for run in study.runs if not run.finished]
@@ -103,9 +120,9 @@ def _summary(page: Page, study: Study, printed: list[str]) -> None:
         printed += [line, *(f"  {one}" for one in missing), ""]
     warned = [f"{run.label}: {', '.join(run.warnings)}" for run in study.runs if run.warnings]
     if warned:
-        page.text("Warnings of the runs, by the names that docs/metrics.md explains:")
+        page.text(f"Warnings of the runs, by the names that docs/metrics.md explains; what to do is in {PAGE}:")
         page.bullets(warned)
-        printed += ["warnings:", *(f"  {one}" for one in warned), ""]
+        printed += [f"warnings ({PAGE}):", *(f"  {one}" for one in warned), ""]
     if damaged := study.damaged():
         page.text("Damaged files, of which what can be read is shown:")
         page.bullets(damaged)
@@ -215,9 +232,7 @@ def _side_by_side(page: Page, study: Study) -> None:
 
 def _origin(page: Page, study: Study) -> None:
     page.heading("Where this comes from")
-    page.text(
-        "Beside this page lie its figures as PNG, SVG and PDF (figures/) and its tables as CSV and LaTeX (tables/)."
-    )
+    page.text("Beside this page lie its figures as PNG, SVG and PDF (figures/) and its tables as CSV (tables/).")
     for key in ("commit", "versions", "device", "cores"):
         values = list(dict.fromkeys(json.dumps(run.record[key]) for run in study.runs if key in run.record))
         if values:

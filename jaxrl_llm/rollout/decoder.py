@@ -14,13 +14,15 @@ from jaxtyping import Key as Keys
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Params
-from jaxrl_llm.models import KVCache, Model, Prefix, Routing, routing_dtype
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.models import KVCache, Model, Prefix, Routing
 from jaxrl_llm.rollout.sampling import Sampling, draw
 
+_KERNELS = ByName({"draw_exactly": "jaxrl_llm.rollout.exact_draw"})
 _static: Any = functools.partial(flax.struct.field, pytree_node=False)
 
 
-class Prompts(flax.struct.PyTreeNode):
+class Prefilled(flax.struct.PyTreeNode):
     """Prefilled prompts, from number `first` on: every answer of a group starts from the same row."""
 
     cache: KVCache
@@ -29,7 +31,7 @@ class Prompts(flax.struct.PyTreeNode):
 
 
 class Answers(flax.struct.PyTreeNode):
-    """What was sampled: b answers in (prompt, sample) order, n positions in an answer."""
+    """Sampled answers: b in (prompt, sample) order, n positions in an answer."""
 
     tokens: Integer[Array, "b n"]
     logprobs: Float[Array, "b n"]
@@ -74,18 +76,20 @@ class Decoder(flax.struct.PyTreeNode):
         b, n, config = len(self.limits), self.max_new_tokens, self.model.config
         experts = logits = None
         if self.record_routing and config.num_moe_layers:
-            shape, dtype = (b, n, config.num_moe_layers), routing_dtype(config.num_experts)
-            experts = jnp.full((*shape, config.num_experts_per_tok), jnp.iinfo(dtype).max, dtype)
-            if self.record_router_logits:
-                logits = jnp.zeros((*shape, config.num_experts), jnp.float32)
+            blank = config.gate.blank(b, n, config.num_moe_layers, logits=self.record_router_logits)
+            experts, logits = blank.experts, blank.logits
         ints, floats = jnp.zeros((b, n), jnp.int32), jnp.zeros((b, n), jnp.float32)
         kept = None
         if self.record_kept:
             kept = jnp.full((b, n, min(self.sampling.top_k, config.vocab_size)), -1, jnp.int32)
         return Answers(ints, floats, experts, logits, kept, jnp.zeros(b, jnp.int32))
 
-    def prefill(self, first: Array, count: int) -> tuple[Prompts, Routing | None]:
-        """Run `count` prompts from `first` on; returns them and their recorded routing."""
+    def prefill(self, first: Array, count: int) -> tuple[Prefilled, Routing | None]:
+        """Run `count` prompts from number `first` on.
+
+        Returns:
+          The prompts with their caches, and their routing [l count tp k]; None if it is not recorded.
+        """
         tokens = jax.lax.dynamic_slice_in_dim(self.prompts, first, count)
         lengths = jax.lax.dynamic_slice_in_dim(self.lengths, first, count)
         segment_ids = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
@@ -99,10 +103,18 @@ class Decoder(flax.struct.PyTreeNode):
         )
         assert out.cache is not None
         last = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        return Prompts(out.cache, last, first), out.routing if self.record_routing else None
+        return Prefilled(out.cache, last, first), out.routing if self.record_routing else None
 
     def step(self, answers: Answers, slots: Slots, prefix: Prefix | None = None) -> tuple[Answers, Slots]:
-        """Feed every slot's last token and draw the next one; `prefix` holds the prompts that groups share."""
+        """Feed the last token of every slot and draw the next one.
+
+        Args:
+          answers: of all b answers, in which a slot's new token is recorded.
+          prefix: the prompts that groups share; None: each slot's cache holds its own.
+
+        Returns:
+          Answers with one more token for every slot that holds one, and the slots, free where an answer ended.
+        """
         position, logits = slots.position, answers.logits is not None
         if prefix is None:
             # A free slot idles at column 0, which costs no attention and is overwritten by its next answer.
@@ -130,12 +142,20 @@ class Decoder(flax.struct.PyTreeNode):
         return answers, self.pin(slots.replace(answer=answer, tokens=tokens))
 
     def draw(self, answers: Answers, answer: Array, index: Array, hidden: Array) -> tuple[Answers, Array, Array]:
-        """Draw and record token `index` of each answer; returns what each slot holds then (b = free) and the tokens."""
+        """Draw and record one token of each slot's answer.
+
+        Args:
+          answer: [slots], the answer of each slot, b where it is free.
+          index: [slots], the place of the token in its answer.
+          hidden: [slots d], the states that the tokens are drawn from.
+
+        Returns:
+          The answers, what each slot holds then (b where its answer ended), and the tokens [slots].
+        """
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
         greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None
-        logits = self.model.logits(self.params, hidden)
-        tokens, logprobs, kept = draw(logits, self.keys[one], index, self.sampling, greedy)
+        tokens, logprobs, kept = self.drawn(hidden, self.keys[one], index, greedy)
         if answers.kept is not None and kept is not None:
             answers = answers.replace(kept=answers.kept.at[answer, index].set(kept, mode="drop"))
         answers = answers.replace(
@@ -146,7 +166,13 @@ class Decoder(flax.struct.PyTreeNode):
         ended = is_end(tokens, self.end_ids) | (index + 1 >= self.limits[one])
         return answers, jnp.where(ended, free, answer), tokens
 
-    def pin(self, slots: Slots) -> Slots:
+    def drawn(self, hidden: Array, keys: Keys[Array, "n"], index: Array, greedy: Array | None = None) -> Any:
+        """Draw from states as `sampling.draw` does from their logits."""
+        if self.model.kernels.exact:
+            return _KERNELS["draw_exactly"](self, hidden, keys, index, greedy)
+        return draw(self.model.logits(self.params, hidden), keys, index, self.sampling, greedy)
+
+    def pin(self, slots: Any) -> Any:
         """Slots, like all rows, are sharded over the data axes of the mesh, and their caches also by heads; answers are
         replicated."""
         mesh, axes = self.model.mesh, ("rows", "kv_heads", None, None)
@@ -155,5 +181,5 @@ class Decoder(flax.struct.PyTreeNode):
 
 
 def is_end(tokens: Integer[Array, "*n"], end_ids: tuple[int, ...]) -> Bool[Array, "*n"]:
-    """Whether a token is one of those that end an answer."""
+    """Return whether a token is one of those that end an answer."""
     return functools.reduce(jnp.logical_or, [tokens == one for one in end_ids])

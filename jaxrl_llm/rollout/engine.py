@@ -1,4 +1,4 @@
-"""The rollout engine: samples groups of answers to prompts and returns them as a `Trajectory`."""
+"""The rollout engine: samples groups of answers to prompts and returns them as a `Rollout`."""
 
 import dataclasses
 import functools
@@ -12,14 +12,17 @@ from jaxtyping import Key as Keys
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Integer, Key, Params
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.models import EXACT, Model, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.loops import decode
-from jaxrl_llm.rollout.placement import in_place, move, places, spread_rows
+from jaxrl_llm.rollout.placement import in_place, places, spread_rows
+from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
-from jaxrl_llm.rollout.trajectory import Trajectory
+
+_BETWEEN_MESHES = ByName({"move": "jaxrl_llm.rollout.parameter_moves"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Engine:
     record_router_logits: bool = False  # also the router's logits, for a replay of logits
     record_kept: bool = False  # also the tokens that each could have been drawn from, at most sampling.top_k
     prompt_buckets: int = 1  # prompts are cut to the smallest of so many widths that holds them; each compiles once
-    rows_on: jax.sharding.Mesh | None = None  # the mesh over which a trajectory's rows are spread; None: the model's
+    rows_on: jax.sharding.Mesh | None = None  # the mesh over which a rollout's rows are spread; None: the model's
     remote: ClassVar[bool] = False  # a remote engine answers while the devices train
 
     def __post_init__(self) -> None:
@@ -49,14 +52,20 @@ class Engine:
         assert self.sampling.top_k > 0 or not self.record_kept, "a record of what was kept has the width of a top-k"
 
     def prepare(self, params: Params) -> Params:
-        """The parameters of training on the mesh of the rollout's model, as of `Model.unstack`, in the rollout's dtype.
+        """The parameters of training on the mesh of the rollout's model, in the rollout's dtype.
 
-        If both meshes lay them out alike, the given ones are returned, and `generate` cuts and casts them each time.
+        Returns:
+          Parameters as of `Model.unstack`; the given ones where both meshes lay them out alike, which `generate` then
+          cuts and casts each time.
         """
         return params if in_place(self.model, params) else _prepare(self, _mesh_of(params), params)
 
     def take_weights(self, params: Params, version: int = 0) -> tuple[Any, dict[str, float]]:
-        """What `prepare` makes of the parameters, and the seconds and bytes of moving them, if they moved."""
+        """Prepare parameters for `generate`.
+
+        Returns:
+          What `prepare` makes of them, and metrics: the seconds and bytes of moving them, empty if nothing moved.
+        """
         start = time.monotonic()
         prepared = self.prepare(params)
         if prepared is params:
@@ -71,9 +80,9 @@ class Engine:
             for x in jax.tree.leaves(prepared):
                 x.delete()
 
-    def lower_prepare(self, params: Params) -> jax.stages.Lowered | None:
-        """None if nothing moves."""
-        return None if in_place(self.model, params) else _prepare.lower(self, _mesh_of(params), params)
+    def trace_prepare(self, params: Params) -> jax.stages.Traced | None:
+        """The program of `prepare` for abstract parameters; None if nothing moves."""
+        return None if in_place(self.model, params) else _prepare.trace(self, _mesh_of(params), params)
 
     def generate(
         self,
@@ -83,7 +92,7 @@ class Engine:
         uids: Integer[Array | np.ndarray, "p"],
         key: Key,
         limits: Integer[Array | np.ndarray, "b"] | None = None,
-    ) -> Trajectory:
+    ) -> Rollout:
         """Sample `group_size` answers to every prompt.
 
         Args:
@@ -111,24 +120,29 @@ class Engine:
         out = _generate(self, width, params, *map(jnp.asarray, (prompts, lengths, uids, limits)), key)
         return out if self.rows_on in (None, self.model.mesh) else spread_rows(self.rows_on, out)
 
-    def lower(self, params: Params, count: int, width: int) -> jax.stages.Lowered:
-        """For `count` prompts of at most `width` tokens, from the abstract parameters that `prepare` would be given."""
-        if not in_place(self.model, params):
-            shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
-            params = jax.tree.map(
-                lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
-            )
-        everywhere = None if self.model.mesh is None else sharding.replicated(self.model.mesh)
+    def prepared_shapes(self, params: Params) -> Params:
+        """The result of `prepare` for abstract parameters."""
+        if in_place(self.model, params):
+            return params
+        shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
+        return jax.tree.map(
+            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
+        )
 
-        def given(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+    def trace(self, params: Params, count: int, width: int) -> jax.stages.Traced:
+        """The program of `generate` for `count` prompts of at most `width` tokens.
 
-        uids, key = given(count, dtype=jnp.uint32), given(dtype=jax.random.key(0).dtype)
-        prompts, lengths, limits = given(count, width), given(count), given(count * self.group_size)
-        return _generate.lower(self, width, params, prompts, lengths, uids, limits, key)
+        params: abstract, as `prepare` would be given them.
+        """
+        params = self.prepared_shapes(params)
+        shape = jax.ShapeDtypeStruct  # on no device yet, as `generate` is given them: a sharding is another program
+        uids, key = shape((count,), jnp.uint32), shape((), jax.random.key(0).dtype)
+        lengths, limits = shape((count,), jnp.int32), shape((count * self.group_size,), jnp.int32)
+        prompts = shape((count, width), jnp.int32)
+        return _generate.trace(self, width, params, prompts, lengths, uids, limits, key)
 
     def decoder(self, params: Params, prompts: Array, lengths: Array, keys: Keys[Array, "b"], limits: Array) -> Decoder:
-        model, params = _by_layer(self, params)
+        model, params = by_layer(self, params)
         slots = min(self.slots, len(limits)) or len(limits)
         return Decoder(
             model=model,
@@ -151,6 +165,10 @@ def as_sampler(model: Model, params: Params, dtype: str, router: Router) -> tupl
 
     float8_e4m3 rounds the matrices of the layers, except the router's, through that type and computes in the model's
     own: the largest entry of each matrix is scaled to the type's largest number, as engines do.
+
+    Args:
+      params: stacked, as `Model.init` has them.
+      dtype: float32, bfloat16 or float8_e4m3.
     """
     model = dataclasses.replace(model, router=router)
     if dtype != "float8_e4m3":
@@ -180,10 +198,10 @@ def _mesh_of(params: Params) -> jax.sharding.Mesh:
 def _prepare(engine: Engine, mesh: jax.sharding.Mesh, params: Params) -> Params:
     """Layer by layer, so that only one layer, or stack of them, at a time exists twice."""
     source = dataclasses.replace(engine.model, mesh=mesh)
-    return move(_by_layer(engine, params)[1], source, engine.model)
+    return _BETWEEN_MESHES["move"](by_layer(engine, params)[1], source, engine.model)
 
 
-def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
+def by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
     """The model that samples, and its parameters in the rollout's dtype, as `prepare` leaves them."""
     model, rounded = as_sampler(engine.model, params, engine.dtype, engine.router)
     prepared = isinstance(params[model.config.kinds[0]], tuple)
@@ -193,15 +211,15 @@ def _by_layer(engine: Engine, params: Params) -> tuple[Model, Params]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _generate(
     engine: Engine, width: int, params: Params, prompts: Array, lengths: Array, uids: Array, limits: Array, key: Key
-) -> Trajectory:
+) -> Rollout:
     keys = answer_keys(key, uids, engine.group_size)
     decoder = engine.decoder(params, prompts[:, :width], lengths, keys, limits)
-    trajectory = _assemble(decoder, prompts, *decode(decoder, engine.slots))
-    rest = sharding.constrain_rows(trajectory.replace(routing=None), decoder.model.mesh)
-    return rest.replace(routing=sharding.constrain_rows(trajectory.routing, decoder.model.mesh, 1))
+    rollout = _assemble(decoder, prompts, *decode(decoder, engine.slots))
+    rest = sharding.constrain_rows(rollout.replace(routes=Routes()), decoder.model.mesh)
+    return rest.replace(routes=sharding.constrain_rows(rollout.routes, decoder.model.mesh, 1))
 
 
-def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Trajectory:
+def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routing | None) -> Rollout:
     """Put prompt and answer side by side, without a gap, in rows that hold the widest of `prompts`."""
     of_group = functools.partial(jnp.repeat, repeats=decoder.group)
     prompts, start = of_group(prompts, axis=0), of_group(decoder.lengths, axis=0)
@@ -226,12 +244,12 @@ def _assemble(decoder: Decoder, prompts: Array, answers: Answers, routing: Routi
     if kept is not None:
         kept = jnp.where(mask[..., None], jnp.take_along_axis(kept, at[..., None], axis=1), -1)
     padded = jnp.pad(prompts, ((0, 0), (0, bound)))
-    return Trajectory(
+    return Rollout(
         tokens=jnp.where(mask, jnp.take_along_axis(answers.tokens, at, axis=1), jnp.where(index < 0, padded, 0)),
         segment_ids=(index < count).astype(jnp.int32),
         loss_mask=mask,
         sampler_logprobs=jnp.where(mask, jnp.take_along_axis(answers.logprobs, at, axis=1), 0.0),
         truncated=~is_end(final, decoder.end_ids),
         kept=kept,
-        routing=record,
+        routes=Routes(sampled=record),
     )

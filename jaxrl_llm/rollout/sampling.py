@@ -10,6 +10,7 @@ from jaxtyping import UInt32
 
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer, Key
 from jaxrl_llm.ground.declared import Block, declared
+from jaxrl_llm.models import log_softmax
 
 _WHOLE = 1024  # tokens of a vocabulary up to which each has a word of its own
 _BLOCK = 256  # tokens of a block of a larger one
@@ -35,9 +36,15 @@ class Sampling(Block, prefix="rollout."):
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def __str__(self) -> str:
+        """ "temperature 0.6, top_p 0.95": the temperature and each cut."""
+        given = {name: getattr(self, name) for name in ("top_k", "top_p", "min_p")}
+        cuts = [f"{name} {value:g}" for name, value in given.items() if value != getattr(Sampling, name)]
+        return ", ".join([f"temperature {self.temperature:g}", *cuts])
+
     @property
     def cuts(self) -> bool:
-        """Whether tokens are left out of the draw."""
+        """True if tokens are left out of the draw."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
@@ -88,24 +95,25 @@ def draw(
 def _draw(
     logits: Float[Array, "n v"], keys: Keys[Array, "n"], sampling: Sampling
 ) -> tuple[Integer[Array, "n"], Float[Array, "n"], Integer[Array, "n m"] | None]:
-    """As `draw`, of logits at their temperature."""
+    """Draw as `draw` does, from logits at their temperature."""
     vocabulary, top_p = logits.shape[1], sampling.top_p
     most = min(sampling.top_k, vocabulary) or vocabulary
     if most == vocabulary and top_p == 1 and sampling.min_p == 0:
-        return *_raced(logits, keys), None
+        tokens = _raced(logits, keys)
+        return tokens, _logprobs(logits, tokens), None
     least = jnp.max(logits, axis=-1, keepdims=True) + (math.log(sampling.min_p) if sampling.min_p else -jnp.inf)
 
     def of_best(count: int, total: Array | None = None) -> tuple[Array, Array, Array]:
-        """Of the most probable tokens, so many; their probabilities are renormalised, or are those of a total."""
+        """Return so many of the most probable tokens; their probabilities are renormalised, or are those of a total."""
         best, order = jax.lax.top_k(logits, count)
         best = jnp.where(best >= least, best, -jnp.inf)
         if top_p < 1:
             # Sorted: a token stays while the mass before it is below top_p, so the first one always does.
             probs = jax.nn.softmax(best, axis=-1) if total is None else jnp.exp(best - total)
             best = jnp.where(jnp.cumsum(probs, axis=-1) - probs < top_p, best, -jnp.inf)
-        choice, logprobs = _raced(best, keys, of_blocks=False)
+        choice = _raced(best, keys, of_blocks=False)
         tokens = jnp.take_along_axis(order, choice[:, None], axis=-1)[:, 0]
-        return tokens, logprobs, jnp.where(best > -jnp.inf, order, -1)
+        return tokens, _logprobs(best, choice), jnp.where(best > -jnp.inf, order, -1)
 
     if most < vocabulary or most <= _SORTED:
         return of_best(most)
@@ -120,28 +128,26 @@ def _draw(
     return *jax.lax.cond(jnp.all(enough), first, whole), None
 
 
-def _raced(
-    logits: Float[Array, "n v"], keys: Keys[Array, "n"], of_blocks: bool = True
-) -> tuple[Integer[Array, "n"], Float[Array, "n"]]:
-    """One of each row's softmax, int32, and its log-prob.
+def _logprobs(logits: Float[Array, "n v"], tokens: Integer[Array, "n"]) -> Float[Array, "n"]:
+    return log_softmax(logits, jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0])[0]
+
+
+def _raced(logits: Float[Array, "n v"], keys: Keys[Array, "n"], of_blocks: bool = True) -> Integer[Array, "n"]:
+    """One of each row's softmax, int32.
 
     An exponential race, argmax_i p_i / E_i with E_i ~ Exp(1), picks i with probability p_i / sum p: it needs no
     normaliser, and a rounding of the logits changes the winner only at a near-tie. Of a large vocabulary a block of
     tokens is drawn first, then one of its tokens, which takes a word a block and not a word a token.
     """
-    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
-    weights = jnp.exp(shifted)
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     if of_blocks and logits.shape[1] > _WHOLE:
         blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[1] % _BLOCK))).reshape(len(weights), -1, _BLOCK)
         count = blocks.shape[1]
         words = _words(keys, count + _BLOCK)
         block = _first(jnp.sum(blocks, axis=-1), words[:, :count])
         within = _first(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], words[:, count:])
-        choice = block * _BLOCK + within
-    else:
-        choice = _first(weights, _words(keys, logits.shape[1]))
-    won = jnp.take_along_axis(shifted, choice[:, None], axis=-1)[:, 0]
-    return choice, won - jnp.log(jnp.sum(weights, axis=-1))
+        return block * _BLOCK + within
+    return _first(weights, _words(keys, logits.shape[1]))
 
 
 def _words(keys: Keys[Array, "n"], count: int) -> UInt32[Array, "n count"]:

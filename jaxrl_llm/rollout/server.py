@@ -1,61 +1,65 @@
 """One vLLM server over HTTP: its weights are replaced, and it answers with tokens, log-probs and experts."""
 
 import base64
-import dataclasses
-import io
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
-import urllib3
+from jaxrl_llm.rollout import answer_fields
+from jaxrl_llm.rollout.answer_fields import Answer, Question, Unreadable
+from jaxrl_llm.rollout.bounded_http import CONNECT_S, Fault, request
 
-_CONNECT_S = 5.0
-
-
-class Fault(Exception):
-    """A server did not answer, or not as it should; another one, or the same later, may. The message names it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a server says to one question: n tokens of an answer to a prompt of p."""
-
-    tokens: Sequence[int]
-    logprobs: Sequence[float]  # of the tokens, under the distribution they were drawn from
-    versions: Sequence[str]  # of the weights that sampled each token
-    experts: np.ndarray | None  # [p + n - 1, layers, k] of every token that was fed; None: the server does not say
-    prompt_logprobs: Sequence[float]  # of the prompt's tokens but the first, at temperature 1; empty if not asked for
+_VERB_BYTES = 2**18  # of an answer that is not one to a question
+T = TypeVar("T")
 
 
 class Server:
-    """A server at an address, http://host:port. Every method raises `Fault`, and `ValueError` for what it refuses."""
+    """A server at an address, http://host:port, that lets in who knows the token. Every method raises `Fault`."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, token: str = ""):
         self.address = address.rstrip("/")
-        self._pool = urllib3.PoolManager(maxsize=1024, retries=False)  # as many as are asked at once
+        self.taking = threading.Lock()  # held while it takes weights
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def healthy(self) -> bool:
         try:
-            self._call("GET", "/health", timeout=_CONNECT_S)
-        except (Fault, ValueError):
+            self._call("GET", "/health")
+        except Fault:
             return False
         return True
 
-    def model(self, timeout: float) -> Mapping[str, Any]:
+    def wait(self, seconds: float) -> None:
+        """Until it answers, and no longer than this."""
+        end = time.monotonic() + seconds
+        while not self.healthy() and time.monotonic() < end:
+            time.sleep(1)
+
+    def model(self, timeout: float) -> dict[str, Any]:
         """The sizes of its model and its dtype."""
-        said = self._call("POST", "/collective_rpc", {"method": "describe_model"}, timeout)
-        try:
-            return said["results"][0]
-        except (KeyError, IndexError, TypeError) as error:
-            raise Fault(f"{self.address} does not say what it serves: {str(said)[:200]}") from error
+        data = self._call("POST", "/collective_rpc", {"method": "describe_model"}, timeout)
+        return self._read(data, answer_fields.read_model)
 
     def label(self) -> str:
-        """Of its weights; empty where it does not answer."""
+        """The label of the weights that the server holds; "" if it cannot be reached."""
         try:
-            return self._call("GET", "/weight_info").get("weight_version", "")
-        except (Fault, ValueError):
+            return self._text(self._call("GET", "/weight_info"), "weight_version")
+        except Fault:
             return ""
+
+    def send_weights(self, folder: Path, label: str, timeout: float) -> str:
+        """Copy the files of a folder to the server's machine; the folder there, which `take_weights` is given."""
+        there = ""
+        for path in sorted(folder.iterdir()):
+            with path.open("rb") as file:
+                digest = base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
+                file.seek(0)
+                headers = {"Content-Length": str(path.stat().st_size), "Repr-Digest": f"sha-256=:{digest}:"}
+                data = self._call("PUT", f"/weights/{label}/{path.name}", file, timeout, headers)
+            there = self._text(data, "folder")
+        return there
 
     def take_weights(self, folder: str, label: str, timeout: float) -> None:
         """Replace its weights by those of a folder that it sees, and call them `label`; running answers go on."""
@@ -64,56 +68,30 @@ class Server:
         self._call("POST", "/update_weight_version", {"new_version": label}, timeout)
         self._call("POST", "/resume", {}, timeout)
 
-    def ask(self, prompt: Sequence[int], sampling: Mapping[str, Any], timeout: float) -> Answer:
-        """The answer to one prompt (token ids)."""
+    def ask(self, question: Question, timeout: float) -> Answer:
+        """The answer to one prompt, whose fields are what they may be."""
         fixed = {"n": 1, "logprobs": 0, "ignore_eos": True, "detokenize": False}
-        body = {"token_ids": list(prompt), "sampling_params": {**sampling, **fixed}}
-        said = self._call("POST", "/inference/v1/generate", body, timeout)
+        body = {"token_ids": list(question.prompt), "sampling_params": {**question.sampling, **fixed}}
+        data = self._call("POST", "/inference/v1/generate", body, timeout, most_bytes=question.most_bytes)
+        return self._read(data, lambda data: answer_fields.read_answer(data, question))
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout: float = CONNECT_S,
+        headers: dict[str, str] | None = None,
+        most_bytes: int = _VERB_BYTES,
+    ) -> bytes:
+        told = self._headers | (headers or {})
+        return request(method, self.address + path, body, seconds=timeout, most_bytes=most_bytes, headers=told)
+
+    def _text(self, data: bytes, name: str) -> str:
+        return self._read(data, lambda data: answer_fields.read_text(data, name))
+
+    def _read(self, data: bytes, read: Callable[[bytes], T]) -> T:
         try:
-            return _answer(said, list(prompt), sampling["max_tokens"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Fault(f"{self.address} gave an answer that cannot be read ({error!r}): {str(said)[:200]}") from error
-
-    def _call(self, method: str, path: str, body: Any = None, timeout: float = _CONNECT_S) -> Any:
-        limit = urllib3.Timeout(connect=_CONNECT_S, read=timeout)
-        try:
-            said = self._pool.request(method, self.address + path, json=body, timeout=limit)
-        except urllib3.exceptions.ReadTimeoutError as error:
-            raise Fault(f"{self.address} gave no answer within {timeout:g} s") from error
-        except urllib3.exceptions.HTTPError as error:
-            fault = f"{self.address} does not answer ({_cause(error)}); start it as docs/engines.md says"
-            raise Fault(fault) from error
-        text = said.data.decode(errors="replace")
-        if said.status >= 400:
-            kind = ValueError if said.status < 500 else Fault
-            raise kind(f"{self.address}{path.partition('?')[0]} says {said.status}: {' '.join(text.split())[:300]}")
-        try:
-            return json.loads(text) if text else {}
-        except json.JSONDecodeError as error:
-            raise Fault(f"{self.address} gave an answer that is cut off: {text[-80:]!r}") from error
-
-
-def _cause(error: urllib3.exceptions.HTTPError) -> str:
-    """The system's own words, where there are any."""
-    inner: Any = error.__cause__ or error.__context__ or (error.args[1] if len(error.args) > 1 else error)
-    return getattr(inner, "strerror", None) or str(inner) or type(error).__name__
-
-
-def _answer(said: Any, prompt: list[int], most: int) -> Answer:
-    choice = said["choices"][0]
-    tokens, scored = choice["token_ids"], choice["logprobs"]["content"]
-    versions = [span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
-    if not 1 <= len(tokens) <= most or len(versions) != len(tokens) or [x["token_id"] for x in scored] != tokens:
-        raise ValueError("tokens, log-probs and versions are not of the same length")
-    experts = choice["routed_experts"]
-    if experts is not None:
-        fed = len(prompt) + len(tokens) - 1
-        experts = np.load(io.BytesIO(base64.b64decode(experts)), allow_pickle=False)
-        if len(experts) != fed:
-            raise ValueError(f"experts of {len(experts)} tokens, and {fed} were fed")
-    forced = said["prompt_logprobs"] or [None]
-    if len(forced) > 1 and len(forced) != len(prompt):
-        raise ValueError("log-probs of another number of tokens than the prompt has")
-    pairs: Any = zip(prompt[1:], forced[1:], strict=False)
-    scores = [one[str(token)]["logprob"] for token, one in pairs]
-    return Answer(tokens, [x["logprob"] for x in scored], versions, experts, scores)
+            return read(data)
+        except Unreadable as error:
+            raise Fault(f"{self.address} gave an answer that cannot be read: {error}") from error

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from absl import logging
 
-from jaxrl_llm.rollout.server import Fault, Server
+from jaxrl_llm.rollout.bounded_http import Fault
+from jaxrl_llm.rollout.server import Server
 
+TOKEN = "JAXRL_LLM_TOKEN"  # the variable with what a server must be told by who asks it
 _SERVED = Path(__file__).parent / "served"
 # What the user has set stays.
 _ENVIRONMENT = {
@@ -34,10 +36,11 @@ _START_S = 600.0
 class Serving:
     """Starts servers of one environment; those it started end with this object, and with the process."""
 
-    def __init__(self, python: str, weights: Path, *, dtype: str, max_length: int, at_once: int):
+    def __init__(self, python: str, weights: Path, *, token: str, dtype: str, max_length: int, at_once: int):
         """python: the interpreter of an environment with vLLM, or the folder of the environment.
 
         weights: the folder of all weights, which the servers remove where this process is killed and cannot.
+        token: which they ask for.
         """
         path = Path(python).expanduser()
         self._python = path / "bin" / "python" if path.is_dir() else path
@@ -46,7 +49,7 @@ class Serving:
                 f"rollout.launch={python!r} is no environment with vLLM; `make vllm` installs one in .venv-vllm "
                 "(docs/engines.md)"
             )
-        self._weights = str(weights)
+        self._told = {"PYTHONPATH": str(_SERVED), "JAXRL_LLM_WEIGHTS": str(weights), TOKEN: token}
         self._options = ["--dtype", dtype, "--max-model-len", str(max_length), "--max-num-seqs", str(at_once)]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._starts = collections.Counter[str]()
@@ -84,7 +87,7 @@ class Serving:
     def _started(self, address: str, folder: Path) -> subprocess.Popen[bytes]:
         command = [str(self._python), str(_SERVED / "vllm_launch.py"), "serve", str(folder), *self._options]
         command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-        environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(_SERVED), "JAXRL_LLM_WEIGHTS": self._weights}
+        environment = {**_ENVIRONMENT, **os.environ, **self._told}
         self._starts[address] += 1
         with self._log(address).open("wb") as said:
             return subprocess.Popen(
@@ -96,7 +99,7 @@ class Serving:
         return f"{address} ended ({_first_error(log)}; see {log})"
 
     def _log(self, address: str) -> Path:
-        """What the server said since its last start."""
+        """Return what the server printed since its last start."""
         return self._logs / f"{address.rpartition(':')[2]}-{self._starts[address]}.log"
 
 

@@ -1,102 +1,130 @@
 """Many questions spread over several servers: each is answered once, whatever happens to a server meanwhile."""
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import logging
 
-from jaxrl_llm.rollout.server import Answer, Fault, Server
+from jaxrl_llm.rollout.bounded_http import Fault
+from jaxrl_llm.rollout.server import Server
 
 _TRIES = 4  # of a server until it answers; more than as many of every server for one answer are too many
-Q = TypeVar("Q")
+Q, A, S = TypeVar("Q"), TypeVar("A"), TypeVar("S", bound=Server)
 
 
 def ask_all(
     questions: Sequence[Q],
-    servers: Sequence[Server],
+    servers: Sequence[S],
     at_once: int,
-    ask: Callable[[Server, Q], Answer],
-    recover: Callable[[Server], None],
-) -> list[Answer]:
-    """The answers, in the order of the questions. A question whose server fails is asked again elsewhere, or there
+    ask: Callable[[S, Q], A],
+    recover: Callable[[S], None],
+) -> list[A]:
+    """The answers, in the order of the questions; arguments and errors as of `Asking`."""
+    asking, answers = Asking(servers, at_once, ask, recover), dict[int, A]()
+    asking.put(dict(enumerate(questions)))
+    while len(answers) < len(questions):
+        answers |= asking.some()
+    return [answers[i] for i in range(len(questions))]
+
+
+class Asking:
+    """Questions by number on their way to servers. A question whose server fails is asked again elsewhere, or there
     once `recover` has brought the server back.
 
     Args:
       at_once: questions that all servers together have before them.
       ask: raises `Fault` where a server fails.
       recover: returns when the server may be asked again; raises `Fault` where it is lost.
-
-    Raises:
-      ValueError: all servers are lost, or one question failed too often; with what the servers said. Or what `ask` and
-        `recover` raise beside `Fault`.
     """
-    return _Asking(questions, ask, recover).run(servers, max(1, -(-at_once // len(servers))))
 
-
-class _Asking:
-    def __init__(self, questions: Sequence[Any], ask: Callable[..., Answer], recover: Callable[[Server], None]):
-        self.questions, self.ask, self.recover = questions, ask, recover
-        self.waiting, self.answers = deque(range(len(questions))), dict[int, Answer]()
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        at_once: int,
+        ask: Callable[[Any, Any], Any],
+        recover: Callable[[Any], None],
+    ):
+        self.ask, self.each, self.most = ask, max(1, -(-at_once // len(servers))), _TRIES * len(servers)
+        self.working = {_Once(recover, server): 0 for server in servers}  # threads
+        self.questions, self.answers = dict[int, Any](), dict[int, Any]()
+        self.waiting, self.left, self.said = deque[int](), 0, list[str]()
         # Which server failed a question, brought back how often: threads of a dead one count as one.
-        self.tries = [set[tuple[_Once, int]]() for _ in questions]
-        self.most, self.working, self.said = 0, 0, list[str]()
+        self.tries = defaultdict[int, set[tuple[_Once, int]]](set)
         self.stopped: Exception | None = None
         self.changed = threading.Condition()
 
-    def run(self, servers: Sequence[Server], each: int) -> list[Answer]:
-        self.most = _TRIES * len(servers)
-        for server in servers:
-            recovering = _Once(self.recover, server)
-            for _ in range(min(each, len(self.questions))):
-                self.working += 1
-                threading.Thread(target=self.work, args=(server, recovering), daemon=True).start()
+    def put(self, questions: Mapping[int, Any]) -> None:
+        """Ask these too. A number whose answer was taken may have another question."""
         with self.changed:
-            self.changed.wait_for(self.over)
-            if self.stopped is None and len(self.answers) < len(self.questions):
-                left = len(self.questions) - len(self.answers)
-                self.stopped = ValueError(f"{left} answers are left and no server for them: {'; '.join(self.said)}")
+            self.questions.update(questions)
+            self.waiting.extend(questions)
+            self.left += len(questions)
+            for i in questions:
+                self.tries.pop(i, None)
+            for server in self.working:
+                for _ in range(min(self.each, self.left) - self.working[server]):
+                    self.working[server] += 1
+                    threading.Thread(target=self.work, args=(server,), daemon=True).start()
+            self.changed.notify_all()
+
+    def some(self) -> dict[int, Any]:
+        """The answers that have come since the last call, at least one.
+
+        Raises:
+          ValueError: all servers are lost, or one question failed too often; with what the servers said. Or what `ask`
+            and `recover` raise beside `Fault`.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.answers or self.over())
+            if self.stopped is None and not self.answers:
+                self.stopped = ValueError(
+                    f"{self.left} answers are left and no server for them: {'; '.join(self.said)}"
+                )
             if self.stopped is not None:
                 raise self.stopped
-            return [self.answers[i] for i in range(len(self.questions))]
+            answers, self.answers = self.answers, {}
+            return answers
 
     def over(self) -> bool:
-        return self.stopped is not None or len(self.answers) == len(self.questions) or not self.working
+        return self.stopped is not None or not self.left or not any(self.working.values())
 
-    def next(self) -> int | None:
-        """The next question; waits while others may still give theirs back. None: there is nothing left to do."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.over())
-            return None if self.over() else self.waiting.popleft()
-
-    def work(self, server: Server, recovering: "_Once") -> None:
+    def work(self, server: "_Once") -> None:
+        """Ask one server until nothing is left to do; waits while others may still give their questions back."""
         try:
             while True:
-                began = recovering.times_if_there()
-                if (i := self.next()) is None:
-                    return
+                began = server.times_if_there()
+                with self.changed:
+                    self.changed.wait_for(lambda: self.waiting or self.over())
+                    if self.over():
+                        return self.leave(server)
+                    i = self.waiting.popleft()
                 try:
-                    answer = self.ask(server, self.questions[i])
+                    answer = self.ask(server.server, self.questions[i])
                 except Fault as fault:
-                    self.give_back(i, fault, (recovering, began))
-                    recovering.since(began, fault)
+                    self.give_back(i, fault, (server, began))
+                    server.since(began, fault)
                 else:
-                    recovering.failed = 0
+                    server.failed = 0
                     with self.changed:
-                        self.answers.setdefault(i, answer)
+                        self.answers[i] = answer
+                        self.left -= 1
                         self.changed.notify_all()
         except Fault as fault:  # the server is lost, and the others go on
             with self.changed:
                 if str(fault) not in self.said:
                     self.said.append(str(fault))
+                self.leave(server)
         except Exception as error:
             with self.changed:
                 self.stopped = self.stopped or error
-        finally:
-            with self.changed:
-                self.working -= 1
-                self.changed.notify_all()
+                self.leave(server)
+
+    def leave(self, server: "_Once") -> None:
+        """Count a thread out, under the same lock as what it has found."""
+        self.working[server] -= 1
+        self.changed.notify_all()
 
     def give_back(self, i: int, fault: Fault, tried: tuple["_Once", int]) -> None:
         with self.changed:
@@ -113,8 +141,8 @@ class _Asking:
 class _Once:
     """Brings a server back once for all threads that found it wanting."""
 
-    def __init__(self, recover: Callable[[Server], None], server: Server):
-        self._recover, self._server, self._lock, self.times = recover, server, threading.Lock(), 0
+    def __init__(self, recover: Callable[[Any], None], server: Server):
+        self._recover, self.server, self._lock, self.times = recover, server, threading.Lock(), 0
         self._lost: Fault | None = None
         self.failed = 0  # times that it was brought back since it last answered
 
@@ -135,7 +163,7 @@ class _Once:
                     self._lost = fault
                 else:
                     try:
-                        self._recover(self._server)
+                        self._recover(self.server)
                     except Fault as worse:
                         self._lost = worse
                 self.times += 1

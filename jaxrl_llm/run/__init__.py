@@ -1,3 +1,2 @@
 """One run. In: a ConfigDict. Out: `Settings` whose blocks agree with one another, the compiled functions made of them
-(assembly.py), and a DIR that the training loop (trainer.py) fills step by step or resumes; or, without a DIR, a check
-of two rehearsed steps (checkup.py), of what is asked (posed.py) and of what was measured (measured.py)."""
+(assembly.py), and a DIR that the training loop (trainer.py) fills step by step or resumes."""

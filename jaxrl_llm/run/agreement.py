@@ -1,18 +1,22 @@
-"""What two blocks of a configuration must agree on; each message names the fields, their values and what to change."""
+"""Checks that two blocks of a configuration agree; each message names the fields, their values and what to change."""
 
 import math
 from collections.abc import Iterator, Sequence
 
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.models import EXACT, Model
 from jaxrl_llm.models.lora import adapter_axes
-from jaxrl_llm.run.blocks import Settings
+from jaxrl_llm.run.best_so_far import evaluated_keys
+from jaxrl_llm.run.blocks import Settings, TeacherConfig, unserved
+
+_OVER_TURNS = ByName({"faults_of_episodes": "jaxrl_llm.run.episode_settings"})
+_TEACHERS = ByName({"faults_of_teachers": "jaxrl_llm.run.teacher_settings"})
 
 
 def check_agreement(s: Settings) -> None:
     """Raises ValueError where two blocks contradict each other."""
-    of_data = (_of_data, _of_batch, _of_shared_prompts, _of_rewards)
-    for faults in (*of_data, _of_mesh, _of_critic, _of_routing, _of_servers):
+    for faults in _FAULTS:
         for fault in faults(s):
             raise ValueError(fault)
     if s.lora.rank:
@@ -20,11 +24,12 @@ def check_agreement(s: Settings) -> None:
 
 
 def _of_data(s: Settings) -> Iterator[str]:
-    """What an objective on pairs or on given answers has no use for, and what it asks of the others."""
+    """Refuse what an objective on pairs or on given answers has no use for, and check what it asks of the others."""
     reads, name = s.objective.reads, s.objective_name
     if reads == "rollouts":
         return
     needed = {
+        "rollout.engine": (s.rollout.engine, "jax"),
         "rollout.group_size": (s.rollout.group_size, 2 if reads == "pairs" else 1),
         "rollout.temperature": (s.rollout.temperature, 1.0),
         "rollout.top_k": (s.rollout.top_k, 0),
@@ -34,6 +39,7 @@ def _of_data(s: Settings) -> Iterator[str]:
         "rollout.lag": (s.rollout.lag, 0),
         "dynamic_sampling.max_draws": (s.dynamic_sampling.max_draws, 1),
         "rewards.verifier_weight": (s.rewards.verifier_weight, 1.0),
+        "rewards.functions": (s.rewards.functions, ()),
         "rewards.reward_model": (s.rewards.reward_model, ""),
         "rewards.length_weight": (s.rewards.length_weight, 0.0),
         "rewards.overlong_cache": (s.rewards.overlong_cache, 0),
@@ -44,9 +50,7 @@ def _of_data(s: Settings) -> Iterator[str]:
     }
     if reads == "pairs":
         needed["updates.shuffle"] = (s.updates.shuffle, "groups")
-    for field, (value, only) in needed.items():
-        if value != only:
-            yield f"{field}={value!r}: {name} reads {reads} and samples nothing; set it to {only!r}"
+    yield from unserved(needed, f"{name} reads {reads} and samples nothing")
     rows = s.updates.micro_batch_rows
     if reads == "pairs" and rows % 2:
         yield f"updates.micro_batch_rows={rows} would part the answers of a pair; give an even number"
@@ -87,9 +91,9 @@ def _of_shared_prompts(s: Settings) -> Iterator[str]:
             f"updates.micro_batch_rows={updates.micro_batch_rows} must hold whole groups of "
             f"rollout.group_size={group} with updates.layout=shared"
         )
-    for field, value, served in (("model.num_experts", s.model.num_experts, 0), ("critic.kind", s.critic.kind, "none")):
-        if value != served:
-            yield f"{field}={value!r}: updates.layout=shared serves a dense policy without a critic; set it to packed"
+    dense = {"model.num_experts": (s.model.num_experts, 0), "critic.kind": (s.critic.kind, "none")}
+    dense["model.linear_num_value_heads"] = s.model.linear_num_value_heads, 0
+    yield from unserved(dense, "updates.layout=shared serves a dense policy without a critic; set that to packed")
 
 
 def _of_rewards(s: Settings) -> Iterator[str]:
@@ -138,35 +142,36 @@ def _of_sizes(s: Settings, sizes: Sequence[int]) -> Iterator[str]:
             f"{shape} splits rows over {context} devices, and updates.layout=shared keeps them whole; "
             "set the fifth size to 1, or updates.layout=packed"
         )
-    if lanes > 1 and (micro % lanes or s.rows % lanes):
-        wider = "" if shared or minibatch % lanes else f"set updates.micro_batch_rows={lanes}, or "
-        yield (
-            f"{shape} spreads rows over {lanes} devices, which must divide the {micro} rows of a "
-            f"micro-batch; {wider}change mesh.shape, updates.micro_batch_rows or updates.minibatches"
-        )
-    if s.objective.reads == "rollouts" and lanes * context > 1 and s.rows % (lanes * context):
-        yield (
-            f"{shape} samples answers on {lanes * context} devices, which must divide the {s.rows} of a "
-            "rollout; change mesh.shape, rollout.prompts or rollout.group_size"
-        )
+    wider = "" if shared or minibatch % lanes else f"set updates.micro_batch_rows={lanes}, or "
+    remedy = f"{wider}change mesh.shape, updates.micro_batch_rows or updates.minibatches"
+    yield from _undivided(shape, micro, "rows of a micro-batch", lanes, remedy)
+    if s.objective.reads == "rollouts":
+        remedy = "change mesh.shape, rollout.prompts or rollout.group_size"
+        yield from _undivided(shape, s.rows, "answers of a rollout", lanes * context, remedy)
 
 
 def _of_rows(s: Settings, sizes: Sequence[int], sampling: Sequence[int]) -> Iterator[str]:
     """Rows beside those of micro-batches and rollouts; sampling: the sizes of the mesh of rollouts."""
     shape, parts = _shown("mesh.shape", s.mesh.shape, sizes), math.prod(sizes) // sizes[3]  # all but tensor
-    rows = {"warm_start.batch_size": s.warm_start.batch_size if s.warm_start.steps else 0}
+    if s.warm_start.steps:
+        batch = s.warm_start.batch_size
+        yield from _undivided(shape, batch, "answers of a warm start", parts, "change warm_start.batch_size")
     if s.objective.reads != "rollouts":  # pairs are scored by so many rows at a time
-        rows["rollout.prompts"] = s.rows // (s.updates.minibatches if s.objective.reads == "pairs" else 1)
-    for field, count in rows.items():
-        if count % parts:
-            yield f"{shape} spreads {count} rows over {parts} devices, which must divide them; change {field}"
+        rows = s.rows // (s.updates.minibatches if s.objective.reads == "pairs" else 1)
+        yield from _undivided(shape, rows, "rows", parts, "change rollout.prompts")
+        return
     field, slots, parts = "rollout.mesh_shape", s.rollout.slots, math.prod(sampling) // sampling[3]
-    if s.objective.reads == "rollouts" and slots % parts:
-        shape = _shown(field, s.rollout.mesh_shape, sampling) if s.rollout.mesh_shape else shape
-        yield (
-            f"{shape} decodes on {parts} devices, which must divide rollout.slots={slots}; set "
-            f"rollout.slots={-(-slots // parts) * parts}, or 0"
-        )
+    shape = _shown(field, s.rollout.mesh_shape, sampling) if s.rollout.mesh_shape else shape
+    yield from _undivided(
+        shape, s.rows, "answers of a rollout", parts, f"change {field}, rollout.prompts or rollout.group_size"
+    )
+    yield from _undivided(shape, slots, "slots", parts, f"set rollout.slots={-(-slots // parts) * parts}, or 0")
+
+
+def _undivided(shape: str, count: int, what: str, devices: int, remedy: str) -> Iterator[str]:
+    """A fault where the devices that a mesh spreads rows over do not divide them."""
+    if count % devices:
+        yield f"{shape} spreads {count} {what} over {devices} devices, which must divide them; {remedy}"
 
 
 def _shown(field: str, shape: Sequence[int], sizes: Sequence[int]) -> str:
@@ -182,29 +187,69 @@ def _of_critic(s: Settings) -> Iterator[str]:
         yield f"critic.kind={kind!r} serves no {s.objective_name}; set it to none"
 
 
-def _of_servers(s: Settings) -> Iterator[str]:
-    """What only the jax engine does."""
-    if s.rollout.engine == "jax":
+def _of_greedy(s: Settings) -> Iterator[str]:
+    if s.greedy_last:
+        fields = {"rollout.engine": (s.rollout.engine, "jax"), "rollout.lag": (s.rollout.lag, 0)}
+        yield from unserved(fields, "objective.advantage=remax draws a greedy answer with each group")
+        if s.task.environment is not None:
+            yield f"task.name={s.task.name!r} has no greedy episode for objective.advantage=remax; choose another"
+
+
+def _of_teacher(s: Settings) -> Iterator[str]:
+    taught, path = {"teacher_logprobs", "teacher_divergence"} & s.objective.needs, s.teacher.path
+    if taught and not path:
+        yield "objective.advantage=teacher and teacher_coef read a teacher; set teacher.path to a DIR or a checkpoint"
+    if path and not taught:
+        yield f"teacher.path={path!r} teaches {s.objective_name} nothing; set objective.advantage=teacher, or clear it"
+    if s.teacher != TeacherConfig():
+        yield from _TEACHERS["faults_of_teachers"](s)
+
+
+def _of_numerics(s: Settings) -> Iterator[str]:
+    if s.model.numerics != "exact":
         return
-    if s.objective.reads != "rollouts":
-        yield f"rollout.engine=vllm: {s.objective_name} reads {s.objective.reads} and samples nothing; set it to jax"
+    own = {"model.experts_implementation": (s.model.experts_implementation, "auto")}
+    if s.model.attention_implementation != "plain":  # of the backward, which for shared prompts is never flash
+        own["model.attention_implementation"] = s.model.attention_implementation, "auto"
+    if s.objective.reads == "rollouts":
+        own |= {"rollout.engine": (s.rollout.engine, "jax"), "rollout.dtype": (s.rollout.dtype, s.model.dtype)}
+    yield from unserved(own, "model.numerics=exact samples and trains by the same kernels")
     if s.rollout.router != EXACT:
-        yield "rollout.router_dtype, _noise, _bias and _gates are of rollout.engine=jax; leave them out"
-    if s.replay.mode == "R3" and s.replay.what == "logits":
-        yield "replay.what=logits: servers return experts and no logits; set replay.what=experts, or rollout.engine=jax"
+        yield "rollout.router_dtype, _noise and _bias make a sampler differ, and model.numerics=exact no difference"
+    for field, shape in {"mesh.shape": s.mesh.shape, "rollout.mesh_shape": s.rollout.mesh_shape}.items():
+        if any(size != 1 for size in shape[3:]):
+            why = "model.numerics=exact cuts neither matrices nor the time of a row"
+            yield f"{field}={tuple(shape)}: {why}; set its sizes from the fourth on to 1"
+
+
+def _of_turns(s: Settings) -> Iterator[str]:
+    if s.task.environment is not None:
+        yield from _OVER_TURNS["faults_of_episodes"](s)
+        return
+    own = ("max_turns", "max_observation_length", "max_episode_length")
+    fields = {f"rollout.{name}": (getattr(s.rollout, name), 0) for name in own} | {
+        "rewards.turn_gamma": (s.rewards.turn_gamma, 1.0)
+    }
+    yield from unserved(fields, f"task.name={s.task.name!r} has no environment, and one turn")
+
+
+def _of_best(s: Settings) -> Iterator[str]:
+    known = evaluated_keys(s)
+    if s.checkpoint.best and s.checkpoint.best not in known:
+        yield f"checkpoint.best={s.checkpoint.best!r} is no metric of the run's evaluations; give {', '.join(known)}"
 
 
 def _of_routing(s: Settings) -> Iterator[str]:
-    model = s.model
+    model, jax_only = s.model, s.rollout.engine == "vllm"
+    if s.rollout.router != EXACT and (jax_only or not model.num_moe_layers):
+        yield "rollout.router_dtype, _noise, _bias and _gates are of an MoE model and the jax engine; leave them out"
+    if jax_only and s.replay.mode == "R3" and s.replay.what == "logits":
+        yield "replay.what=logits: servers return experts and no logits; set replay.what=experts, or rollout.engine=jax"
     if not model.num_moe_layers:
-        if s.replay.mode != "off":
-            yield f"replay.mode={s.replay.mode!r} needs an MoE model; set model.num_experts or replay.mode=off"
+        routed = {"replay.mode": (s.replay.mode, "off"), "updates.aux_coef": (s.updates.aux_coef, 0.0)}
+        yield from unserved(routed, "a model with model.num_experts=0 routes nothing")
         if "router_logprobs" in s.objective.needs:
             yield f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0"
-        if s.rollout.router != EXACT:
-            yield "rollout.router_dtype, _noise, _bias and _gates are of an MoE model; leave them out"
-        if s.updates.aux_coef:
-            yield f"updates.aux_coef={s.updates.aux_coef} balances experts and needs model.num_experts > 0"
         return
     constant_gates = model.num_experts_per_tok == 1 and model.norm_topk_prob
     if constant_gates and s.optimizer.router_factor and not s.updates.aux_coef:
@@ -212,3 +257,19 @@ def _of_routing(s: Settings) -> Iterator[str]:
             "model.num_experts_per_tok=1 with norm_topk_prob makes every gate 1, so the router gets no gradient; "
             "set norm_topk_prob=False, or say that you know by optimizer.router_factor=0"
         )
+
+
+_FAULTS = (
+    _of_data,
+    _of_batch,
+    _of_shared_prompts,
+    _of_rewards,
+    _of_mesh,
+    _of_critic,
+    _of_greedy,
+    _of_teacher,
+    _of_routing,
+    _of_numerics,
+    _of_turns,
+    _of_best,
+)

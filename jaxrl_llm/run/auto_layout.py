@@ -1,4 +1,4 @@
-"""What `updates.layout=auto` stands for: of the layouts that the config allows, the one that multiplies least."""
+"""The choice of `updates.layout=auto`: among the layouts that the config allows, the one that multiplies least."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from jaxrl_llm.training.layout import UpdateConfig
 
 
 def allowed(s: Settings, updates: UpdateConfig, mesh: Any) -> bool:
-    """Whether a run of these settings could be trained with other updates on the mesh."""
+    """Return whether a run of these settings could be trained with other updates on the mesh."""
     with contextlib.suppress(ValueError):
         changed = dataclasses.replace(s, updates=updates)
         check_agreement(changed)
@@ -48,10 +48,12 @@ def _products(s: Settings, layout: str, mesh: Any) -> int:
     config, group = s.model, s.rollout.group_size
     layers = config.active_parameters - config.vocab_size * config.hidden_size
     answers = group if layout == "shared" else 1
-    prompt, answer = s.task.prompt_length, s.answer_length
+    prompt = s.task.prompt_length
+    answer = s.task.row_length(s.answer_length) - prompt
     length = prompt + answers * answer
     pairs = 2 * length**2
     if layout == "shared" and skips_blocks(length, mesh):
         pairs = 3 * (prompt**2 + answers * answer * (2 * prompt + answer)) // 2
-    attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    sizes = config.head_dim + (config.v_head_dim or config.head_dim)
+    attention = config.num_hidden_layers * config.num_attention_heads * sizes
     return s.rows // answers * (length * layers + pairs * attention)

@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl_llm import models, tasks
 from jaxrl_llm.ground import precision, sharding
 from jaxrl_llm.ground.json_files import json_object
-from jaxrl_llm.run import run_dir
+from jaxrl_llm.run import reopened
 from jaxrl_llm.run.assembly import Run
 
 
@@ -30,18 +30,24 @@ class LoadedPolicy:
 
 
 def from_workdir(
-    workdir: str | Path, step: int | None = None, *, rewards: bool = False, trust: bool = False, checkpoints: str = ""
+    workdir: str | Path,
+    step: int | str | None = None,
+    *,
+    rewards: bool = False,
+    trust: bool = False,
+    checkpoints: str = "",
 ) -> LoadedPolicy:
-    """The policy of a DIR at its newest intact checkpoint or at `step`; damaged ones are named on standard error.
+    """The policy of a DIR at its newest intact checkpoint, at `step` or at the "best"; damaged ones are named on
+    standard error.
 
     trust: run the code that the DIR names, whatever it is. checkpoints: where they are, for a DIR that is not there and
     is then made from them.
 
     Raises:
-        FileNotFoundError, ValueError: see `run_dir.restored`; or the DIR holds a reward model and not `rewards`.
+        FileNotFoundError, ValueError: see `reopened.restored`; or the DIR holds a reward model and not `rewards`.
     """
-    run_dir.fetched(workdir, checkpoints)
-    run, step, state = run_dir.restored(workdir, step, note=functools.partial(print, file=sys.stderr), trust=trust)
+    reopened.fetched(workdir, checkpoints)
+    run, step, state = reopened.restored(workdir, step, note=functools.partial(print, file=sys.stderr), trust=trust)
     if run.settings.objective.learns_rewards and not rewards:
         raise ValueError(
             f"{workdir} holds a reward model, which judges answers and gives none; name the DIR of a policy, or "
@@ -51,11 +57,14 @@ def from_workdir(
 
 
 def from_checkpoint(
-    path: str | Path, *, tokenizer: str = "", dtype: str | None = None, mesh: Any = None
+    path: str | Path, *, tokenizer: str = "", day: str = "", dtype: str | None = None, mesh: Any = None
 ) -> LoadedPolicy:
     """The policy of a folder in the Hugging Face layout, or of a GGUF file.
 
-    tokenizer: its folder, if it is not in the checkpoint. dtype: of parameters and computation; None: as stored.
+    Args:
+        tokenizer: its folder, if it is not in the checkpoint.
+        day: what a chat template takes for today; "": the present.
+        dtype: of parameters and computation; None: as stored.
 
     Raises:
         FileNotFoundError, ValueError: see `models.load_pretrained` and `tasks.load_tokenizer`; or the path is a DIR.
@@ -63,7 +72,8 @@ def from_checkpoint(
     record = Path(path) / "config.json"
     if record.is_file() and "config_hash" in json_object(record, "fetch the checkpoint again"):
         raise ValueError(f"--checkpoint={path} is the DIR of a run; give it as --workdir={path}")
-    own = tasks.load_tokenizer(tokenizer or path)
+    models.published_config(path, dtype)  # a family that is not supported is named before anything else
+    own = tasks.load_tokenizer(tokenizer or path, day)
     model, params = models.load_pretrained(path, dtype=dtype, mesh=mesh)
     precision.set_products((model.config.dtype,), sharding.platform(mesh))
     if own.vocab_size > model.config.vocab_size:
@@ -75,23 +85,24 @@ def from_checkpoint(
 
 
 def from_arguments(
-    given: argparse.Namespace, *, tokenizer: str = "", mesh: Any = None, rewards: bool = False
+    given: argparse.Namespace, *, tokenizer: str = "", day: str = "", mesh: Any = None, rewards: bool = False
 ) -> LoadedPolicy:
     """The policy that --workdir or --checkpoint names; `rewards`: or the reward model of a DIR.
 
     Raises:
         ValueError: an argument that belongs to the other kind is given.
     """
-    if given.workdir is None and given.step is not None:
-        raise ValueError(f"--step={given.step} belongs to a DIR; leave it out with --checkpoint")
-    if given.workdir is None and given.trust_code:
-        raise ValueError("--trust-code belongs to a DIR; leave it out with --checkpoint, which holds no code")
-    if given.workdir is None and given.checkpoints:
-        raise ValueError(f"--checkpoints={given.checkpoints} belongs to a DIR; leave it out with --checkpoint")
-    if given.workdir is not None and given.dtype is not None:
-        raise ValueError(f"--dtype={given.dtype} belongs to a --checkpoint; a DIR has the types of its config")
+    if given.workdir is None:
+        own, other, flags = "a DIR", "--checkpoint", ("step", "trust_code", "checkpoints")
+    else:
+        own, other, flags = "a --checkpoint", "a DIR", ("dtype",)
+    for flag in flags:
+        value = getattr(given, flag)
+        if value not in (None, "") and value is not False:
+            shown = f"--{flag.replace('_', '-')}" + (f"={value}" if value is not True else "")
+            raise ValueError(f"{shown} belongs to {own}; leave it out with {other}")
     if given.workdir is not None:
         return from_workdir(
             given.workdir, given.step, rewards=rewards, trust=given.trust_code, checkpoints=given.checkpoints
         )
-    return from_checkpoint(given.checkpoint, tokenizer=tokenizer, dtype=given.dtype, mesh=mesh)
+    return from_checkpoint(given.checkpoint, tokenizer=tokenizer, day=day, dtype=given.dtype, mesh=mesh)

@@ -9,12 +9,15 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.ground.terminal import one_line
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.lora import init_adapters
 from jaxrl_llm.records.run_log import read_json, read_rows
+from jaxrl_llm.records.watch import PAGE
 from jaxrl_llm.run.assembly import Run
+from jaxrl_llm.run.best_so_far import ended_early
+from jaxrl_llm.run.blocks import CheckpointConfig, EvaluationConfig
 from jaxrl_llm.run.settings import Settings
 
 _INDENT = f"\n{'':<11}"
@@ -27,13 +30,16 @@ def parameter_counts(model: Model) -> tuple[int, int]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         total += leaf.size
         keys = jax.tree_util.keystr(path)
-        if "['moe']" in keys and any(f"['{name}']" in keys for name in ("gate", "up", "down")):
+        if any(f"moe']['mlp']['{name}']" in keys for name in ("gate", "up", "down")):
             idle += leaf.size * (1 - config.num_experts_per_tok / config.num_experts)
     return total, round(total - idle)
 
 
-def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
-    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters."""
+def opening(run: Run, workdir: str | os.PathLike[str], memory: Sequence[str] = (), data: Sequence[str] = ()) -> str:
+    """Model, device, memory, data, objective, updates and DIR, each in a line or two of at most 80 characters.
+
+    memory: lines about what the run needs. data: lines about the task's data, where the objective has none of its own.
+    """
     settings, model, sampler = run.settings, run.model, run.sampler
     total, active = parameter_counts(model)
     config, updates = settings.model, settings.updates
@@ -46,17 +52,25 @@ def opening(run: Run, workdir: str | os.PathLike[str]) -> str:
     (first, *more), definitions = settings.objective.formula()
     n, batches = updates.updates_per_rollout, "rollouts" if settings.objective.reads == "rollouts" else "batches"
     rows = "" if updates.layout == "padded" else f", rows {updates.layout}"
+    task, asked = settings.task, run.evaluator.prompts
+    examples = [
+        f"{one_line(p, 30)} -> {one_line(a, 34)}" for p, a in zip(asked["prompt"], asked["answer"], strict=True)
+    ]
     lines: dict[str, Any] = {
+        "task": _INDENT.join(textwrap.wrap(task.sentence, 69, break_long_words=False)),
+        "such as": _INDENT.join(examples[:2]),
         "model": size,
         "trained": _adapters(settings, model),
         "device": _INDENT.join(folded([f"{kind}, {meshes[0]}", *meshes[1:]], "; ")),
         "not cut": _INDENT.join(folded(_not_cut(model, sampler), ", ")),
-        "memory": _INDENT.join(run.memory().lines()),
-        "data": _INDENT.join(textwrap.wrap(run.data, 69) or tasks.table(run.survey.splits)),
+        "memory": _INDENT.join(memory),
+        "data": _INDENT.join(textwrap.wrap(run.data, 69) or data),
         "objective": _INDENT.join(folded([f"{settings.objective_name}: max {first}", *more], " ")),
         "where": _INDENT.join(folded(definitions, "; ")),
         "rewards": _INDENT.join(folded(_rewards(settings), " + ")),
+        "teacher": _INDENT.join(folded(_teacher(run), ", ")),
         "updates": f"{settings.steps} {batches} of {settings.rows} answers, N = {n} updates each{rows}",
+        "evaluation": "" if settings.objective.learns_rewards else _evaluation(settings.evaluation),
         "DIR": os.fspath(workdir),
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items() if text)
@@ -97,6 +111,24 @@ def _rewards(settings: Settings) -> list[str]:
     return [f"{weight:g} {names.get(name, name)}" for name, weight in weights.items()]
 
 
+def _teacher(run: Run) -> list[str]:
+    """The path of the teacher and its size."""
+    found = run.teacher
+    if found is None:
+        return []
+    counts = [
+        f"{_count(parameter_counts(one.model)[0])} parameters"
+        + f" on a mesh of {_mesh(one.model)}" * (one.model.mesh != run.model.mesh)
+        for one in found.parts
+    ]
+    return [found.path, *(counts or [found.place])]
+
+
+def _evaluation(config: EvaluationConfig) -> str:
+    """How held-out prompts are answered."""
+    return f"{config.prompts} prompts, each a greedy answer and {config.samples} at {config.sampling}"
+
+
 def _adapters(settings: Settings, model: Model) -> str:
     """How many parameters the adapters of LoRA have, "" without them."""
     lora = settings.lora
@@ -108,19 +140,21 @@ def _adapters(settings: Settings, model: Model) -> str:
 
 
 def closing(workdir: str | os.PathLike[str]) -> str:
-    """The commands that look at a finished DIR."""
-    return f"next: python -m jaxrl_llm.report {workdir}\n      python -m jaxrl_llm.evaluation --workdir {workdir}"
+    """The commands that look at a finished DIR, and the page for a reward that did not rise."""
+    commands = f"python -m jaxrl_llm.report {workdir}", f"python -m jaxrl_llm.evaluation --workdir {workdir}"
+    return "next: " + "\n      ".join([*commands, f"{PAGE} if the reward did not go up"])
 
 
-def finished(workdir: str | os.PathLike[str], planned: int) -> str:
-    """What a DIR with all its `planned` steps reached, "" for one that is not finished."""
+def finished(workdir: str | os.PathLike[str], planned: int, checkpoint: CheckpointConfig) -> str:
+    """Return what a DIR reached that has all its `planned` steps or ended early; "" for one that is not finished."""
     result, rows = read_json(Path(workdir) / "result.json"), read_rows(Path(workdir) / "metrics.jsonl")
     steps = max((row["step"] for row in rows), default=0)
-    if result is None or steps < planned:
+    if result is None or (steps < planned and not ended_early(Path(workdir), checkpoint)):
         return ""
     names = {"eval/greedy": "held-out greedy", "eval/pass_at_1": "held-out sampled"}
     reached = ", ".join(f"{name} {result[key]:.3f}" for key, name in names.items() if result.get(key) is not None)
-    return f"{workdir} is finished: {steps} rollouts" + (f", {reached}" if reached else "")
+    ended = "is finished" if steps >= planned else "ended early"
+    return f"{workdir} {ended}: {steps} rollouts" + (f", {reached}" if reached else "")
 
 
 def _count(n: int) -> str:

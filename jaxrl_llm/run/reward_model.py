@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground import processes, sharding
-from jaxrl_llm.ground.array_typing import Array, Int, PerAnswer, PerToken, SegmentIds, Tokens
+from jaxrl_llm.ground.array_typing import Array, Int, PerAnswer, PerToken, Tokens
 from jaxrl_llm.models import Model, Rows, scoring
-from jaxrl_llm.records.checkpointing import Checkpoints
-from jaxrl_llm.records.recorded import checkpoint_identity, recorded_config
+from jaxrl_llm.records.checkpoint_reader import read_part
+from jaxrl_llm.records.recorded import checkpoint_identity
+from jaxrl_llm.records.recorded_config import recorded_config
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.run.settings import model_settings
 from jaxrl_llm.tasks import Tokenizer
 from jaxrl_llm.training.layout import Layout, UpdateConfig, lay_out
-from jaxrl_llm.training.micro_batches import MicroBatches
+from jaxrl_llm.training.micro_batches import cut, fill
 from jaxrl_llm.training.policy import with_value_head
 
 
@@ -45,7 +47,8 @@ class RewardModel:
           FileNotFoundError: there is no run or no checkpoint.
           ValueError: the run is of another objective, or of another tokenizer.
         """
-        config = recorded_config(path, remedy="read it, and if you trust it, train the reward model with it yourself")
+        remedy = "read it, and if you trust it, train the reward model with it yourself"
+        config: Any = recorded_config(path, remedy=remedy)
         if config.objective.name != "reward_model":
             raise ValueError(
                 f"rewards.reward_model={path} holds a run of {config.objective.name!r}; give the DIR of a run of "
@@ -75,33 +78,41 @@ class RewardModel:
 
     def load(self) -> "RewardModel":
         """With its parameters on the mesh; raises ValueError if the checkpoint is damaged or of another model."""
-        restored = Checkpoints(self.path).restore_part({"params": self.shapes}, self.step)
+        restored = read_part(self.path, self.step, {"params": self.shapes})
         return dataclasses.replace(self, params=restored["params"])
 
-    def score(self, tokens: Tokens, segment_ids: SegmentIds, updates: UpdateConfig) -> PerAnswer:
+    def score(self, rollout: Rollout, updates: UpdateConfig) -> PerAnswer:
         """r of every answer of a rollout, float32: one answer a row, prompt first, padding on the right.
 
         updates: cut the rows into micro-batches of `micro_batch_rows` rows, or of as many as a minibatch has; with
         layout=packed several answers share a row, otherwise (padded, shared) each has one.
         """
-        lengths = np.asarray(processes.fetch(segment_ids) != 0).sum(1)
+        lengths = np.asarray(processes.fetch(rollout.segment_ids) != 0).sum(1)
+        return _score(self.model, *self._given(self.params, rollout.tokens, lengths, updates))
+
+    def trace(self, tokens: Any, updates: UpdateConfig) -> jax.stages.Traced:
+        """The program of `score` for rows at their bound, from abstract tokens [b t]."""
+        lengths = np.full(tokens.shape[0], tokens.shape[1])
+        return _score.trace(self.model, *self._given(self.shapes, tokens, lengths, updates))
+
+    def _given(self, params: Any, tokens: Any, lengths: np.ndarray, updates: UpdateConfig) -> tuple[Any, ...]:
         micro = updates.micro_batch_rows or len(lengths) // updates.minibatches
         layout = "packed" if updates.layout == "packed" else "padded"
         config = dataclasses.replace(updates, layout=layout, micro_batch_rows=micro)
         places = lay_out(np.arange(len(lengths)), lengths, tokens.shape[1], config)
-        return _score(self.model, layout, self.params, tokens, lengths.astype(np.int32), places)
+        return layout, params, tokens, lengths.astype(np.int32), places
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _score(
     model: Model, rows: Rows, params: Any, tokens: Tokens, lengths: Int[Array | np.ndarray, "b"], layout: Layout
 ) -> PerAnswer:
-    micro_batches = MicroBatches(tokens, layout, model.mesh)
+    micro_batch = cut(tokens, layout, model.mesh)
 
     def of(i: Array) -> PerToken:
-        hidden = model.apply(params, micro_batches[i], segment_ids=layout.segment_ids[i], rows=rows).hidden
+        hidden = model.apply(params, micro_batch(i), segment_ids=layout.segment_ids[i], rows=rows).hidden
         return scoring.values(params["value_head"], hidden)
 
-    after = micro_batches.fill(jnp.zeros(tokens.shape, jnp.float32), of)
+    after = fill(jnp.zeros(tokens.shape, jnp.float32), of, layout, model.mesh)
     last = jnp.take_along_axis(after, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     return sharding.constrain(last, [None], model.mesh)

@@ -5,6 +5,7 @@ consistency of two blocks by agreement.py.
 """
 
 import dataclasses
+import datetime
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -13,27 +14,32 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrl_llm import models, objectives, tasks
-from jaxrl_llm.config import versions
 from jaxrl_llm.config.field_names import unknown_field
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.declared import declaration, declarations
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.records.recorded import checkpoint_identity
 from jaxrl_llm.run.agreement import check_agreement
-from jaxrl_llm.run.blocks import RolloutConfig, Settings, TaskConfig
+from jaxrl_llm.run.blocks import EvaluationConfig, RolloutConfig, Settings, TaskConfig
 from jaxrl_llm.run.fields import BLOCKS, declared_fields
-from jaxrl_llm.tasks.preference import file_identity
+from jaxrl_llm.tasks import preference
+from jaxrl_llm.training.reward_sources import RewardConfig
 
+_TAUGHT = ByName({"teacher_identity": "jaxrl_llm.run.teacher_identity"})
+_OVER_TURNS = ByName({"bounded_episodes": "jaxrl_llm.run.episode_settings"})
 # Fields of rollouts that say where the servers are, not what they do.
-_PLACES = {"servers", "launch", "weights_dir", "deadline_s"}
+_PLACES = {"servers", "launch", "weights_dir", "weights_by", "deadline_s"}
 
 
 class TaskSettings(NamedTuple):
-    """A task without a training run: its data folder, most tokens of an answer, answers decoded at once (0: all)."""
+    """A task without a training run: its data folder, most tokens of an answer, answers decoded at once (0: all), and
+    how an evaluation samples."""
 
     task: tasks.Task
     data_dir: str | None
     answer_length: int
     slots: int
+    evaluation: EvaluationConfig
 
 
 def validate(config: ConfigDict) -> Settings:
@@ -48,15 +54,16 @@ def validate(config: ConfigDict) -> Settings:
         declaration(Settings, name).checked(name, raw[name])
     blocks = {name: _block(name, raw) for name in BLOCKS if name != "model"}
     task_config = blocks.pop("task")
-    task, model = _task_and_model(raw, task_config, blocks["rollout"])
+    task, model = _task_and_model(raw, task_config, blocks["rollout"], blocks["rewards"])
     settings = Settings(
         seed=raw["seed"],
         steps=raw["steps"],
         task=task,
         data_dir=task_config.data_dir or None,
+        tokenizer=task_config.tokenizer,
         model=model,
         pretrained=raw["model"]["pretrained"],
-        objective=_objective(raw["objective"], blocks["rollout"].max_new_tokens or task.answer_length),
+        objective=_objective(raw["objective"], (blocks["rollout"].max_new_tokens or task.answer_length) * task.turns),
         objective_name=raw["objective"]["name"],
         **blocks,
     )
@@ -70,7 +77,9 @@ def resolved_objective(config: Mapping[str, Any], settings: Settings) -> dict[st
     For config.json, whose reader need not know a recipe that the user's own file registers.
     """
     raw: Mapping[str, Any] = config["objective"]
-    known = objectives.hyperparameters(raw["name"], raw.get("aggregation")) | _chosen(raw, settings.answer_length)
+    known = objectives.hyperparameters(raw["name"], raw.get("aggregation"), raw.get("advantage")) | _chosen(
+        raw, settings.sampled_length
+    )
     return {"name": raw["name"]} | {key: value for key, value in known.items() if value is not None}
 
 
@@ -78,35 +87,40 @@ def task_settings(config: ConfigDict, tokenizer: tasks.Tokenizer) -> TaskSetting
     """The task of a config for a policy with this tokenizer, whatever model the config trains; raises as `validate`."""
     raw = config.to_dict()
     task_config, rollout = _block("task", raw), _block("rollout", raw)
-    task = _task(task_config, tokenizer, rollout)
-    return TaskSettings(task, task_config.data_dir or None, rollout.max_new_tokens or task.answer_length, rollout.slots)
+    task = _task(task_config, tokenizer, rollout, _block("rewards", raw))
+    shape = rollout.max_new_tokens or task.answer_length, rollout.slots
+    return TaskSettings(task, task_config.data_dir or None, *shape, _block("evaluation", raw))
 
 
 def model_settings(config: ConfigDict) -> tuple[ModelConfig, tasks.Tokenizer]:
     """The model of a config and the tokenizer of its prompts, whatever is trained; raises as `validate`."""
     raw = config.to_dict()
-    task, model = _task_and_model(raw, _block("task", raw), _block("rollout", raw))
+    task, model = _task_and_model(raw, _block("task", raw), _block("rollout", raw), _block("rewards", raw))
     return model, task.tokenizer
 
 
 def identity_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run: its config without what may change on resume.
+    """Return the fields that identify a run: its config without what may change on resume.
 
     The number of steps stays in when a learning-rate schedule depends on it, evaluation when it decides where a warm
-    start stops. Fields of the objective that are None stay out: which there are depends on the recipes registered.
+    start stops. Fields of the objective that are None stay out: which there are depends on the recipes registered. The
+    date of prompts stays out too: a DIR keeps that of its first start (`run_dir.keep_day`).
     """
     free = {"checkpoint", "log", "processes"}
     free |= {"steps"} if config["optimizer"]["schedule"] == "constant" else set()
     free |= set() if config["warm_start"]["target_pass_rate"] else {"evaluation"}
-    kept = {key: value for key, value in versions.as_hashed(config).items() if key not in free}
+    kept = {key: value for key, value in config.items() if key not in free}
     kept["objective"] = {key: value for key, value in config["objective"].items() if value is not None}
     kept["rollout"] = {key: value for key, value in kept["rollout"].items() if key not in _PLACES}
+    kept["task"] = {key: value for key, value in kept["task"].items() if key != "date"}
     if path := config["model"]["pretrained"]:  # the content of the checkpoint counts, not its path
         kept["model"] = config["model"] | {"pretrained": models.fingerprint(path)}
     if path := config["rewards"]["reward_model"]:  # likewise
         kept["rewards"] = config["rewards"] | {"reward_model": _reward_model_identity(path)}
+    if path := config["teacher"]["path"]:  # likewise
+        kept["teacher"] = config["teacher"] | {"path": _TAUGHT["teacher_identity"](path)}
     if path := config["preference"]["file"]:  # likewise
-        kept["preference"] = config["preference"] | {"file": file_identity(path)}
+        kept["preference"] = config["preference"] | {"file": preference.file_identity(path)}
     return kept
 
 
@@ -140,16 +154,22 @@ def _block(name: str, raw: Mapping[str, Any]) -> Any:
 
 
 def _task_and_model(
-    raw: Mapping[str, Any], task_config: TaskConfig, rollout: RolloutConfig
+    raw: Mapping[str, Any], task_config: TaskConfig, rollout: RolloutConfig, rewards: RewardConfig
 ) -> tuple[tasks.Task, ModelConfig]:
     _same_keys("model", raw["model"], {*declarations(ModelConfig), "pretrained"})
-    place = task_config.tokenizer or raw["model"]["pretrained"]
-    task = _task(task_config, tasks.load_tokenizer(place) if place else None, rollout)
-    return task, ModelConfig.of(models.complete_fields(raw["model"], task.tokenizer.vocab_size))
+    checkpoint = raw["model"]["pretrained"]
+    if checkpoint and isinstance(checkpoint, str):
+        models.published_config(checkpoint, "float32")  # a family that is not supported is named before anything else
+    place, day = task_config.tokenizer or checkpoint, task_config.date or f"{datetime.date.today()}"
+    task = _task(task_config, tasks.load_tokenizer(place, day) if place else None, rollout, rewards)
+    frozen = bool(raw["lora"]["rank"])
+    return task, ModelConfig.of(models.complete_fields(raw["model"], task.tokenizer.vocab_size, frozen=frozen))
 
 
-def _task(config: TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: RolloutConfig) -> tasks.Task:
-    """The task with the tokenizer of the model, and with the run's bound on prompts if it sets one.
+def _task(
+    config: TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: RolloutConfig, rewards: RewardConfig
+) -> tasks.Task:
+    """The task with the tokenizer of the model, the reward functions, and the run's bound on prompts if it sets one.
 
     A data set drops longer prompts. For a task that draws its prompts the bound can only be lowered, and drawing a
     longer prompt raises.
@@ -162,7 +182,15 @@ def _task(config: TaskConfig, tokenizer: tasks.Tokenizer | None, rollout: Rollou
             "set it to 0"
         )
     length = rollout.max_prompt_length or task.prompt_length
-    return dataclasses.replace(task, prompt_length=length, verify_truncated=config.verify_truncated)
+    if task.environment is not None:
+        task = _OVER_TURNS["bounded_episodes"](task, rollout, config.keep_turns)
+    return dataclasses.replace(
+        task,
+        prompt_length=length,
+        verify_truncated=config.verify_truncated,
+        think_end_token=config.think_end_token,
+        functions=rewards.verifiers(),
+    )
 
 
 def _objective(raw: Mapping[str, Any], answer_length: int) -> objectives.AnyObjective:
@@ -175,6 +203,10 @@ def _objective(raw: Mapping[str, Any], answer_length: int) -> objectives.AnyObje
 
 def _chosen(raw: Mapping[str, Any], answer_length: int) -> dict[str, Any]:
     chosen = {key: value for key, value in raw.items() if value is not None and key != "name"}
-    if "max_length" in objectives.hyperparameters(raw["name"], chosen.get("aggregation")):
+    if "max_length" in _hyperparameters(raw):
         chosen.setdefault("max_length", answer_length)
     return chosen
+
+
+def _hyperparameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return objectives.hyperparameters(raw["name"], raw.get("aggregation"), raw.get("advantage"))

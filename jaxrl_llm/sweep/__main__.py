@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxrl_llm.config.command_line import Parser, fields_and_rest, local_folder
 from jaxrl_llm.config.guard import Guard, guarded
@@ -24,31 +25,33 @@ from jaxrl_llm.ground.terminal import visible
 from jaxrl_llm.records import checkout
 from jaxrl_llm.sweep.planned import PlannedRun, Sweep, command
 
+Identity = tuple[Any, ...]  # config hash, steps, and the block `checkpoint` where a run may end early
+
 
 @dataclass(frozen=True)
 class Program:
-    """What a run executes, `python -m module`, and (config hash, steps) of the run of a config file with overrides."""
+    """The module that a run executes, and the identity of a run of a config file with overrides."""
 
     module: str
-    identify: Callable[[str, Sequence[str]], tuple[str, int]]
+    identify: Callable[[str, Sequence[str]], Identity]
 
 
 # What takes long to import, JAX above all, is imported inside: a bad command line is refused at once.
-def _identify(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
+def _identify(config_file: str, overrides: Sequence[str]) -> Identity:
     from jaxrl_llm.config import loading
     from jaxrl_llm.run import settings
 
     config = loading.load(loading.find(config_file), fields_and_rest(overrides)[0])
-    steps = settings.validate(config).steps
-    return settings.config_hash(config), steps
+    own = settings.validate(config)
+    return settings.config_hash(config), own.steps, own.checkpoint
 
 
-def _identify_branches(config_file: str, overrides: Sequence[str]) -> tuple[str, int]:
+def _identify_branches(config_file: str, overrides: Sequence[str]) -> Identity:
     from jaxrl_llm.sweep import forks
 
     fields, (branches,) = fields_and_rest(overrides)
     planned = forks.plan(config_file, fields, branches.removeprefix("--branches="))
-    return planned.identity, planned.parent.settings.steps
+    return planned.identity, planned.parent.settings.steps, planned.parent.settings.checkpoint
 
 
 MAIN = Program("jaxrl_llm.main", _identify)
@@ -116,6 +119,7 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     runs = sweep.planned()
     identities = {run.folder: _identity(program, run) for run in runs}
     lines = {run.folder: command(run, given.workdir, program.module) for run in runs}
+    machine.refuse_links(*{workdir / folder for run in runs for folder in (run.folder, *Path(run.folder).parents)})
     workdir.mkdir(parents=True, exist_ok=True)
     with open(workdir / ".sweep.lock", "w") as lock:
         try:
@@ -155,15 +159,16 @@ def _run(sweep: Sweep, program: Program, given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _identity(program: Program, run: PlannedRun) -> tuple[str, int]:
+def _identity(program: Program, run: PlannedRun) -> Identity:
     try:
         return program.identify(run.config, run.overrides)
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"the configuration of {run} is refused: {error}") from error
 
 
-def _finished(folder: Path, config_hash: str, steps: int) -> bool:
+def _finished(folder: Path, config_hash: str, steps: int, checkpoint: Any = None) -> bool:
     from jaxrl_llm.report.read import Run
+    from jaxrl_llm.run.best_so_far import ended_early
 
     run = Run(folder, "")
     found = run.record.get("config_hash", config_hash)
@@ -174,11 +179,12 @@ def _finished(folder: Path, config_hash: str, steps: int) -> bool:
             f"{folder} holds a run of another configuration (config_hash {found}, "
             f"planned {config_hash}); give another --workdir, or remove that folder"
         )
-    whole = run.finished and bool(run.rows) and run.rows[-1]["step"] >= steps
+    early = checkpoint is not None and ended_early(folder, checkpoint)
+    whole = run.finished and bool(run.rows) and (early or run.rows[-1]["step"] >= steps)
     return whole or run.diverged  # the same command would diverge again
 
 
-def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str, int]]) -> None:
+def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, Identity]) -> None:
     """The plan, with the runs that other parts of the sweep have begun in this DIR: those of equal baseline and
     branching."""
     from jaxrl_llm.records.run_log import read_json, write_json
@@ -202,7 +208,7 @@ def _write_plan(workdir: Path, sweep: Sweep, identities: Mapping[str, tuple[str,
 
 
 def _keep_changes(workdir: Path) -> None:
-    """Of a checkout that differs from its commit the difference, in a file of its own for each state of the code."""
+    """Save `git diff` of a dirty checkout, one file per state of the code."""
     files = checkout.changed()
     if not files:
         return

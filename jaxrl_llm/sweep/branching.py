@@ -19,14 +19,15 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.check import doubts
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.config.command_line import Parser, fields_and_rest
 from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.records import provenance
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.recorded import first_day, saved_hash
 from jaxrl_llm.records.run_log import RunLog, add_rows, keep_rows, read_json, read_rows
-from jaxrl_llm.run import run_dir
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.trainer import take_step
 from jaxrl_llm.sweep.forks import Plan, plan
@@ -39,17 +40,17 @@ from jaxrl_llm.training.state import TrainState
 class _Shared(Rollouts):
     """The first rollout of every arm: sampled once for all that sample alike, since they have the same parameters."""
 
-    # {how: (rollout, where the prompts stand after it)} of the state that the arms fork from
-    sampled: dict[Any, tuple[collect.Rollout, Any]] = dataclasses.field(default_factory=dict)
+    # {how: (draw, where the prompts stand after it)} of the state that the arms fork from
+    sampled: dict[Any, tuple[collect.Draw, Any]] = dataclasses.field(default_factory=dict)
 
-    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
+    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Draw:
         how = (self.engine, self.sampling, self.rewards)
         if how not in self.sampled:
-            rollout = super().sample(stream, step, state)
-            self.sampled[how] = (rollout, stream.get_state())
-        rollout, after = self.sampled[how]
+            draw = super().sample(stream, step, state)
+            self.sampled[how] = (draw, stream.get_state())
+        draw, after = self.sampled[how]
         stream.set_state(after)
-        return rollout
+        return draw
 
 
 def _sharing(run: Run, sampled: dict[Any, Any]) -> Run:
@@ -71,7 +72,6 @@ class Trajectory:
     def run(self, log: RunLog) -> dict[str, Any]:
         """Take the trajectory to its end, branch from its states, and return the last evaluation of a state."""
         settings, identity, branching = self.parent.settings, self.plan.identity, self.plan.branching
-        log.warn(self.parent.warnings)
         state, folder = self.parent.start(log.note), log.workdir / "reference"
         self._check_structures(state)
         parent = self.parent.started(state, folder)
@@ -181,18 +181,19 @@ def main(arguments: list[str], guard: Guard) -> int:
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
     workdir = folder_of_its_own(given.workdir)
-    planned = plan(given.config, fields, given.branches)
     start_up.start_jax()
-    if not run_dir.belongs(workdir, planned.identity):
+    planned = plan(given.config, fields, given.branches, first_day(workdir, workdir))
+    if saved_hash(workdir) != planned.identity:
         recorded = read_json(workdir / "config.json")
         if steps_of(workdir) or (recorded or {}).get("config_hash", planned.identity) != planned.identity:
             raise ValueError(f"{workdir} holds other branches; give another --workdir")
     with RunLog(workdir, planned.parent.settings.steps, write=start_up.is_first()) as log:
         trajectory = Trajectory(planned)
-        _ = trajectory.parent.warnings  # raises where every result would be wrong
+        found = doubts.of_run(trajectory.parent)  # raises where every result would be wrong
         guard.started, guard.workdir = True, log.workdir
         record = provenance.describe(planned.parent.config, planned.identity, loading.find(given.config))
         log.write_config(record | {"arms": {arm: setup.config for arm, setup in planned.arms.items()}})
+        log.warn(found.doubts)
         log.result(trajectory.run(log))
     return 0
 

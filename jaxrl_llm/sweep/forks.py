@@ -45,8 +45,11 @@ class Plan:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> Plan:
+def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str, day: str = "") -> Plan:
     """The plan of a command line: the trajectory's config with its fields, and what `--branches` says.
+
+    Args:
+      day: of the DIR's first start, if its prompts name it.
 
     Raises:
       ValueError: the JSON is not of that form, `validate` refuses a config, or an arm changes what all arms share.
@@ -61,8 +64,13 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
     source = loading.find(config_file)
 
     def setup(fields: Sequence[tuple[str, str]]) -> Setup:
-        config = loading.load(source, fields)
-        return Setup(config.to_dict(), config_hash(config), validate(config))
+        config: Any = loading.load(source, fields)
+        if day and config.task.date not in ("", day):
+            raise ValueError(f"task.date={config.task.date!r}, and the trajectory names {day}; leave task.date empty")
+        config.task.date = day or config.task.date
+        settings = validate(config)
+        config.task.date = settings.task.day or config.task.date
+        return Setup(config.to_dict(), config_hash(config), settings)
 
     parent = setup(fields)
     arms = {arm: setup(fields) for arm, fields in fields_of_arms.items()}
@@ -76,6 +84,11 @@ def plan(config_file: str, fields: Sequence[tuple[str, str]], branches: str) -> 
             raise ValueError(
                 f"{whose}: rollout.lag={lag} trains on rollouts of states before the one that branches share; set it "
                 "to 0, or use a sweep of whole runs"
+            )
+        if own.settings.task.environment is not None:
+            raise ValueError(
+                f"{whose}: task.name={own.settings.task.name!r} has several turns, and branches share a rollout of "
+                "one; use a sweep of whole runs"
             )
         if (engine := own.settings.rollout.engine) != "jax":
             raise ValueError(

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.ground.machine import usable_cores
-from jaxrl_llm.ground.signals import ending_signals
+from jaxrl_llm.ground.signals import interruptible
 from jaxrl_llm.records.run_log import read_rows, write_json
 from jaxrl_llm.sweep.planned import PlannedRun
 
 _GRACE = 120.0  # seconds that runs have to save their states after an interrupt, before they are killed
+_STOPPING = "stopping the runs once they have saved; again ends them now"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -65,6 +66,11 @@ class _Worker:
             return int(answer)
         return self.process.poll()
 
+    def kill(self) -> None:
+        """End the process and what it has started in its session, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
 
 def run_locally(
     runs: Sequence[PlannedRun], workdir: Path, *, slots: Sequence[set[int]], module: str, lock: int
@@ -73,19 +79,30 @@ def run_locally(
 
     The runs of a slot share a process, and so its compiled programs, until one fails. That one leaves failed.json and
     its output in process.log, and the others go on. On Ctrl-C, SIGTERM or the end of the terminal the runs are
-    interrupted, so that they save their state, and killed if they do not end; then KeyboardInterrupt goes on.
+    interrupted, so that they save their state, and killed if they do not end, or by a second signal.
 
     Args:
         lock: file descriptor of the sweep's lock. The runs inherit it: if the sweep is killed outright they keep the
             lock, and a second sweep is refused until they are gone.
+
+    Raises:
+        KeyboardInterrupt: a signal has stopped the runs.
     """
+
+    def kill() -> None:
+        for worker in list(workers.values()):
+            worker.kill()
+
     waiting, failed, minutes = list(runs), [], []
     workers: dict[int, _Worker] = {}  # by the place of their cores in `slots`
     say = functools.partial(print, flush=True)
-    previous = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     warm = False
-    try:
+    with contextlib.ExitStack() as stack:
+        interrupted = stack.enter_context(interruptible(lambda: _STOPPING, kill))
+        stack.callback(lambda: _stop(workers.values()))
         while waiting or _running(workers):
+            if interrupted():
+                raise KeyboardInterrupt("interrupted: the same command goes on from here")
             # The first run is alone until it logs an update: then the others find every program in warm caches.
             running = _running(workers)
             logged = (row for _, run in running.values() for row in read_rows(workdir / run.folder / "metrics.jsonl"))
@@ -114,14 +131,6 @@ def run_locally(
                     folder = workdir / run.folder
                     last = tail(folder / "process.log") or [""]
                     write_json(folder / "failed.json", {"exit_code": code, "last_line": last[-1]})
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            say(f"interrupted: stopping {len(_running(workers))} runs; the same command goes on from here")
-        raise
-    finally:
-        _stop(workers.values())
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     return failed
 
 
@@ -165,7 +174,7 @@ def _stop(workers: Iterable[_Worker]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # or a second Ctrl-C: kill
             worker.process.wait(max(until - time.monotonic(), 0))
         if worker.process.poll() is None:
-            os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.kill()
         worker.process.wait()
         assert worker.process.stdout is not None, "a pipe"
         worker.process.stdout.close()

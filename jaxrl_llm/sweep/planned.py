@@ -81,7 +81,7 @@ class Branching(Block, prefix="branching."):
             )
 
     def numbers(self) -> dict[str, Any]:
-        """As JSON, without what is not asked for: a DIR belongs to a hash of these."""
+        """Return the numbers as JSON, without those not asked for: a DIR belongs to a hash of these."""
         numbers = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in numbers.items() if value != []}
 

@@ -40,7 +40,7 @@ def _print_to(file: int) -> None:
 
 
 def _exit_code(program: Any, arguments: Sequence[str]) -> int:
-    """What the process of the run alone would have ended with."""
+    """Return the exit code that the run's process alone would have had."""
     try:
         return program.main(arguments)
     except SystemExit as end:

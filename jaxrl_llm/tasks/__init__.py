@@ -1,42 +1,48 @@
 """Prompts and what answers to them are worth, on the host. In: a task's name and options, a tokenizer. Out: streams of
 prompts, given answers and pairs, and a verifier. A new task is one small file: docs/tasks.md."""
 
-from jaxrl_llm.tasks import arithmetic, countdown, gsm8k, jsonl, modular, reasoning, sort  # noqa: F401 (they register)
-from jaxrl_llm.tasks.base import Example, Prompting, Row, Source, Task, Verify, make, names, register
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.tasks.base import Example, Prompting, Row, Source, Task, Verify
 from jaxrl_llm.tasks.data import (
-    PromptBatch,
+    Prompts,
     PromptStream,
-    SupervisedBatch,
-    SupervisedStream,
     all_prompts,
     batches,
     examples,
     prompts,
     supervised,
 )
-from jaxrl_llm.tasks.described import table
-from jaxrl_llm.tasks.doubts import Hopeless, Survey, survey
+from jaxrl_llm.tasks.named_tasks import make, names, register
 from jaxrl_llm.tasks.splits import data_name, default_data_dir
-from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, ByteTokenizer, CharTokenizer, Tokenizer
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer, load_tokenizer
-from jaxrl_llm.tasks.tokenizers.tokenizer_files import tokenizer_files, write_tokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import (
+    UNKNOWN,
+    ByteTokenizer,
+    CharTokenizer,
+    PublishedTokenizer,
+    Tokenizer,
+)
 
-__all__ = [
+_LATER = ByName(
+    {
+        "ToolEnvironment": "jaxrl_llm.tasks.environments.tool_environment",
+        "TextTokenizer": "jaxrl_llm.tasks.tokenizers.text_tokenizer",
+        "load_tokenizer": "jaxrl_llm.tasks.tokenizers.text_tokenizer",
+    }
+)
+__getattr__ = _LATER.attribute
+
+__all__ = [  # and what `_LATER` names
     "UNKNOWN",
     "ByteTokenizer",
     "CharTokenizer",
     "Example",
-    "Hopeless",
-    "PromptBatch",
     "PromptStream",
     "Prompting",
+    "Prompts",
+    "PublishedTokenizer",
     "Row",
     "Source",
-    "SupervisedBatch",
-    "SupervisedStream",
-    "Survey",
     "Task",
-    "TextTokenizer",
     "Tokenizer",
     "Verify",
     "all_prompts",
@@ -44,14 +50,9 @@ __all__ = [
     "data_name",
     "default_data_dir",
     "examples",
-    "load_tokenizer",
     "make",
     "names",
     "prompts",
     "register",
     "supervised",
-    "survey",
-    "table",
-    "tokenizer_files",
-    "write_tokenizer",
 ]

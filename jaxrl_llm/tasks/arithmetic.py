@@ -6,12 +6,11 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.ground.ranges import within
-from jaxrl_llm.tasks.base import Row, Task, register
+from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 from jaxrl_llm.tasks.verifiers import numeric
 
 
-@register
 def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
     """Add two numbers of at most `digits` digits; there are 100**digits prompts.
 
@@ -23,7 +22,6 @@ def addition(*, digits: int = 3, reverse: bool = True, strict: bool = True, spac
     return _two_operands("addition", "+", operator.add, digits, reverse, strict, spaced)
 
 
-@register
 def subtraction(*, digits: int = 3, reverse: bool = True, strict: bool = True, spaced: bool = False) -> Task:
     """Subtract two numbers; a negative answer starts with '-', reversed or not. Arguments as for `addition`."""
     return _two_operands("subtraction", "-", operator.sub, digits, reverse, strict, spaced)

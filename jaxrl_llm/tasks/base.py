@@ -1,8 +1,7 @@
-"""What a task is, what stands around its prompts, and the registry of task names."""
+"""The type of a task, and the text around its prompts."""
 
 import contextlib
 import dataclasses
-import inspect
 import math
 import re
 import traceback
@@ -12,15 +11,22 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from jaxrl_llm.ground.declared import Declaration
-from jaxrl_llm.ground.ranges import in_range, suggestion, within
+from jaxrl_llm.ground.ranges import in_range, within
 from jaxrl_llm.tasks.messages import EARLIER, Message
-from jaxrl_llm.tasks.tokenizers.plain_tokenizers import Tokenizer
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import PublishedTokenizer, Tokenizer
 
 Row = Mapping[str, Any]
 Draw = tuple[str, str] | tuple[str, str, Row]  # prompt, right answer, and other fields for the verifier
 Verify = Callable[[str, str, str, Row], float]
+Question = tuple[str, str, str, Row]  # prompt, answer, gold, row
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A reward; `error` is empty, `TIMEOUT`, or what verify raised, and then the reward is 0."""
+
+    reward: float
+    error: str = ""
 
 
 class Example(TypedDict):
@@ -55,28 +61,41 @@ class Prompting:
                     f"--config.task.{field}={nothing}"
                 )
 
+    def messages(self, prompt: str, earlier: Sequence[Message] = ()) -> list[Message]:
+        """The messages of a chat up to where its answer begins; without a chat the text as the user's."""
+        own = self.system and not (earlier and earlier[0]["role"] == "system")
+        system = [{"role": "system", "content": self.system}] if own else []
+        return [*system, *earlier, {"role": "user", "content": self.template.replace(_PLACE, prompt)}]
+
     def text(self, tokenizer: Tokenizer, prompt: str, earlier: Sequence[Message] = ()) -> str:
         """The text that the model continues with its answer; earlier: what was said before the prompt.
 
         Raises:
             ValueError: chat=True with a tokenizer that has no chat template; earlier messages without chat=True.
         """
-        question = self.template.replace(_PLACE, prompt)
         if not self.chat:
             if earlier:
                 raise ValueError(
                     f"the prompt {prompt!r:.60} follows other messages, which a chat template writes; set "
                     "task.chat=True, with a tokenizer that has one"
                 )
-            return (tokenizer.start if isinstance(tokenizer, TextTokenizer) else "") + question
-        if not isinstance(tokenizer, TextTokenizer):
+            return self.template.replace(_PLACE, prompt)
+        if not isinstance(tokenizer, PublishedTokenizer):
             raise ValueError(
                 "task.chat=True needs a tokenizer with a chat template; set model.pretrained or task.tokenizer to a "
                 "checkpoint that has one, or task.chat=False"
             )
-        own = self.system and not (earlier and earlier[0]["role"] == "system")
-        messages = [*([{"role": "system", "content": self.system}] if own else []), *earlier]
-        return tokenizer.chat([*messages, {"role": "user", "content": question}], **self.chat_options)
+        return tokenizer.chat(self.messages(prompt, earlier), **self.chat_options)
+
+    def encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """The ids of what `text` returns. A tokenizer begins a plain text (BOS); a chat template does so by itself."""
+        if isinstance(tokenizer, PublishedTokenizer) and not self.chat:
+            return tokenizer.encode_plain(text)
+        return tokenizer.encode(text)
+
+    def ids(self, tokenizer: Tokenizer, prompt: str, earlier: Sequence[Message] = ()) -> list[int]:
+        """The ids that the model reads before its answer; raises as `text`."""
+        return self.encode(tokenizer, self.text(tokenizer, prompt, earlier))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +106,24 @@ class Source:
     fingerprint: Callable[[], str]  # changes whenever `read` gives something else; every start of a run calls it
 
 
+def _left_to_the_environment(prompt: str, answer: str, gold: str, row: Row) -> float:
+    raise ValueError("an environment judges the answers of this task, turn by turn; play it")
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Prompts, a right answer to each, and the rule that scores any other answer.
 
     The prompts are drawn by `sample` or those of a `source`. An answer is untrusted text: if `verify` raises or returns
-    no finite number, that is counted and the answer gets 0.
+    no finite number, that is counted and the answer gets 0. A task with an `environment` has answers over several
+    turns, which that judges.
     """
 
     name: str
     prompt_length: int  # most tokens of a prompt, with what `prompting` puts around it
     answer_length: int  # most tokens of an answer, the end included
     tokenizer: Tokenizer
-    verify: Verify  # (prompt, answer, gold, row) -> reward, any finite number
+    verify: Verify = _left_to_the_environment  # (prompt, answer, gold, row) -> reward, any finite number
     sample: Callable[[np.random.Generator], Draw] | None = None
     source: Source | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # with defaults; they name the data on disk
@@ -109,9 +133,20 @@ class Task:
     drop_long: bool = False  # drawn prompts that are too long are dropped, as those of a source are; else they raise
     solved: float = 1.0  # the least reward of a right answer, as exact match and pass@k count it
     verify_truncated: bool = False  # verify an answer that was cut off by its bound; otherwise it gets 0
+    think_end_token: str = ""  # verify only what follows the last such text; an answer without it gets 0; "": all
+    # Other rewards by name, logged beside that of `verify` and added to it with a weight: (verify, isolated) each.
+    functions: Mapping[str, tuple[Verify, bool]] = dataclasses.field(default_factory=dict)
     # Run verify in a worker process, since it may hang or run code of others; it must be a function of a module.
     isolated: bool = False
     time_limit: float = 5.0  # seconds of one isolated verification, after which the worker is killed
+    asks: str = ""  # a sentence on what is asked; empty: `make` takes it from the factory's docstring
+    # Makes an `Environment` for each episode, in a worker process if `isolated`; a turn is one answer.
+    environment: Callable[[], Any] | None = None
+    tools: Sequence[Callable[..., Any]] = ()  # functions that a chat template is told of; the environment calls them
+    turns: int = 1  # most turns of an episode
+    observation_length: int = 0  # most tokens between two answers, with what a chat template puts around them
+    keep_turns: bool = False  # whatever a chat template makes of earlier turns
+    episode_length: int = 0  # most tokens of an episode, the prompt included; 0: what the other bounds allow
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -124,14 +159,35 @@ class Task:
             size_of_source = field.endswith("_size") and self.source is not None
             within(f"{self.name}.{field}", getattr(self, field), 0 if size_of_source else 1, 2**31 - 1)
         in_range(f"{self.name}.time_limit", self.time_limit, above=0)
+        in_range(f"{self.name}.turns", self.turns, least=1)
+        in_range(f"{self.name}.observation_length", self.observation_length, least=0)
+        if self.environment is None and (self.verify is _left_to_the_environment or self.turns > 1):
+            raise ValueError(
+                f"task {self.name!r} needs a verify for one turn, or an environment for turns={self.turns}; give it"
+            )
         if not math.isfinite(self.solved):
             raise ValueError(
                 f"{self.name}.solved={self.solved} must be finite; give the least reward of a right answer"
             )
 
+    @property
+    def day(self) -> str:
+        """The day that the chat template takes for today; "" where it asks for none."""
+        return getattr(self.tokenizer, "day", "")
+
+    @property
+    def sentence(self) -> str:
+        """ "sort: Write the digits of the prompt in ascending order"."""
+        return f"{self.name}: {self.asks}" if self.asks else self.name
+
+    def row_length(self, answer_length: int) -> int:
+        """Return the most tokens of a prompt and all that follows: answers of so many tokens, and observations."""
+        whole = self.prompt_length + self.turns * answer_length + (self.turns - 1) * self.observation_length
+        return min(whole, self.episode_length or whole)
+
     def ids_of_prompt(self, prompt: str, row: Row = MappingProxyType({})) -> list[int]:
-        """What the model reads: the prompt with the text around it; row: its other fields, with earlier messages."""
-        return self.tokenizer.encode(self.prompting.text(self.tokenizer, prompt, row.get(EARLIER, ())))
+        """Return the ids that the model reads: the prompt and the text around it; row: its other fields."""
+        return self.prompting.ids(self.tokenizer, prompt, row.get(EARLIER, ()))
 
     def ids_of_answer(self, answer: str) -> list[int]:
         """A supervised answer with the id that ends it."""
@@ -170,66 +226,3 @@ def users_code(task: str, what: str) -> Iterator[None]:
             f"task {task!r}: {what} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno}); "
             "correct it"
         ) from error
-
-
-_REGISTRY: dict[str, Callable[..., Task]] = {}
-_SIZES = ("train_size", "test_size")
-
-
-def register(factory: Callable[..., Task]) -> Callable[..., Task]:
-    """Decorator: makes `factory(*, option=default, ...) -> Task` known to `make` under its function name.
-
-    Raises:
-        ValueError: the name is taken by another factory, or an option has no default or a name that `make` uses.
-    """
-    name = factory.__name__
-    taken = _REGISTRY.get(name)
-    if taken is not None and (taken.__module__, taken.__qualname__) != (factory.__module__, factory.__qualname__):
-        raise ValueError(f"task {name!r} is already registered by {taken.__module__}; give the function another name")
-    for option, parameter in inspect.signature(factory).parameters.items():
-        if parameter.default is parameter.empty or option in (*_SIZES, "name", "tokenizer", "prompting"):
-            raise ValueError(
-                f"option {option!r} of task {name!r} needs a default and a name that no other task field has"
-            )
-    _REGISTRY[name] = factory
-    return factory
-
-
-def names() -> tuple[str, ...]:
-    """The registered tasks, sorted."""
-    return tuple(sorted(_REGISTRY))
-
-
-def make(name: str, *, tokenizer: Tokenizer | None = None, prompting: Prompting | None = None, **options: Any) -> Task:
-    """The task `name` with the tokenizer of the model that will answer, and `options` in place of its defaults.
-
-    Every task also has the options `train_size` and `test_size`.
-
-    Raises:
-        ValueError: an unknown task or option, an option of another type than its default or out of range.
-    """
-    if name not in _REGISTRY:
-        raise ValueError(f"unknown task {name!r}{suggestion(name, _REGISTRY)}; known tasks: {', '.join(names())}")
-    own = {option: p.default for option, p in inspect.signature(_REGISTRY[name]).parameters.items()}
-    known: dict[str, Any] = own | dict.fromkeys(_SIZES, 0)
-    sizes: dict[str, Any] = {}
-    for option, value in options.items():
-        if option not in known:
-            raise ValueError(
-                f"task {name!r} has no option {option!r}{suggestion(option, known)}; its options: {', '.join(known)}"
-            )
-        kind = dict if isinstance(known[option], Mapping) else type(known[option])
-        (own if option in own else sizes)[option] = Declaration(kind).typed(f"{name}.{option}", value)
-    with users_code(name, "its factory"):
-        made = _REGISTRY[name](**own)
-    if not isinstance(made, Task):
-        raise ValueError(f"task {name!r}: its factory returned {made!r:.60}; return a tasks.Task")
-    task = dataclasses.replace(made, options=own, **sizes)
-    if tokenizer is None and prompting is None:
-        return task
-    posed = dataclasses.replace(task, tokenizer=tokenizer or task.tokenizer, prompting=prompting or task.prompting)
-    if task.source is not None or task.drop_long:
-        return posed  # the bound is on the whole text, since longer prompts are dropped
-    # The bound on a drawn prompt counts its characters, each at most one token of a byte-level tokenizer, so it grows
-    # by the text around the prompt.
-    return dataclasses.replace(posed, prompt_length=task.prompt_length + len(posed.ids_of_prompt("")))

@@ -5,6 +5,7 @@ functions that read data.
 """
 
 import contextlib
+import functools
 import io
 import json
 import typing
@@ -48,8 +49,9 @@ def stored(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(folder.parent / "lock"):
                 if not folder.exists():
+                    splits = make()  # it may print
                     with _quiet():
-                        _write(_Builder(dataset, version, name, data_dir, kinds, make()))
+                        _Builder(dataset, version, name, data_dir, kinds, splits).download_and_prepare()
     except OSError as error:
         raise ValueError(f"data_dir={str(data_dir)!r} cannot be written ({error}); name a writable folder") from error
     # Not `builder_from_directory`, which imports whatever module the folder's features.json names.
@@ -78,7 +80,11 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _generate_examples(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
         for row in rows:
-            yield row["uid"], {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in row.items()}
+            yield row["uid"], {k: _json(v) if isinstance(v, Mapping) else v for k, v in row.items()}
+
+
+# Scalars and arrays of numpy are written as numbers and lists.
+_json = functools.partial(json.dumps, default=lambda value: getattr(value, "tolist", value.__str__)())
 
 
 class _Rows(Sequence[Any]):
@@ -91,26 +97,20 @@ class _Rows(Sequence[Any]):
         return len(self._source)
 
     def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a split of {len(self)}; choose one in 0..{len(self) - 1}")
-        record = self._source[index]
+        record = self._source[range(len(self))[index]]
         return {field: _READ.get(kind, json.loads)(record[field]) for field, kind in self._kinds.items()}
 
 
 _READ: Mapping[Any, Callable[[Any], Any]] = {int: int, float: float, str: bytes.decode}
 
 
-def _write(builder: _Builder) -> None:
-    """Write a data set without the lines that TFDS prints about it."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        builder.download_and_prepare()
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    """Drop the lines that TFDS prints about a data set."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.set_verbosity(verbosity)

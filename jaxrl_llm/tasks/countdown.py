@@ -1,21 +1,20 @@
 """Countdown: reach a target with the given numbers: '3,7,12:43=' -> '12*3+7', or '7+3*12', or any other way."""
 
+import ast
 import re
-from collections import deque
 
 import numpy as np
 
 from jaxrl_llm.ground.ranges import within
-from jaxrl_llm.tasks.base import Row, Task, register
+from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _LONGEST = 256  # characters; longer text is no answer to any puzzle here
-_DEEPEST = 16  # nested parentheses; bounds the recursion
 _TOKEN = re.compile(r"[0-9]+|[-+*()]")
+_ALLOWED = (ast.Expression, ast.BinOp, ast.Constant, ast.Add, ast.Sub, ast.Mult)
 _BINDING = {"+": 1, "-": 1, "*": 2, "": 3}  # "" is a single number
 
 
-@register
 def countdown(*, numbers: int = 3, maximum: int = 30, target_maximum: int = 99) -> Task:
     """Write an expression of + - * and parentheses that uses every given number once and equals the target.
 
@@ -57,60 +56,27 @@ def _random_expression(rng: np.random.Generator, given: list[int]) -> tuple[int,
         value = {"+": left[0] + right[0], "-": left[0] - right[0], "*": left[0] * right[0]}[sign]
         open_left = _BINDING[left[2]] < _BINDING[sign]
         open_right = _BINDING[right[2]] < _BINDING[sign] or (sign == "-" and _BINDING[right[2]] == 1)
-        text = _wrap(left[1], open_left) + sign + _wrap(right[1], open_right)
-        parts.append((value, text, sign))
+        first = f"({left[1]})" if open_left else left[1]
+        second = f"({right[1]})" if open_right else right[1]
+        parts.append((value, f"{first}{sign}{second}", sign))
     return parts[0][0], parts[0][1]
 
 
-def _wrap(text: str, needed: bool) -> str:
-    return f"({text})" if needed else text
-
-
 def evaluate(text: str, numbers: list[str]) -> int | None:
-    """The value of the expression `text` if it is well formed and uses each of `numbers` exactly once, else None.
+    """Return the value of a sum of products of `numbers`, each used exactly once, in Python's grammar; else None.
 
-        sum := product (('+' | '-') product)*     product := atom ('*' atom)*     atom := number | '(' sum ')'
-
-    There is no division, no sign and no space. Numbers are compared as text before anything is computed, so neither
-    leading zeros nor a number of a thousand digits is accepted.
+    There is no division, no sign, no power and no space. Numbers are compared as text before anything is computed, so
+    neither leading zeros nor a number of a thousand digits is accepted.
     """
     tokens = _TOKEN.findall(text)
     if len(text) > _LONGEST or "".join(tokens) != text:
         return None
-    if sorted(t for t in tokens if t not in "+-*()") != sorted(numbers):
+    if sorted(token for token in tokens if token.isdigit()) != sorted(numbers):
         return None
-    rest = deque(tokens)
     try:
-        value = _sum(rest, 0)
-    except ValueError:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError:
         return None
-    return None if rest else value
-
-
-def _sum(tokens: deque[str], depth: int) -> int:
-    """Takes a sum from the front of the tokens; gives its value, or raises ValueError if there is none."""
-    value = _product(tokens, depth)
-    while tokens and tokens[0] in "+-":
-        sign = tokens.popleft()
-        right = _product(tokens, depth)
-        value = value + right if sign == "+" else value - right
-    return value
-
-
-def _product(tokens: deque[str], depth: int) -> int:
-    value = _atom(tokens, depth)
-    while tokens and tokens[0] == "*":
-        tokens.popleft()
-        value *= _atom(tokens, depth)
-    return value
-
-
-def _atom(tokens: deque[str], depth: int) -> int:
-    first = tokens.popleft() if tokens else ""
-    if first.isdigit():
-        return int(first)
-    if first == "(" and depth < _DEEPEST:
-        value = _sum(tokens, depth + 1)
-        if tokens and tokens.popleft() == ")":
-            return value
-    raise ValueError(f"{first!r} begins no number and no expression in parentheses")
+    if not all(isinstance(node, _ALLOWED) for node in ast.walk(tree)):
+        return None
+    return eval(compile(tree, "answer", "eval"))

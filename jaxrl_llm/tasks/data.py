@@ -5,22 +5,26 @@ Import time matters for the command line: Grain and TFDS are imported by the fun
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.ranges import in_range, one_of, within
 from jaxrl_llm.tasks.base import Example, Row, Task, bounded
-from jaxrl_llm.tasks.splits import data_name, generate
+from jaxrl_llm.tasks.splits import data_name
+
+_NOT_ON_DISK = ByName({"generate": "jaxrl_llm.tasks.drawn_splits"})
+_OVER_TURNS = ByName({"demonstrated": "jaxrl_llm.tasks.environments.demonstrations"})
 
 Ids = Integer[np.ndarray, "n"]
 Rows = Integer[np.ndarray, "n t"]
 
 
-class PromptBatch(TypedDict):
+class Prompts(TypedDict):
     """n prompts, left-aligned in rows of task.prompt_length tokens."""
 
     uid: Ids  # int64, the example's index in its split
@@ -33,7 +37,7 @@ class PromptBatch(TypedDict):
 
 
 class SupervisedBatch(TypedDict):
-    """n rows prompt + answer + EOS, left-aligned, of task.prompt_length + task.answer_length tokens."""
+    """n rows prompt + answer + EOS, left-aligned, of task.row_length(task.answer_length) tokens."""
 
     uid: Ids  # int64
     draw: Ids  # int64
@@ -42,33 +46,26 @@ class SupervisedBatch(TypedDict):
     segment_ids: Rows  # int32, 1 where there is a token, 0 on padding
 
 
-_Batch = TypeVar("_Batch", covariant=True)
 _Row = TypeVar("_Row")
 
 
 @runtime_checkable
-class _Stream(Protocol[_Batch]):
+class PromptStream(Protocol):
     """An endless iterator of batches; every one here is a `grain.DatasetIterator`, which Orbax can save."""
 
-    def __iter__(self) -> Iterator[_Batch]: ...
-
-    def __next__(self) -> _Batch: ...
+    def __next__(self) -> Any: ...
 
     def get_state(self) -> dict[str, Any]:
-        """What `set_state` needs to continue with the next batch; plain JSON."""
+        """Return the state from which `set_state` continues with the next batch; plain JSON."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-PromptStream = _Stream[PromptBatch]
-SupervisedStream = _Stream[SupervisedBatch]
-
-
 def prompts(
     task: Task, split: str = "train", *, seed: int, batch_size: int, data_dir: str | Path | None = None
 ) -> PromptStream:
-    """An endless stream of `PromptBatch`, in a new order every epoch; a batch may span two epochs.
+    """An endless stream of `Prompts`, in a new order every epoch; a batch may span two epochs.
 
     The first call for a task writes its data below `data_dir`, by default `default_data_dir()`.
 
@@ -80,14 +77,14 @@ def prompts(
 
 def supervised(
     task: Task, split: str = "train", *, seed: int, batch_size: int, data_dir: str | Path | None = None
-) -> SupervisedStream:
+) -> PromptStream:
     """An endless stream of `SupervisedBatch`; errors as of `prompts`."""
     return batches(examples(task, split, data_dir), functools.partial(_supervised_batch, task), seed, batch_size)
 
 
 def all_prompts(
     task: Task, split: str = "test", *, limit: int | None = None, data_dir: str | Path | None = None
-) -> PromptBatch:
+) -> Prompts:
     """The first `limit` prompts of a split (default: all) as one batch, in the order on disk, which is random."""
     return _prompt_batch(task, numbered(examples(task, split, data_dir), limit))
 
@@ -98,12 +95,12 @@ def examples(task: Task, split: str, data_dir: str | Path | None = None) -> Sequ
     from jaxrl_llm.tasks.builder import stored
 
     make = functools.partial(_generated, task)
-    return stored(Example, "jaxrl_llm", "1.1.0", data_name(task), data_dir, make)[split]
+    return stored(Example, "jaxrl_llm", "1.2.0", data_name(task), data_dir, make)[split]
 
 
 def _generated(task: Task) -> Mapping[str, Sequence[Example]]:
     """The examples of both splits; prints how many prompts are too long."""
-    splits = generate(task)
+    splits = _NOT_ON_DISK["generate"](task)
     for name, split in splits.items():
         if split.dropped:
             print(
@@ -134,10 +131,10 @@ def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]
     return [(i, source[i]) for i in range(min(len(source), limit or len(source)))]
 
 
-def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> PromptBatch:
+def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Prompts:
     draws, rows = zip(*numbered, strict=True)
     ids = _prompt_ids(task, rows)
-    return PromptBatch(
+    return Prompts(
         uid=np.array([row["uid"] for row in rows], np.int64),
         draw=np.array(draws, np.int64),
         tokens=_left_aligned(ids, task.prompt_length, task.tokenizer.pad_id),
@@ -155,13 +152,18 @@ def _prompt_ids(task: Task, rows: Sequence[Example]) -> list[list[int]]:
 
 def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
     draws, rows = zip(*numbered, strict=True)
-    prompts = _prompt_ids(task, rows)
+    prompts, length = _prompt_ids(task, rows), task.row_length(task.answer_length)
+    numbers = {"uid": np.array([row["uid"] for row in rows], np.int64), "draw": np.array(draws, np.int64)}
+    if task.environment is not None:
+        ids, learnt = _OVER_TURNS["demonstrated"](task, rows, prompts, length)
+        return SupervisedBatch(
+            **numbers,
+            tokens=_left_aligned(ids, length, task.tokenizer.pad_id),
+            loss_mask=_left_aligned(learnt, length, 0) == 1,
+            segment_ids=_left_aligned([[1] * len(one) for one in ids], length, 0),
+        )
     answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
-    return SupervisedBatch(
-        uid=np.array([row["uid"] for row in rows], np.int64),
-        draw=np.array(draws, np.int64),
-        **answered_rows(prompts, answers, task.prompt_length + task.answer_length, task.tokenizer.pad_id),
-    )
+    return SupervisedBatch(**numbers, **answered_rows(prompts, answers, length, task.tokenizer.pad_id))
 
 
 def answered_rows(

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground import hub
+from jaxrl_llm.ground import hub, hub_names
 from jaxrl_llm.ground.json_files import check_encoding, decoded
+from jaxrl_llm.tasks import gold_fields
 from jaxrl_llm.tasks.base import Draw
 
 _KINDS = (".jsonl", ".parquet", ".arrow")
@@ -29,7 +30,7 @@ def files_of(path: str) -> dict[str, list[Path]]:
         FileNotFoundError, ImportError: see `hub.fetched`.
     """
     place = Path(path).expanduser()
-    if hub.is_name(path):
+    if hub_names.is_name(path):
         place = hub.fetched(path, "dataset", tuple(f"*{kind}" for kind in _KINDS))
     elif not place.is_dir():
         return {"train": [place], "test": []}
@@ -67,26 +68,32 @@ def read_draws(file: Path, convert: Callable[[dict[str, Any]], Draw]) -> Iterato
         ValueError: a line is no JSON object or lacks a field, or the file is no table; the message has the file, the
             number of the line or row and its fields.
     """
-    rows, read = (_table, _plain) if file.suffix in (".parquet", ".arrow") else (_lines, _object)
+    rows, read = (_table, _plain) if file.suffix in (".parquet", ".arrow") else (json_lines, json_row)
     for number, given in rows(file):
         try:
             row = read(given)
-            fields = ", ".join(row)
-            draw = convert(row)
+            draw = convert(dict(row))
             json.dumps(draw, ensure_ascii=False).encode()  # half a surrogate pair is no text
             yield draw
         except KeyError as error:
-            raise ValueError(f"{file}:{number} has no field {error}, only {fields}; name the right one") from error
+            known = ", ".join(gold_fields.fields(row))
+            raise ValueError(f"{file}:{number} has no field {error}, only {known}; name the right one") from error
+        except LookupError as error:
+            raise ValueError(f"{file}:{number}: {error}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file}:{number} cannot be read ({error}); correct or remove the line") from error
 
 
-def _lines(file: Path) -> Iterator[tuple[int, Any]]:
+def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (number, line) of the lines that are not empty; raises ValueError for a file that is packed or no UTF-8."""
+    with open(file, "rb") as content:
+        check_encoding(file, content.read(8))
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _object(line: str) -> dict[str, Any]:
+def json_row(line: str) -> dict[str, Any]:
+    """Return the object that a line holds; raises ValueError or TypeError if it holds none."""
     try:
         line.encode()
     except UnicodeEncodeError as error:  # what is not UTF-8 was read as surrogates
@@ -115,7 +122,7 @@ def _table(file: Path) -> Iterator[tuple[int, Any]]:
             number = 0
             for batch in batches:
                 batch.validate(full=True)
-                for row in batch.to_pylist():
+                for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     yield (number := number + 1), row
     except Exception as error:  # of many types; the reader trusts much of what a file says
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
@@ -123,8 +130,15 @@ def _table(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table as JSON has it: dates and decimals as text, bytes by their number."""
-    return json.loads(json.dumps(row, default=lambda x: f"{len(x)} bytes" if isinstance(x, bytes) else str(x)))
+    """A row of a table as JSON has it: dates, decimals and bytes of UTF-8 as text, other bytes by their number."""
+    return json.loads(json.dumps(row, default=_text))
+
+
+def _text(value: Any) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        return f"{len(value)} bytes"
 
 
 def digest(*files: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Draw, Source, Task, register
+from jaxrl_llm.tasks.base import Draw, Source, Task
 from jaxrl_llm.tasks.data_files import digest, read_draws
 from jaxrl_llm.tasks.jsonl import task_of_files
 
@@ -15,7 +15,6 @@ _URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_
 _PATIENCE = 20.0  # seconds for the server's answer
 
 
-@register
 def gsm8k(
     *,
     folder: str = "",
@@ -24,13 +23,16 @@ def gsm8k(
     answer_length: int = 512,
     time_limit: float = 5.0,
 ) -> Task:
-    """The published splits; the right answer is the number after `####`, its derivation is `row["solution"]`."""
+    """Solve word problems of school arithmetic; the splits are the published ones.
+
+    The right answer is the number after `####`, its derivation is `row["solution"]`.
+    """
 
     def files() -> dict[str, Path]:
         place = Path(folder) if folder else cache_folder() / "downloads" / "gsm8k"
         paths = {split: place / f"{split}.jsonl" for split in ("train", "test")}
-        if not folder:
-            for file in paths.values():
+        for file in paths.values():
+            if not folder and not file.exists():
                 _download(file)
         return paths
 
@@ -54,8 +56,6 @@ def _convert(row: dict) -> Draw:
 
 def _download(file: Path) -> None:
     """Download a file once; it is written whole or not at all."""
-    if file.exists():
-        return
     try:
         with urllib.request.urlopen(_URL + file.name, timeout=_PATIENCE) as answer:
             content = answer.read()

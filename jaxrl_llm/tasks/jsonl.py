@@ -1,19 +1,19 @@
 """Questions and answers from files of one's own, or from a data set on the hub."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.tasks import messages
-from jaxrl_llm.tasks.base import Draw, Source, Task, register
+from jaxrl_llm.tasks import gold_fields, golds, messages
+from jaxrl_llm.tasks.base import Draw, Source, Task
 from jaxrl_llm.tasks.data_files import digest, files_of, read_draws
 from jaxrl_llm.tasks.splits import is_test
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer
 from jaxrl_llm.tasks.verifiers import verifier as named_verifier
 
 
-@register
 def jsonl(
     *,
     path: str = "",
@@ -31,8 +31,9 @@ def jsonl(
     `test_path` and names that say which files are the test split, one prompt in eight is, by a hash of its text.
 
     A prompt is a text, or a list of messages {"role", "content"}: what is asked is the last one of the user, those
-    before it are `row["earlier_messages"]`. An answer after it is the right one, unless the row has `answer_field`. A
-    right answer that is a number is read as its digits.
+    before it are `row["earlier_messages"]`. An answer after it is the right one, unless the row has `answer_field`.
+    Fields may lie in objects: `reward_model.ground_truth`. Of a list any is a right answer, the first one the target of
+    supervised training, the others `row["other_right_answers"]`.
     """
     if not path:
         raise ValueError(
@@ -67,17 +68,25 @@ def jsonl(
 
     def convert(row: dict) -> Draw:
         field = "messages" if prompt_field == "prompt" and "prompt" not in row and "messages" in row else prompt_field
-        prompt, earlier, own = row.pop(field), [], None
+        prompt, earlier, own = gold_fields.at(row, field), [], None
         if isinstance(prompt, list):
             prompt, earlier, own = messages.split(field, prompt)
         if not isinstance(prompt, str):
             raise TypeError(f"field {field!r} must be text or a list of messages, not {type(prompt).__name__}")
         if not prompt:
             raise ValueError(f"field {field!r} asks nothing")
-        given: Any = own if own is not None and answer_field not in row else row.pop(answer_field)
-        return prompt, messages.answer_of(given), row | ({messages.EARLIER: earlier} if earlier else {})
+        row.pop(field, None)
+        inside = own is not None and answer_field.partition(".")[0] not in row
+        given = own if inside else gold_fields.at(row, answer_field)
+        gold, *more = gold_fields.texts(answer_field, given, verifier)
+        row.pop(answer_field, None)
+        also = {messages.EARLIER: earlier, golds.OTHERS: more}
+        return prompt, gold, row | {name: value for name, value in also.items() if value}
 
-    return task_of_files("jsonl", Source(read, fingerprint), verifier, prompt_length, answer_length, time_limit)
+    return dataclasses.replace(
+        task_of_files("jsonl", Source(read, fingerprint), verifier, prompt_length, answer_length, time_limit),
+        asks=f"Answer the prompts of {path}",
+    )
 
 
 def _draws(files: Sequence[Path], convert: Callable[[dict[str, Any]], Draw]) -> Iterator[Draw]:
@@ -98,7 +107,7 @@ def task_of_files(
         prompt_length=prompt_length,
         answer_length=answer_length,
         tokenizer=ByteTokenizer(),
-        verify=verify,
+        verify=golds.AnyRight(verify),
         isolated=isolated,
         time_limit=time_limit,
         source=source,

@@ -16,18 +16,11 @@ def split(field: str, given: Sequence[Any]) -> tuple[str, list[Message], str | N
         TypeError: `given` is no list of {"role": text, "content": text}.
         ValueError: it does not end with a message of the user, before the answer.
     """
-    said = [_message(field, one) for one in given]
+    said = [message(field, one) for one in given]
     answer = said.pop()["content"] if said and said[-1]["role"] == "assistant" else None
     if not said or said[-1]["role"] != "user":
         raise ValueError(f"field {field!r}: the last message, before any answer, must be one of the user")
     return said[-1]["content"], said[:-1], answer
-
-
-def answer_of(value: Any) -> str:
-    """The text of a right answer: itself, the assistant's last message, or JSON of anything else."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("role") == "assistant":
-        return _message("answer", value[-1])["content"]
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def whole(prompt: str, row: Mapping[str, Any]) -> str:
@@ -35,7 +28,8 @@ def whole(prompt: str, row: Mapping[str, Any]) -> str:
     return json.dumps([*row[EARLIER], prompt]) if EARLIER in row else prompt
 
 
-def _message(field: str, one: Any) -> Message:
+def message(field: str, one: Any) -> Message:
+    """A message of a role and a text; anything else is a TypeError."""
     if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
         raise TypeError(f'field {field!r} holds {one!r:.60}, no message {{"role": "...", "content": "..."}} of text')
     return {"role": one["role"], "content": one["content"]}

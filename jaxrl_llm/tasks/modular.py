@@ -5,13 +5,12 @@ import operator
 import numpy as np
 
 from jaxrl_llm.ground.ranges import within
-from jaxrl_llm.tasks.base import Row, Task, register
+from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-@register
 def modular(*, modulus: int = 97, operators: str = "+-*") -> Task:
     """Apply one operator to two residues and reduce; there are modulus**2 prompts for each operator."""
     within("modular.modulus", modulus, 2, 9999)

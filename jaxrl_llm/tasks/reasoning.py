@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.ground.ranges import suggestion
-from jaxrl_llm.tasks.base import Draw, Task, register
+from jaxrl_llm.tasks.base import Draw, Task
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer
 
-_INDICES = 2**31 - 1  # entries are made from their index alone
+_INDICES = 2**31 - 1
+_SIZE = 20_000  # entries of a data set that makes all of them at once; others make any entry from its index
 _NO_SETTINGS: Mapping[str, Any] = {}
 
 
-@register
 def reasoning_gym(
     *,
     dataset: str = "chain_sum",
@@ -32,7 +32,7 @@ def reasoning_gym(
 
     def sample(rng: np.random.Generator) -> Draw:
         index = int(rng.integers(_INDICES))
-        entry = _dataset(dataset, written)[index]
+        entry = _entry(dataset, written, index)
         return entry["question"], str(entry["answer"] or ""), {"index": index}
 
     _dataset(dataset, written)  # so that a mistake shows at the start
@@ -45,12 +45,16 @@ def reasoning_gym(
         drop_long=True,
         verify=ReasoningGymVerifier(dataset, written),
         isolated=True,
+        asks=f"Solve puzzles of reasoning-gym's {dataset}",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningGymVerifier:
-    """The data set's own score of an answer, in [0, 1]; the entry is made again from its index."""
+    """The data set's own score, in [0, 1], of what stands in the last <answer> of a text, or of a text without one.
+
+    The entry is made again from its index.
+    """
 
     dataset: str
     settings: str  # JSON
@@ -60,8 +64,11 @@ class ReasoningGymVerifier:
         evaluate_no_code()
 
     def __call__(self, prompt: str, answer: str, gold: str, row: Mapping[str, Any]) -> float:
-        dataset = _dataset(self.dataset, self.settings)
-        return dataset.score_answer(answer.strip(), dataset[row["index"]])
+        from reasoning_gym.utils import extract_answer
+
+        given = extract_answer(answer)
+        entry = _entry(self.dataset, self.settings, row["index"])
+        return _dataset(self.dataset, self.settings).score_answer(answer.strip() if given is None else given, entry)
 
 
 def evaluate_no_code() -> None:
@@ -105,10 +112,19 @@ def _literal(text: str) -> Any:
     return eval(compile(tree, "answer", "eval"))
 
 
+def _entry(name: str, settings: str, index: int) -> Any:
+    dataset = _dataset(name, settings)
+    try:
+        return dataset[index]
+    except IndexError:
+        return dataset[index % _SIZE]
+
+
 @functools.lru_cache(maxsize=4)
 def _dataset(name: str, settings: str) -> Any:
     try:
         import reasoning_gym as library
+        from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ImportError("the task reasoning_gym needs its library; pip install 'jaxrl_llm[tasks]'") from error
@@ -117,7 +133,10 @@ def _dataset(name: str, settings: str) -> Any:
             f"reasoning_gym.dataset={name!r} is unknown{suggestion(name, DATASETS)}; "
             f"there are {', '.join(sorted(DATASETS))}"
         )
+    given = json.loads(settings)
     try:
-        return library.create_dataset(name, seed=0, size=_INDICES, **json.loads(settings))
+        if name == "composite":
+            given["datasets"] = [DatasetSpec(**one) for one in given.get("datasets", ())]
+        return library.create_dataset(name, seed=0, size=_SIZE, **given)
     except (TypeError, AssertionError, ValueError) as error:
         raise ValueError(f"reasoning_gym.settings={settings} do not fit {name!r} ({error}); correct them") from error

@@ -3,11 +3,10 @@
 import numpy as np
 
 from jaxrl_llm.ground.ranges import within
-from jaxrl_llm.tasks.base import Row, Task, register
+from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 
-@register
 def sort(*, digits: int = 10) -> Task:
     """Write the digits of the prompt in ascending order; there are 10**digits prompts."""
     within("sort.digits", digits, 1, 64)

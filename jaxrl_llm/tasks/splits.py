@@ -1,6 +1,5 @@
-"""The examples of a task: drawn deterministically, with no prompt in both train and test, or those of a data set."""
+"""The split of a prompt, and the name of a task's data on disk. drawn_splits.py makes the splits."""
 
-import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
@@ -9,81 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_llm.ground.machine import cache_folder
-from jaxrl_llm.tasks.base import Draw, Example, Row, Task, TooLong, bounded, users_code
+from jaxrl_llm.tasks.base import Draw, Row, Task, users_code
 
 _TEST_SHARE = 8  # one prompt in this many belongs to the test split, whatever the sizes of the splits
-_PATIENCE = 20_000  # draws in a row without a new example before the space counts as exhausted
 _FINGERPRINTED = 256  # draws that enter the name of the data
-_SEED = 0
+SEED = 0  # of the draws
 _SPELLED = str.maketrans({"+": "plus", "-": "minus", "*": "times"})  # signs are spelled out in a folder's name
 _LONGEST_NAME = 120  # most characters of words in a folder's name; the digest covers the rest
 
 
-@dataclasses.dataclass
-class Split:
-    """The examples of one split, and how many prompts were dropped because they are too long."""
-
-    size: int  # the most examples; 0: no limit
-    examples: list[Example] = dataclasses.field(default_factory=list)
-    dropped: int = 0
-    shortest: int = 2**31 - 1  # tokens of the shortest prompt that was dropped
-
-    @property
-    def full(self) -> bool:
-        return 0 < self.size <= len(self.examples)
-
-    def add(self, task: Task, prompt: str, answer: str, row: Row) -> bool:
-        """Keep the draw, unless its prompt is too long. Returns whether it was kept."""
-        length = len(task.ids_of_prompt(prompt, row))
-        if length > task.prompt_length:
-            self.dropped, self.shortest = self.dropped + 1, min(self.shortest, length)
-            return False
-        self.examples.append(Example(uid=len(self.examples), prompt=prompt, answer=answer, row=row))
-        return True
-
-
-def generate(task: Task) -> dict[str, Split]:
-    """The train and the test split, the same on every machine.
-
-    A hash of a drawn prompt decides its split, so a prompt of the test split is in no train split of the same task, at
-    any size. No prompt is drawn twice. A data set keeps its own splits.
-
-    Raises:
-        ValueError: the task has too few different prompts or none that is short enough, or it draws an example that
-          does not fit or is not right by its own rule.
-    """
-    splits = {"train": Split(task.train_size), "test": Split(task.test_size)}
-    if task.source is None:
-        _draw(task, splits)
-    else:
-        draws = task.source.read()
-        for name, split in splits.items():
-            for draw in draws[name]:
-                split.add(task, *parts(task, draw))
-                if split.full:
-                    break
-    for name, split in splits.items():
-        if not split.examples:
-            reason = (
-                f"the shortest of its {split.dropped} prompts has {split.shortest} tokens, over prompt_length="
-                f"{task.prompt_length}; raise prompt_length"
-                if split.dropped
-                else f"it has no row; give it some (its options: {dict(task.options)})"
-            )
-            raise ValueError(f"task {task.name!r} has an empty {name} split: {reason}")
-    return splits
-
-
 def is_test(prompt: str) -> bool:
-    """Whether a prompt belongs to the test split, by a hash of its text."""
+    """Return whether a prompt belongs to the test split, by a hash of its text."""
     return _digest(prompt) % _TEST_SHARE == 0
 
 
 def parts(task: Task, draw: Draw) -> tuple[str, str, Row]:
     """(prompt, right answer, other fields), which are empty where the task gives none."""
     whole = (*draw, {}) if isinstance(draw, tuple) and len(draw) == 2 else draw
-    kinds = (str, str, Mapping)
-    if not (isinstance(whole, tuple) and len(whole) == 3 and all(map(isinstance, whole, kinds))):
+    if not (isinstance(whole, tuple) and len(whole) == 3 and all(map(isinstance, whole, (str, str, Mapping)))):
         raise ValueError(
             f"task {task.name!r} drew {draw!r:.80}; give texts (prompt, answer), or (prompt, answer, row) with a dict"
         )
@@ -99,7 +41,7 @@ def data_name(task: Task) -> str:
     """The name of the folder of the task's data: options and sizes in words, and a digest of the content.
 
     The digest follows what the task draws or the file that a data set is read from, the tokenizer, the text around
-    prompts, and the bound if longer prompts are dropped. So stale data is never read.
+    prompts with the day that it names, and the bound if longer prompts are dropped. So stale data is never read.
     """
     options = {**task.options, "train": task.train_size, "test": task.test_size}
     words = "-".join(f"{option}_{str(value).lower().translate(_SPELLED)}" for option, value in options.items())
@@ -108,61 +50,13 @@ def data_name(task: Task) -> str:
         content: object = task.source.fingerprint()
     else:
         assert task.sample is not None
-        rng = np.random.default_rng(_SEED)
+        rng = np.random.default_rng(SEED)
         with users_code(task.name, "sample"):
             content = [task.sample(rng) for _ in range(_FINGERPRINTED)]
     bound = task.prompt_length if task.source is not None or task.drop_long else None
-    whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound)
+    whole = (options, content, task.tokenizer.fingerprint, task.prompting, bound, *filter(None, [task.day]))
     return f"{task.name}-{words}-{_digest(repr(whole)) & 0xFFFFFF:06x}"
 
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _draw(task: Task, splits: dict[str, Split]) -> None:
-    """Fill the splits."""
-    assert task.sample is not None
-    rng = np.random.default_rng(_SEED)
-    seen: set[str] = set()
-    useless = 0
-    while open_splits := [name for name, split in splits.items() if not split.full]:
-        with users_code(task.name, "sample"):
-            drawn = task.sample(rng)
-        prompt, answer, row = parts(task, drawn)
-        name = "test" if is_test(prompt) else "train"
-        kept = False
-        if prompt not in seen and name in open_splits:
-            seen.add(prompt)
-            if not task.drop_long:
-                _check(task, prompt, answer, row)
-            kept = splits[name].add(task, prompt, answer, row)
-        useless = 0 if kept else useless + 1
-        if useless == _PATIENCE:
-            name = open_splits[0]
-            available = len(splits[name].examples)
-            raise ValueError(
-                f"{name}_size={splits[name].size} is more than task {task.name!r} with {dict(task.options)} "
-                f"holds: {available} different {name} prompts of at most {task.prompt_length} tokens were drawn; set "
-                f"{name}_size <= {available} or choose options with more prompts"
-            )
-
-
-def _check(task: Task, prompt: str, answer: str, row: Row) -> None:
-    """Raises ValueError unless a drawn example fits its bounds and its answer is right by the task's own rule."""
-    try:
-        bounded("prompt", prompt, task.ids_of_prompt(prompt, row), task.prompt_length)
-        bounded("answer", answer, task.ids_of_answer(answer), task.answer_length)
-    except TooLong as error:
-        raise ValueError(f"task {task.name!r} drew an example that does not fit: {error}") from error
-    with users_code(task.name, "verify"):
-        given = task.verify(prompt, answer, answer, row)
-    try:
-        reward = float(given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"task {task.name!r}: verify returned {given!r:.60}; return a number") from error
-    if not reward >= task.solved:
-        raise ValueError(
-            f"task {task.name!r} drew the answer {answer!r} to {prompt!r}, which its own verify scores {reward}, "
-            f"below solved={task.solved}; correct sample or verify"
-        )

@@ -2,18 +2,22 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.training.collect import Draw
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of
-from jaxrl_llm.training.pairs import PairData
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.sources import Drawn, Source, with_reference
-from jaxrl_llm.training.state import TrainBatch, TrainState
+from jaxrl_llm.training.sources import Source, with_reference
+from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import Learner
+
+if TYPE_CHECKING:
+    from jaxrl_llm.training.pairs import PairData
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +30,11 @@ class Answers(Source):
     seed: int
     answers: int  # a step, one to each prompt
     updates: UpdateConfig
-    data: PairData | None = None  # whose chosen answers are the given ones; None: the task's own are
+    data: "PairData | None" = None  # whose chosen answers are the given ones; None: the task's own are
     reference: Policy | None = None
+    reference_dtype: str = "float32"
 
-    def stream(self) -> tasks.SupervisedStream:
+    def stream(self) -> tasks.PromptStream:
         if self.data is None:
             return tasks.supervised(self.task, "train", seed=self.seed, batch_size=self.answers, data_dir=self.data_dir)
         pairs = self.data.splits
@@ -42,13 +47,13 @@ class Answers(Source):
     def started(self, start: TrainState | None, folder: Path | None) -> "Answers":
         return with_reference(self, self.learner.objective, start, folder)
 
-    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
+    def next(self, stream: Any, step: int, state: TrainState) -> Draw:
         drawn = next(stream)
         given = (drawn["tokens"], drawn["segment_ids"], drawn["loss_mask"])
         epochs = epochs_of(*given[1:], 1, self.task.answer_length, self.updates, seed=self.seed, step=step)
         tokens, segment_ids, mask = sharding.put_rows(given, self.learner.model.mesh)
-        batch = TrainBatch(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
+        rollout = Rollout(tokens, segment_ids, mask, advantages=mask.astype(jnp.float32))
         if self.reference is not None:
-            scored = self.learner.score(self.reference, tokens, epochs[0], self.learner.blank_scores(tokens))
-            batch = batch.replace(ref_logprobs=scored.logprobs)
-        return Drawn(batch, epochs)
+            scores = self.learner.score(self.reference, rollout, epochs[0], {"logprobs"})
+            rollout = rollout.replace(ref_logprobs=scores["logprobs"])
+        return Draw(rollout, epochs)

@@ -20,8 +20,7 @@ from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.models.scoring import previous
 from jaxrl_llm.objectives.batch import token_log_ratio
 from jaxrl_llm.objectives.divergences import k3
-from jaxrl_llm.training.replay import by_router
-from jaxrl_llm.training.state import TrainBatch
+from jaxrl_llm.rollout.rollout import Rollout
 
 
 @jax.jit
@@ -36,26 +35,27 @@ def ages(
     return age, {"rollout/age_mean": M.Mean.of(age, mask), "rollout/age_max": M.Maximum.of(age, mask)}
 
 
-def sampler_against_old(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
-    """The rollout engine against the pass of pi_old over `batch`, which gave these log-probs and this routing.
+def sampler_against_old(rollout: Rollout, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
+    """The rollout engine against the pass of pi_old over `rollout`, which gave these log-probs and this routing.
 
     Log-probs are compared where both are of one policy, so that age is no part of the difference; experts everywhere.
     """
-    assert batch.sampler_logprobs is not None
-    mask = batch.loss_mask if batch.age is None else batch.loss_mask & (batch.age == 0)
-    found = _gap("check/old_sampler", logprobs - batch.sampler_logprobs, mask)
-    return found | _flips("routing/flips_sampler_old", batch.routing.sampled, routing, batch)
+    assert rollout.sampler_logprobs is not None
+    mask = rollout.loss_mask if rollout.age is None else rollout.loss_mask & (rollout.age == 0)
+    found = _gap("check/old_sampler", logprobs - rollout.sampler_logprobs, mask)
+    found["check/sampler_equal"] = M.Mean.of((logprobs == rollout.sampler_logprobs) * 1.0, mask)
+    return found | _flips("routing/flips_sampler_old", rollout.routes.sampled, routing, rollout)
 
 
-def old_against_current(batch: TrainBatch, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
-    """pi_old against the training forward over `batch`, which gave these log-probs and this routing."""
-    assert batch.old_logprobs is not None
-    found = _gap("check/current_old", logprobs - batch.old_logprobs, batch.loss_mask)
-    return found | _flips("routing/flips_old_current", batch.routing.scored, routing, batch)
+def old_against_current(rollout: Rollout, logprobs: PerToken, routing: Routing | None) -> dict[str, M.Metric]:
+    """pi_old against the training forward over `rollout`, which gave these log-probs and this routing."""
+    assert rollout.old_logprobs is not None
+    found = _gap("check/current_old", logprobs - rollout.old_logprobs, rollout.loss_mask)
+    return found | _flips("routing/flips_old_current", rollout.routes.scored, routing, rollout)
 
 
 def _gap(name: str, difference: PerToken, mask: Mask) -> dict[str, M.Metric]:
-    """What the run-time checks read: `gap` of |delta log p|."""
+    """Return what the run-time checks read: `gap` of |delta log p|."""
     return {f"{name}_{what}": value for what, value in gap(jnp.abs(difference), mask).items()}
 
 
@@ -69,23 +69,21 @@ def gap(size: PerToken, mask: Mask) -> dict[str, M.Metric]:
     }
 
 
-def _flips(name: str, old: Routing | None, current: Routing | None, batch: TrainBatch) -> dict[str, M.Metric]:
+def _flips(name: str, old: Routing | None, current: Routing | None, rollout: Rollout) -> dict[str, M.Metric]:
     """`flips`, if both passes have a record."""
-    return {} if old is None or current is None else flips(name, old, current, batch.segment_ids)
+    return {} if old is None or current is None else flips(name, old, current, rollout.segment_ids)
 
 
 def differ(a: Routing, b: Routing) -> tuple[Float[Array, "l b t"], Bool[Array, "l b t"]]:
-    """Share of a token's experts that are in a and not in b (a SET difference), and where both have a record."""
-    same = a.experts.astype(jnp.int32)[..., :, None] == b.experts.astype(jnp.int32)[..., None, :]
+    """Share of a token's experts used in `a` that the router of `b` does not choose (a SET difference), and where both
+    have a record."""
+    same = a.experts.astype(jnp.int32)[..., :, None] == b.choice.astype(jnp.int32)[..., None, :]
     return 1 - jnp.mean(jnp.any(same, axis=-1), axis=-1), is_recorded(a.experts) & is_recorded(b.experts)
 
 
 def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) -> dict[str, M.Metric]:
-    """Share of activated experts that differ, in all and by layer.
-
-    Where `current` has the router's logits, the experts chosen by the router are compared, not the replayed ones.
-    """
-    share, both = differ(old, by_router(current))
+    """Share of the experts used in `old` that the router of `current` does not choose, in all and by layer."""
+    share, both = differ(old, current)
     both = both & (segment_ids != 0)[None]
     total = jnp.sum(share, axis=(1, 2), where=both, dtype=jnp.float32)
     by_layer = M.Mean(total, jnp.sum(both, axis=(1, 2), dtype=jnp.float32))
@@ -157,7 +155,7 @@ def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToke
 
 
 def flipped_before(old: Routing, current: Routing) -> Bool[Array, "b t"]:
-    """Whether any expert of any layer differs at a position before t: those reach token t through attention."""
+    """Return whether any expert of any layer differs before position t: those reach token t through attention."""
     share, both = differ(old, current)
     here = jnp.any((share > 0) & both, axis=0)
     return previous(jax.lax.cummax(here.astype(jnp.int32), axis=1) > 0)

@@ -83,7 +83,15 @@ def groups_of(loss_mask: np.ndarray, lengths: np.ndarray, size: int, answer_leng
 
 
 def minibatches(rng: np.random.Generator, rows: int, group_size: int, config: UpdateConfig) -> list[np.ndarray]:
-    """Rollout rows: a keyed permutation of answers, or of whole groups, cut into equal minibatches."""
+    """A permutation of answers, or of whole groups, cut into equal minibatches.
+
+    Args:
+      rng: decides the permutation.
+      rows: answers of the rollout.
+
+    Returns:
+      `config.minibatches` arrays of rows of the rollout, [rows / minibatches] each.
+    """
     if config.shuffle == "groups":
         order = rng.permutation(rows // group_size)[:, None] * group_size + np.arange(group_size)
     else:
@@ -102,7 +110,17 @@ def epochs_of(
     step: int,
     together: int = 1,
 ) -> list[list[Layout]]:
-    """The micro-batches of every minibatch, by epoch; each epoch of each step has a permutation of its own."""
+    """The micro-batches of every minibatch, by epoch; each epoch of each step has a permutation of its own.
+
+    Args:
+      segment_ids: [b t], 0 on padding. loss_mask: [b t], the answers' tokens.
+      answer_length: most tokens of an answer.
+      seed, step: with the epoch the key of a permutation.
+      together: as for `lay_out`.
+
+    Returns:
+      A list an epoch of one `Layout` a minibatch, all of equal shape unless `length_buckets` has several.
+    """
     held, masks = np.asarray(segment_ids) != 0, np.asarray(loss_mask)
     lengths = held.sum(1)
     groups = groups_of(masks, lengths, group_size, answer_length)

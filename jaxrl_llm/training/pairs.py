@@ -16,6 +16,7 @@ from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Array
 from jaxrl_llm.objectives.calibration import calibrate
 from jaxrl_llm.objectives.pair_objective import PairObjective
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.tasks.preference import (
     Pair,
     PairBatch,
@@ -24,11 +25,13 @@ from jaxrl_llm.tasks.preference import (
     PreferenceConfig,
     all_pairs,
     pair_stream,
+    read_splits,
 )
+from jaxrl_llm.training.collect import Draw
 from jaxrl_llm.training.layout import UpdateConfig, epochs_of, lay_out
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.sources import Drawn, Source
-from jaxrl_llm.training.state import TrainBatch, TrainState
+from jaxrl_llm.training.sources import Source
+from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import Learner
 
 
@@ -46,7 +49,7 @@ class PairData:
     def splits(self) -> PairSplits:
         task = self.task
         encoder = PairEncoder(task.tokenizer, task.prompt_length, self.answer_length, task.prompting)
-        return self.source.read(task, encoder, self.data_dir)
+        return read_splits(self.source, task, encoder, self.data_dir)
 
     @functools.cached_property
     def test(self) -> PairBatch:
@@ -54,7 +57,7 @@ class PairData:
 
     @functools.cached_property
     def have_margins(self) -> bool:
-        """Whether the pairs have margins of their own; those of a task have none."""
+        """True if the pairs have margins of their own; those of a task have none."""
         return bool(self.source.file) and any(pair["margin"] for pair in self.splits.train)
 
 
@@ -119,25 +122,25 @@ class Pairs(Source):
         return dataclasses.replace(self, reference=by_uid, held_out_reference=kept("test", test))
 
     def _scored(self, policy: Policy, batch: Mapping[str, Any]) -> Float[np.ndarray, "n t"]:
-        """What the objective makes scores of: log-probs, or the head's output after each token.
+        """Return what the objective makes scores of: log-probs, or the head's output after each token.
 
         As many rows at a time as a minibatch has; the last ones are scored twice where that does not divide n.
         """
-        learner, values = self.learner, self.learner.objective.learns_rewards
+        wanted = "state_values" if self.learner.objective.learns_rewards else "logprobs"
         updates = dataclasses.replace(self.updates, layout="padded", length_buckets=1)
         rows, (count, time) = 2 * self.pairs // updates.minibatches, batch["tokens"].shape
         parts = []
         for start in range(0, count, rows):
             taken = np.minimum(np.arange(start, start + rows), count - 1)
             lengths = (batch["segment_ids"][taken] != 0).sum(1)
-            tokens = sharding.put_rows(batch["tokens"][taken], learner.model.mesh)
-            into = learner.blank_scores(tokens, logprobs=not values, values=values)
+            arrays = {name: batch[name][taken] for name in ("tokens", "segment_ids", "loss_mask")}
+            answers = Rollout(**sharding.put_rows(arrays, self.learner.model.mesh))
             layout = lay_out(np.arange(rows), lengths, time, updates)
-            scores = learner.score(policy, tokens, [layout], into)
-            parts.append(np.asarray(processes.fetch(scores.state_values if values else scores.logprobs)))
+            scores = self.learner.score(policy, answers, [layout], {wanted})
+            parts.append(np.asarray(processes.fetch(scores[wanted])))
         return np.concatenate(parts)[:count]
 
-    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
+    def next(self, stream: Any, step: int, state: TrainState) -> Draw:
         drawn: PairBatch = next(stream)
         mask, longest = drawn["loss_mask"], self.data.answer_length
         epochs = epochs_of(drawn["segment_ids"], mask, 2, longest, self.updates, seed=self.seed, step=step, together=2)
@@ -148,7 +151,7 @@ class Pairs(Source):
             arrays["ref_logprobs"] = np.concatenate([self.reference[uid] for uid in drawn["uid"].tolist()])
         if self.data.have_margins:
             arrays["margins"] = np.where(mask, np.repeat(drawn["margins"], 2)[:, None], 0)
-        return Drawn(TrainBatch(**sharding.put_rows(arrays, self.learner.model.mesh)), epochs)
+        return Draw(Rollout(**sharding.put_rows(arrays, self.learner.model.mesh)), epochs)
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Accuracy, margins and calibration on the held-out pairs."""
@@ -215,6 +218,12 @@ def judge(objective: PairObjective, **arrays: Any) -> tuple[dict[str, Any], Floa
         sums = np.sum(arrays["logprobs"], axis=1, where=arrays["mask"]).reshape(-1, 2).mean(0)
         metrics |= {"eval/logprob_chosen": float(sums[0]), "eval/logprob_rejected": float(sums[1])}
     return metrics, rewards
+
+
+def judged_names(objective: PairObjective) -> list[str]:
+    """Names behind "eval/" of the single numbers that `judge` finds."""
+    names = ["pair_accuracy", "pair_margin", "reward_chosen", "reward_rejected", "brier", "calibration_error"]
+    return names + ["logprob_chosen", "logprob_rejected"] * ("logprobs" in objective.needs)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,7 +6,7 @@ A run that fails a check stops and names the step.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.ground import metrics as M
@@ -38,12 +38,13 @@ class Pending:
         name = "routing/flips_old_current_by_layer"
         if name in values:
             values["routing/flips_old_current_by_update"] = [update[name] for update in each]  # pyright: ignore
-            # The first update has the same parameters as the scoring pass, so that any difference is rounding.
+            # The first update has the same parameters as the scoring pass, so that any difference is rounding, or
+            # what the sampler chose otherwise where its experts are replayed.
             values["routing/flips_numeric"] = each[0]["routing/flips_old_current"]
         return {**values, **self.host}
 
     def check(self) -> None:
-        """As `check_updates`."""
+        """Raises as `check_updates` does."""
         scored, updates = self._fetched
         check_updates(self.step, M.finalize(scored), [M.finalize(update) for update in updates], **self.bounds)
 
@@ -68,12 +69,14 @@ def check_updates(
     sampler_dtype: str,
     truncated: bool,
     flipped: float,
+    exact: Callable[[], str] | None = None,
 ) -> None:
     """Finite losses and gradients; whole pairs; no missing record under replay; current/old = 1 at the first update;
     old/sampler = 1 where both are float32.
 
     The maximum is not checked, because one flipped near-tie may exceed any bound. flipped: the share of tokens that a
-    flip may move (`moved_by_a_flip`).
+    flip may move (`moved_by_a_flip`). exact: says which operation differs first; given where every token must have the
+    sampler's bits.
 
     Raises:
       FloatingPointError, ValueError: with the step and what to look at.
@@ -98,9 +101,14 @@ def check_updates(
         )
     if updates:
         _check(f"step {step}: current/old at the first update", updates[0], "check/current_old", dtype)
+    # Where nothing was scored, the forward of the one update is pi_old.
+    values = {**(updates[0] if updates else {}), **scored}
+    if exact is not None and not truncated and values.get("check/sampler_equal", 1) < 1:  # NaN of no token
+        raise ValueError(
+            f"step {step}: {1 - values['check/sampler_equal']:.2%} of tokens have another log-prob than the sampler "
+            f"gave them; under model.numerics=exact none may. {exact()}"
+        )
     if dtype == sampler_dtype == "float32" and not truncated:
-        # Where nothing was scored, the forward of the one update is pi_old.
-        values = {**(updates[0] if updates else {}), **scored}
         _check(f"step {step}: old/sampler", values, "check/old_sampler", "float32", flipped)
 
 
@@ -118,19 +126,21 @@ def _check(what: str, values: Mapping[str, Any], name: str, dtype: str, flipped:
 
 
 def disagreement(values: Mapping[str, Any], name: str, dtype: str, allowed: float = 0.0, flipped: float = 0.0) -> str:
-    """What is beyond the bounds of two passes over the same tokens, "" where they hold or nothing was compared.
+    """Return what exceeds the bounds of two passes over the same tokens; "" if they hold or nothing was compared.
 
     Args:
       values: of |delta log p| the mean, the share of tokens above 1e-2 and the mean of the rest, as `NAME_mean`,
         `NAME_share` and `NAME_rest`.
       allowed: a share of tokens that may be above 1e-2, where the dtype allows less.
-      flipped: as allowed, and these tokens may be off by anything: the bound of the mean is that of the rest.
+      flipped: as allowed, and these tokens may be off by anything: the bound of the mean is that of the rest. The mean
+        of all must be a number still.
     """
     most, share = max(allowed, flipped, _SHARE[dtype]), values.get(f"{name}_share")
     if share is None or math.isnan(share):
         return ""  # nothing was scored, or no token counts
-    mean, bound = values[f"{name}_rest" if flipped else f"{name}_mean"], _MEAN[dtype]
-    if not mean > bound and share <= most:
+    mean, bound, of = values[f"{name}_mean"], _MEAN[dtype], ""
+    if flipped and not math.isnan(mean):  # the rest may be no token at all
+        mean, of = values[f"{name}_rest"], " of the rest"
+    if not mean > bound and share <= most and not math.isnan(values[f"{name}_mean"]):
         return ""
-    of = " of the rest" if flipped else ""
     return f"mean |delta log p| {mean:.2e}{of} (bound {bound:.0e}), {share:.2%} of tokens above 1e-2 (bound {most:.1%})"

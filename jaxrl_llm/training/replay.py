@@ -13,14 +13,13 @@ replay. Sources: R2 in GSPO, arXiv 2507.18071 section 5.3; R3 in arXiv 2510.1137
 
 import dataclasses
 
-import flax.struct
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
 from jaxrl_llm.ground.declared import Block, declared
-from jaxrl_llm.models import Routing, experts_of, is_recorded, no_record
+from jaxrl_llm.models import Routing, is_recorded
 from jaxrl_llm.models.scoring import following
+from jaxrl_llm.rollout.rollout import Routes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,27 +32,20 @@ class ReplayConfig(Block, prefix="replay."):
     )
 
 
-class RoutingRecords(flax.struct.PyTreeNode):
-    """All routing that belongs to a rollout; None where there is none."""
-
-    sampled: Routing | None = None  # recorded by the rollout engine
-    scored: Routing | None = None  # recorded by the old policy's scoring pass, with logits where something needs them
-    replayed: Routing | None = None  # by the training forward; `prescribe` decides
-
-
 def in_scoring(config: ReplayConfig, sampled: Routing | None) -> Routing | None:
-    """What the scoring pass of the old policy replays; raises as `prescribe`."""
+    """Return what the scoring pass of the old policy replays; raises as `prescribe`."""
     return _replayed(config, sampled, "rollout") if config.mode == "R3" else None
 
 
-def prescribe(config: ReplayConfig, sampled: Routing | None, scored: Routing | None) -> RoutingRecords:
-    """Both records of a rollout, and what the training forward replays of them.
+def prescribe(config: ReplayConfig, routes: Routes) -> Routes:
+    """The records of a rollout with the one that the training forward replays.
 
     Raises:
       ValueError: the routing that is to be replayed was not recorded, or not its logits.
     """
-    own = _replayed(config, scored, "scoring pass") if config.mode == "R2" else in_scoring(config, sampled)
-    return RoutingRecords(sampled, scored, replayed=own)
+    if config.mode == "R2":
+        return routes.replace(replayed=_replayed(config, routes.scored, "scoring pass"))
+    return routes.replace(replayed=in_scoring(config, routes.sampled))
 
 
 def _replayed(config: ReplayConfig, recorded: Routing | None, source: str) -> Routing:
@@ -68,28 +60,10 @@ def _replayed(config: ReplayConfig, recorded: Routing | None, source: str) -> Ro
         raise ValueError(
             "replay.what='logits' and only experts were recorded; record logits or set replay.what=experts"
         )
-    return recorded
-
-
-def by_router(routing: Routing) -> Routing:
-    """The experts chosen by the router, the top k of its logits; the recorded ones if there are no logits."""
-    if routing.logits is None:
-        return routing
-    experts = experts_of(routing.logits, routing.experts.shape[-1])
-    recorded = is_recorded(routing.experts)[..., None]
-    return Routing(jnp.where(recorded, experts.astype(routing.experts.dtype), no_record(routing.experts)))
+    return recorded.replace(chosen=None)
 
 
 def count_unrecorded(routing: Routing, segment_ids: SegmentIds) -> Float[Array, ""]:
     """How many (layer, token) pairs that were fed have no record; the last token of a row was never fed."""
     fed = following(segment_ids != 0)
     return jnp.sum(fed[None] & ~is_recorded(routing.experts), dtype=jnp.float32)
-
-
-def router_logprobs(logits: Float[Array, "l b t e"], recorded: Routing) -> Float[Array, "l b t k"]:
-    """log of the full router softmax at the experts that were recorded (0 where there is no record)."""
-    known = recorded.experts != no_record(recorded.experts)
-    at_recorded = jnp.take_along_axis(
-        jax.nn.log_softmax(logits, axis=-1), jnp.where(known, recorded.experts, 0).astype(jnp.int32), axis=-1
-    )
-    return jnp.where(known, at_recorded, 0)

@@ -1,43 +1,27 @@
-"""Batches of rollouts: a policy answers prompts, verifier and reward model judge the answers, policies score them.
-
-With a lag k a step trains on the rollout that was asked for k steps before, of the policy of then; the first one asks
-for k + 1, so that the age of what is trained on goes 0, 1, ..., k and stays there. Prompts and keys are those of the
-rollout's own step, whatever the lag. The jax engine samples in turn with training, on the same devices, and what a lag
-gains is that the verifier has k steps; a remote engine answers in a thread meanwhile.
-"""
+"""Batches of rollouts: a policy answers prompts, verifier and reward model judge the answers, policies score them."""
 
 import dataclasses
-import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import tasks
-from jaxrl_llm.ground import processes, sharding
-from jaxrl_llm.ground.array_typing import Key, PerAnswer, SegmentIds, Tokens
+from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.array_typing import Key, PerAnswer
+from jaxrl_llm.ground.phases import phase
 from jaxrl_llm.objectives.rewards import KlController
-from jaxrl_llm.rollout.remote import RolloutEngine
-from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.rollout.rollout import Rollout, RolloutEngine
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.experience import Scorer
-from jaxrl_llm.training.in_flight import Arrays, StreamAhead, as_arrays, as_trajectory
 from jaxrl_llm.training.layout import Layout, UpdateConfig, epochs_of
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.reward_sources import RewardConfig, RolloutStream
-from jaxrl_llm.training.sources import Drawn, Source, with_reference
+from jaxrl_llm.training.sources import Source, with_reference
 from jaxrl_llm.training.state import TrainState
-
-
-@runtime_checkable
-class AnswerScorer(Protocol):
-    """What gives answers a score: `RewardModel`."""
-
-    def score(self, tokens: Tokens, segment_ids: SegmentIds, updates: UpdateConfig) -> PerAnswer: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +39,34 @@ class Rollouts(Source):
     rewards: RewardConfig
     samples: int = 0  # answers a step that a person can read
     read_all: bool = False  # prompts may be longer than the run allows, which `read_data` finds out
-    reward_model: AnswerScorer | None = None  # judges the answers beside the verifier
+    reward_model: Callable[[Rollout, UpdateConfig], PerAnswer] | None = None  # judges beside the verifier
+    teacher: Callable[[Rollout, Sequence[Layout], collect.Draw, Policy], Rollout] | None = None  # gives its log-probs
     reference: Policy | None = None
-    lag: int = 0  # steps between asking for a rollout and training on it
+    reference_dtype: str = "float32"
+    kind_of_stream: ClassVar[type[RolloutStream]] = RolloutStream
 
     def stream(self) -> RolloutStream:
         prompts = tasks.prompts(self.task, "train", seed=self.seed, batch_size=self.prompts, data_dir=self.data_dir)
-        return (StreamAhead if self.lag else RolloutStream)(prompts, self._controller.initial)
+        return self.kind_of_stream(prompts, self._controller.initial)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that are sampled for a prompt."""
+        return self.engine.max_new_tokens
+
+    @property
+    def behind(self) -> int:
+        """The most tokens behind a prompt."""
+        return self.longest
+
+    def traces(self, params: Any, width: int) -> list[jax.stages.Traced]:
+        """The programs of a rollout, of which the last returns it.
+
+        Args:
+          params: abstract, of training. width: of the prompts.
+        """
+        engine: Any = self.engine
+        return [engine.trace(params, self.prompts, width)]
 
     @property
     def _controller(self) -> KlController:
@@ -76,108 +81,94 @@ class Rollouts(Source):
     def started(self, start: TrainState | None, folder: Path | None) -> "Rollouts":
         return with_reference(self, self.scorer.learner.objective, start, folder)
 
-    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
+    def next(self, stream: Any, step: int, state: TrainState) -> collect.Draw:
         """One rollout. The models score the answers while the verifier still looks at them."""
         start = time.monotonic()
-        asked, seconds, waited = self.asked(stream, step, state)
+        with phase("rollout", self.prompts * self.engine.group_size):
+            draw, seconds, waited = self.asked(stream, step, state)
         sampled = time.monotonic()
-        t, judged = asked.trajectory, None
-        epochs = self.layouts(t, step)
-        scores = self.scorer.score(state, self.reference, t, epochs[0])
+        rollout, scores = self.rewards.filtered(draw.rollout), None
+        epochs = self.layouts(rollout, step)
+        rollout = self.scorer.score(state, self.reference, rollout, epochs[0])
+        if self.teacher is not None:
+            rollout = self.teacher(rollout, epochs[0], draw, state.policy)
         if self.reward_model is not None:
-            judged = stream.centred(self.reward_model.score(t.tokens, t.segment_ids, self.updates))
+            scores = stream.centred(self.reward_model(rollout, self.updates))
         dispatched = time.monotonic()
-        rollout = asked.finish(judged)
-        host = rollout.metrics | waited
+        draw = dataclasses.replace(draw, rollout=rollout, epochs=epochs)
+        with phase("verifier"):
+            draw = self.judged(draw, scores)
+        host = draw.host | waited
         if seconds:
-            host["rollout/tokens_per_s"] = rollout.tokens / seconds
+            host["rollout/tokens_per_s"] = draw.tokens / seconds
         host |= {"time/rollout_s": sampled - start, "time/verifier_s": time.monotonic() - dispatched}
         kl_coef = stream.kl_coef
         steered = kl_coef if self._controller.target else None
-        experience = self.scorer.experience(rollout.trajectory, *scores, kl_coef=steered, trained=step - 1)
+        rollout, metrics = self.scorer.experience(draw.rollout, kl_coef=steered, trained=step - 1)
         if kl_coef:
             host["kl/reward_coef"] = kl_coef
         if self._controller.target:  # the next rollout's
-            measured: Any = processes.fetch(experience.metrics["kl/ref_answer"])
+            measured: Any = processes.fetch(metrics["kl/ref_answer"])
             if measured.count > 0:  # where every answer is filtered out there is none, and nothing to steer by
                 stream.kl_coef = self._controller.next(kl_coef, float(measured.total / measured.count))
         if stream.centre is not None:
             host["reward/reward_model_centre"] = stream.centre
-        return Drawn(experience.batch, epochs, experience.metrics | rollout.sources, host, rollout.samples)
+        return dataclasses.replace(draw, rollout=rollout, metrics=metrics | draw.metrics, host=host)
 
-    def asked(self, stream: Any, step: int, state: TrainState) -> tuple[collect.Rollout, float, dict[str, float]]:
-        """The rollout of a step, the seconds of its sampling (0: before a resume), and who waited how long.
+    def judged(self, draw: collect.Draw, scores: PerAnswer | None = None) -> collect.Draw:
+        """The draw once the verifier has seen it; scores: of the reward model."""
+        return collect.judged(draw, self.rewards, self.longest, self.samples, scores)
 
-        With a lag first all those up to `step + lag` are asked of this policy that are not on their way.
-        """
-        if not self.lag:
-            start = time.monotonic()
-            return self.sample(stream, step, state), time.monotonic() - start, {}
-        ahead = range(step + len(stream.asked), step + self.lag + 1)
-        if self.engine.remote:
-            self._send(stream, ahead, state, step - 1)
-            return stream.take()
-        for one in ahead:
-            place, start = stream.prompts.get_state(), time.monotonic()
-            rollout = self.sample(stream, one, state)  # its answers are here before updates overwrite the parameters
-            t = rollout.sampled
-            versions = jnp.full(t.tokens.shape, step - 1, jnp.int32, device=t.tokens.sharding)
-            rollout = dataclasses.replace(rollout, sampled=t.replace(versions=versions))
-            stream.add(place, rollout, time.monotonic() - start)
-        return stream.take()
+    def asked(self, stream: Any, step: int, state: TrainState) -> tuple[collect.Draw, float, dict[str, float]]:
+        """The rollout of a step, the seconds of its sampling (0: before a resume), and who waited how long."""
+        start = time.monotonic()
+        return self.sample(stream, step, state), time.monotonic() - start, {}
 
-    def _send(self, stream: Any, steps: range, state: TrainState, version: int) -> None:
-        """Give a remote engine this policy, in the middle of its answers too, and ask for the rollouts of `steps`.
+    def without_lag(self) -> "Rollouts":
+        """The source whose rollouts are of the step that trains on them."""
+        return self
 
-        The thread that waits for the answers sees neither the stream nor the parameters, which updates overwrite.
-        """
-        engine: Any = self.engine
-        prepared, moved = engine.take_weights(state.policy.plain(self.scorer.learner.model), version)
-        for one in steps:
-            place, batch = stream.prompts.get_state(), next(stream)
-            given = (engine, prepared, batch, self.task, self._key(one), self.rewards, self.samples, moved)
-            stream.send(place, functools.partial(collect.answered, *given))
-
-    def in_flight(self, stream: Any) -> list[Arrays]:
-        """The answers to prompts after the place of the stream; a remote engine is asked again."""
-        return stream.sampled() if self.lag and not self.engine.remote else []
-
-    def in_flight_like(self, state: TrainState) -> list[Arrays]:
-        if not self.lag or self.engine.remote:
-            return []
-        model: Any = self.scorer.learner.model
-        lengths = np.ones(self.prompts, np.int32)
-        prompts = np.zeros((self.prompts, self.task.prompt_length), np.int32)
-
-        def answers(params: Any) -> Arrays:
-            t = self.engine.generate(params, prompts, lengths, lengths.astype(np.uint32), jax.random.key(0))
-            return as_arrays(t.replace(versions=t.tokens))
-
-        def placed(x: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.rollout_sharding(x, model.mesh))
-
-        shapes = jax.eval_shape(answers, jax.eval_shape(lambda policy: policy.plain(model), state.policy))
-        return [jax.tree.map(placed, shapes)] * self.lag
+    def in_flight(self, stream: Any) -> list[Any]:
+        """The answers to prompts after the place of the stream."""
+        return []
 
     def resume(self, stream: Any, place: Any, in_flight: Sequence[Any] = ()) -> None:
-        """Go on from the place; answers that were in flight are verified again, to the same rewards."""
+        """Go on from the place."""
         stream.set_state(place)
-        for arrays in in_flight:
-            before, batch, t = stream.prompts.get_state(), next(stream), as_trajectory(arrays)
-            stream.add(before, collect.verifying(self.engine, t, batch, self.task, self.rewards, self.samples))
 
-    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Rollout:
-        """The answers of the rollout of a step, on their way through the verifier."""
-        # The plain parameters are not kept: those of adapters are a copy.
-        params = state.policy.plain(self.scorer.learner.model)
-        how = self.sampling, self.rewards, self.samples, step - 1
-        return collect.begin(self.engine, params, stream, self.task, self._key(step), *how)
+    def sample(self, stream: Any, step: int, state: TrainState) -> collect.Draw:
+        """The answers of the rollout of a step, on their way through the verifier.
+
+        Parameters that the rollout has on another mesh are moved once, whatever the number of draws; no copy is kept.
+        """
+        engine, params = self.engine, state.policy.plain(self.scorer.learner.model)
+        weights, moved = engine.take_weights(params, step - 1)
+
+        def draw() -> collect.Draw:
+            return self._answered(weights, next(stream), step, moved)
+
+        most = self.sampling.max_draws
+        drawn = draw() if most == 1 else collect.mixed(draw, most, self.rewards, self.longest)
+        engine.release(weights, params)
+        return drawn
+
+    def _answered(self, weights: Any, batch: tasks.Prompts, step: int, moved: dict[str, float]) -> collect.Draw:
+        answers = self.engine.generate(weights, *questions(batch), self._key(step))
+        return self._verifying(answers, batch, moved)
+
+    def _verifying(self, answers: Rollout, batch: tasks.Prompts, moved: dict[str, float]) -> collect.Draw:
+        return collect.verifying(answers, batch, self.task, self.engine.group_size, moved)
 
     def _key(self, step: int) -> Key:
         return jax.random.fold_in(jax.random.key(self.seed), step)
 
-    def layouts(self, trajectory: Trajectory, step: int) -> list[list[Layout]]:
+    def layouts(self, rollout: Rollout, step: int) -> list[list[Layout]]:
         """The micro-batches of every minibatch, by epoch."""
-        held, masks = processes.fetch((trajectory.segment_ids, trajectory.loss_mask))
-        size, longest = self.engine.group_size, self.engine.max_new_tokens
-        return epochs_of(held, masks, size, longest, self.updates, seed=self.seed, step=step)
+        held, masks = processes.fetch((rollout.segment_ids, rollout.loss_mask))
+        size = self.engine.group_size
+        return epochs_of(held, masks, size, self.behind, self.updates, seed=self.seed, step=step)
+
+
+def questions(batch: tasks.Prompts) -> tuple[Any, Any, Any]:
+    """Tokens and lengths of the prompts, and what their answers' randomness comes from."""
+    return batch["tokens"], batch["lengths"], batch["draw"].astype(np.uint32)

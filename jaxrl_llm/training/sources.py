@@ -1,27 +1,20 @@
-"""Where the batches of a run come from: one source for each kind of data that an objective reads."""
+"""Sources of a run's batches: one for each kind of data that an objective reads."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm.ground import metrics as M
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.ground import processes
+from jaxrl_llm.ground.array_typing import Array
 from jaxrl_llm.objectives import AnyObjective
-from jaxrl_llm.records.checkpointing import load_tree, save_tree
-from jaxrl_llm.training.layout import Layout
+from jaxrl_llm.records.saved_trees import load_tree, save_tree
+from jaxrl_llm.training.collect import Draw
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.state import TrainBatch, TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """What one step learns from."""
-
-    batch: TrainBatch
-    epochs: list[list[Layout]]  # the micro-batches of every minibatch
-    metrics: dict[str, M.Metric] = dataclasses.field(default_factory=dict)  # still on the devices
-    host: dict[str, float] = dataclasses.field(default_factory=dict)
-    samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # rows that a person can read
+from jaxrl_llm.training.state import TrainState
 
 
 @runtime_checkable
@@ -33,7 +26,7 @@ class Source(Protocol):
         ...
 
     def read_data(self) -> str:
-        """What there is to learn from, in a line ("" for what the task says by itself); data are written if need be.
+        """Describe the data in a line ("" if the task says it by itself); they are written if need be.
 
         Raises:
           ValueError: data are missing or do not fit.
@@ -49,16 +42,12 @@ class Source(Protocol):
         """
         ...
 
-    def next(self, stream: Any, step: int, state: TrainState) -> Drawn:
-        """What step `step` learns from, with `state` as the old policy."""
+    def next(self, stream: Any, step: int, state: TrainState) -> Draw:
+        """Return what step `step` learns from, with `state` as the old policy."""
         ...
 
     def in_flight(self, stream: Any) -> list[Any]:
-        """What a checkpoint holds beside the state and that of the stream: trees of arrays of coming steps."""
-        return []
-
-    def in_flight_like(self, state: TrainState) -> list[Any]:
-        """The shapes and shardings of `in_flight` in any checkpoint of the run."""
+        """Return what a checkpoint holds beside the state and that of the stream: trees of arrays of coming steps."""
         return []
 
     def resume(self, stream: Any, place: Any, in_flight: Sequence[Any] = ()) -> None:
@@ -74,11 +63,26 @@ def with_reference(source: Any, objective: AnyObjective, start: TrainState | Non
     """The source with pi_ref, the policy before the first update, if the objective reads its log-probs.
 
     With adapters it is the base, that is adapters that change nothing: no file is needed, and the program that scores
-    the policy serves it too.
+    the policy serves it too. Without them it is kept in `source.reference_dtype`, as far as that holds it exactly.
     """
     if start is None or "ref_logprobs" not in objective.needs:
         return source
-    if start.base is not None or folder is None:
+    if start.base is not None:
         return dataclasses.replace(source, reference=start.policy.copy())
-    save_tree(folder, start.policy.trained)
-    return dataclasses.replace(source, reference=Policy(load_tree(folder, start.policy.trained)))
+    params = in_type(start.policy.trained, source.reference_dtype)
+    if folder is None:
+        return dataclasses.replace(source, reference=Policy(params).copy())
+    save_tree(folder, params)
+    return dataclasses.replace(source, reference=Policy(load_tree(folder, params)))
+
+
+def in_type(params: Any, dtype: str) -> Any:
+    """The parameters in a narrower type; an array that it does not hold exactly stays as it is."""
+
+    def of(x: Array) -> Array:
+        if x.dtype.itemsize <= jnp.dtype(dtype).itemsize:
+            return x
+        rounded = x.astype(dtype)  # by itself: inside one program the compiler may leave a rounding out
+        return rounded if processes.fetch(jnp.all(rounded == x)) else x
+
+    return jax.tree.map(of, params)

@@ -1,4 +1,4 @@
-"""What training carries from step to step, and the batch that it learns from."""
+"""The state that training carries from step to step."""
 
 from typing import Any
 
@@ -9,14 +9,12 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxrl_llm.ground import heap, sharding
-from jaxrl_llm.ground.array_typing import Array, Integer, Mask, PerToken, SegmentIds, Tokens
-from jaxrl_llm.models import Model, scoring
+from jaxrl_llm.models import Model
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import RoutingRecords
 
 
 class Trained(flax.struct.PyTreeNode):
-    """What the optimizer updates: the policy's parameters, and those of a separate critic, of its architecture."""
+    """Parameters that the optimizer updates: the policy's, and those of a separate critic of its architecture."""
 
     policy: Any
     critic: Any = None
@@ -84,37 +82,6 @@ class Saved(flax.struct.PyTreeNode):
     critic: Any
     critic_opt_state: Any
     updates: Any
-    predictor: Any = None  # always, as the next: Orbax compares trees, and earlier checkpoints have these places
-    predictor_opt_state: Any = None
-
-
-class TrainBatch(flax.struct.PyTreeNode):
-    """A scored rollout, pairs or given answers; every array is indexed [b t], every record of routing [l b t x], and
-    `kept` [b t m], as in a `Trajectory`: the log-probs of all policies are over those tokens.
-
-    In a batch of pairs rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, with advantages 1 and -1.
-    Given answers have advantage 1. Neither has a sampler. old_logprobs is None where the first forward itself gives
-    them (one update a rollout) or where no objective reads them.
-    """
-
-    tokens: Tokens
-    segment_ids: SegmentIds
-    loss_mask: Mask
-    advantages: PerToken
-    sampler_logprobs: PerToken | None = None
-    old_logprobs: PerToken | None = None
-    ref_logprobs: PerToken | None = None
-    old_values: PerToken | None = None
-    returns: PerToken | None = None
-    margins: PerToken | None = None
-    age: PerToken | None = None  # steps trained since the policy that sampled the token; None: 0 everywhere
-    kept: Integer[Array, "b t m"] | None = None
-    routing: RoutingRecords = RoutingRecords()
-
-    @property
-    def read(self) -> scoring.Read:
-        """As of a `Trajectory`."""
-        return scoring.Read(self.loss_mask, self.kept)
 
 
 def parameter_axes(model: Model, params: Any, axes: Any = None) -> Any:
@@ -168,7 +135,10 @@ def make_state(
     Args:
       params: those that are trained: the policy's, or adapters on `base`.
       optimizer: of a `Trained`, as `make_optimizer` makes it.
+      critic: parameters of a separate critic; None: there is none.
       axes: as for `state_shardings`.
+      base: frozen parameters under adapters; None: `params` are the policy's own.
+      scale: of adapters, alpha / rank.
     """
     state = TrainState(Trained(params, critic), None, jnp.zeros((), jnp.int32), scale=scale)
     if model.mesh is None:

@@ -11,13 +11,13 @@ from typing import Any
 import filelock
 import jax
 
-from jaxrl_llm import objectives, tasks
+from jaxrl_llm import models, objectives, tasks
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.machine import cache_folder, usable_cores
-from jaxrl_llm.models import Model, fingerprint, load_params
-from jaxrl_llm.records.checkpointing import load_tree, save_tree
+from jaxrl_llm.models import Model
+from jaxrl_llm.records.saved_trees import load_tree, save_tree
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
@@ -38,13 +38,6 @@ class WarmStartConfig(Block, prefix="warm_start."):
     learning_rate: float = declared(3e-3, least=0)
     seed: int = declared(0, "seed of its parameters and batches, independent of the run's seed")
     cache_dir: str = declared("", "empty: the user's cache folder")
-
-    def folder(self, depends_on: Mapping[str, Any]) -> Path:
-        """The folder of the parameters, named by a hash of everything they depend on, this config included."""
-        root = Path(self.cache_dir) if self.cache_dir else cache_folder()
-        own = {k: v for k, v in dataclasses.asdict(self).items() if k != "cache_dir"}
-        text = json.dumps({**depends_on, **own, "jax": jax.__version__}, sort_keys=True, default=str)
-        return root / "warm_start" / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def warm_start(
@@ -69,7 +62,7 @@ def warm_start(
     """
 
     def untrained() -> Any:
-        return load_params(pretrained, model) if pretrained else model.init_sharded(jax.random.key(config.seed))
+        return models.load_params(pretrained, model) if pretrained else model.init_sharded(jax.random.key(config.seed))
 
     if not config.steps:
         return untrained()
@@ -94,14 +87,23 @@ def cached_in(
     pretrained: str = "",
     evaluated_on: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The folder that has these parameters once they are trained; arguments as for `warm_start`."""
+    """Return the folder of these parameters, named by a hash of everything that they depend on.
+
+    Arguments as for `warm_start`.
+    """
     mesh = model.mesh.shape_tuple if model.mesh is not None else None
-    return config.folder(
-        {"model": dataclasses.asdict(model.config), "data": tasks.data_name(task)}
-        | {"cores": len(usable_cores()) if mesh is None else str(mesh)}
-        | ({"pretrained": fingerprint(pretrained)} if pretrained else {})
-        | {"evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None}
-    )
+    depends_on = {
+        **{name: value for name, value in dataclasses.asdict(config).items() if name != "cache_dir"},
+        "model": dataclasses.asdict(model.config),
+        "data": tasks.data_name(task),
+        "cores": len(usable_cores()) if mesh is None else str(mesh),
+        "evaluated_on": dict(evaluated_on or {}) if config.target_pass_rate else None,
+        "jax": jax.__version__,
+    }
+    depends_on |= {"pretrained": models.fingerprint(pretrained)} if pretrained else {}
+    text = json.dumps(depends_on, sort_keys=True, default=str)
+    root = Path(config.cache_dir) if config.cache_dir else cache_folder()
+    return root / "warm_start" / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 @contextlib.contextmanager
@@ -134,7 +136,7 @@ def _train(
     for step in range(1, config.steps + 1):
         drawn = source.next(stream, step, state)
         ((layout,),) = drawn.epochs
-        state, metrics = learner.update(state, drawn.batch, layout)
+        state, metrics = learner.update(state, drawn.rollout, layout)
         if step % config.evaluate_every and step < config.steps:
             continue
         loss = M.finalize(processes.fetch(metrics))["loss/policy"]

@@ -93,27 +93,6 @@ def test_the_cell_installs_from_the_address_what_the_runtime_needs(device, extra
     ]
 
 
-def test_the_cell_prefers_a_wheel_and_finds_its_checkout(tmp_path, monkeypatch):
-    code = notebooks.opening("compare", "https://example.org/it")[1]
-    (command,) = installs(code, ROOT / "colab", monkeypatch)
-    assert command[-1] == f"jaxrl_llm[colab] @ {ROOT.as_uri()}"
-    wheel = tmp_path / "jaxrl_llm-0.1.0-py3-none-any.whl"
-    wheel.touch()
-    (command,) = installs(code, tmp_path, monkeypatch)
-    assert command[-1] == f"jaxrl_llm[colab] @ {wheel.as_uri()}"
-
-
-def test_the_cell_says_what_is_missing(tmp_path, monkeypatch):
-    with pytest.raises(RuntimeError, match=r"no public address yet; put its wheel beside this notebook"):
-        installs(notebooks.opening("compare", "")[1], tmp_path, monkeypatch)
-
-
-def test_an_installed_package_is_enough(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", None)  # would fail
-    exec(notebooks.opening("compare", "")[1], {})
-
-
 def runs(book, name, folder):
     """Run a notebook and print its seconds. Ten minutes of one core are fewer on two, whatever else they do now."""
     seconds, cores = notebooks.execute(book, folder)

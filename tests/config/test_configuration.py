@@ -16,8 +16,9 @@ from jaxrl_llm.__main__ import COMMANDS
 from jaxrl_llm.config import listed, loading, start_up
 from jaxrl_llm.records import own_code
 from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import write_json
-from jaxrl_llm.run import run_dir
+from jaxrl_llm.run import reopened
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.fields import declared_fields
 from jaxrl_llm.run.settings import config_hash, validate
@@ -83,7 +84,7 @@ def test_a_recipe_without_a_file_is_base_with_that_recipe(tmp_path, monkeypatch)
 def test_every_recipe_is_a_config_that_trains(name):
     """One on pairs that has no file starts from that of dpo, since base.py samples."""
     validate(read(f"{name}:smoke"))
-    on_pairs = name in objectives.PAIR_RECIPES
+    on_pairs = name in objectives.names("pairs")
     assert Path(loading.find(name).file).stem in (name, "dpo" if on_pairs else "base")
 
 
@@ -138,14 +139,14 @@ def trained_elsewhere(tmp_path, monkeypatch):
         source = loading.find(f"{tmp_path / 'own' / name}.py:x")
         config = loading.load(source, [("task.data_dir", str(tmp_path / "data"))])
         run = build(validate(config))
-        record = {"config": config.to_dict(), "config_hash": config_hash(config)}
+        record = {"format": FORMAT, "config": config.to_dict(), "config_hash": config_hash(config)}
         record["source"] = {"file": source.file, "variant": source.variant}
         record["code"] = own_code.noted(source.file, config.task.options.to_dict())
         write_json(tmp_path / "run" / "config.json", record)
         checkpoints = Checkpoints(tmp_path / "run")
         checkpoints.save(1, run.blank().saved(), {})
         checkpoints.close()
-        monkeypatch.delitem(tasks.base._REGISTRY, name)
+        monkeypatch.delitem(tasks.named_tasks._REGISTERED, name)
         monkeypatch.setattr(start_up, "start_jax", lambda: None)
         return tmp_path / "run"
 
@@ -154,6 +155,7 @@ def trained_elsewhere(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_evaluation_finds_a_task_that_the_config_registered(trained_elsewhere, capsys):
     run = trained_elsewhere("repeat")
     arguments = [f"--workdir={run}", "--prompts=4", "--samples=2", "--k=1,2"]
@@ -161,7 +163,9 @@ def test_evaluation_finds_a_task_that_the_config_registered(trained_elsewhere, c
     told = json.loads((run / "told.json").read_text())
     assert (told["step"], told["prompts"]) == (1, 4)
     assert json.loads((run / "evaluation.jsonl").read_text()) == told
-    header, _, *rows, footer = capsys.readouterr().out.splitlines()[-8:]
+    sentence, header, _, *rows, sampled, footer = capsys.readouterr().out.splitlines()[-10:]
+    assert sentence.startswith("repeat")
+    assert sampled == "sampled: at temperature 1"
     assert header.split("  ")[0] == "repeat, 4 test prompts, step 1"
     assert rows[-1].startswith("held-out accuracy, best of 2  ")
     assert all(re.search(r" \d\.\d{3} ± \d\.\d{3}$", row) for row in rows)
@@ -178,7 +182,7 @@ def test_a_config_file_that_is_gone_is_named(trained_elsewhere, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"repeat_gone\.py, which registers task 'repeat_gone' and objective 'grpo'"
     ):
-        run_dir.restored(run)
+        reopened.restored(run)
 
 
 def test_the_help_lists_every_field_with_its_comment_at_80_columns():
@@ -251,7 +255,8 @@ def test_commands(tmp_path):
     lazy = "import sys, jaxrl_llm.sweep; assert 'jax' not in sys.modules; print(jaxrl_llm.objectives.names()[0])"
     done = subprocess.run([sys.executable, "-c", lazy], env=environment, capture_output=True, text=True)
     assert done.stdout == f"{objectives.names()[0]}\n", done.stderr
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it offers models, objectives, tasks"):
+    offered = "Engine, Sampling, models, objectives, score, tasks, train"
+    with pytest.raises(AttributeError, match=f"has no attribute 'nothing'; it offers {offered}"):
         jaxrl_llm.nothing  # noqa: B018
 
 

@@ -3,12 +3,10 @@
 import contextlib
 import importlib
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -16,11 +14,11 @@ import jax
 import pytest
 
 from jaxrl_llm.__main__ import COMMANDS
-from jaxrl_llm.config import about, loading, start_up
+from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import Parser
 from jaxrl_llm.config.guard import guarded
+from jaxrl_llm.ground import processes
 from jaxrl_llm.ground.signals import Stopped
-from jaxrl_llm.records.checkpointing import steps_of
 
 ROOT = Path(__file__).parents[2]
 MODULES = [module for module, _ in COMMANDS.values()]
@@ -51,7 +49,7 @@ def test_too_little_memory_names_what_takes_less(capsys, error):
 def test_what_breaks_among_several_processes_is_said_by_their_hook(monkeypatch):
     said = []
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(start_up, "leave", lambda code, alone: 10 * code + alone)
+    monkeypatch.setattr(processes, "leave", lambda code, alone: 10 * code + alone)
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(str(error)))
     assert guarded(raising(jax.errors.JaxRuntimeError("UNAVAILABLE"), True), []) == 11
     assert said == ["UNAVAILABLE"]
@@ -59,7 +57,7 @@ def test_what_breaks_among_several_processes_is_said_by_their_hook(monkeypatch):
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_that_has_saved_leaves_with_the_others(monkeypatch, saved):
-    monkeypatch.setattr(start_up, "leave", lambda code, alone: 10 * code + alone)
+    monkeypatch.setattr(processes, "leave", lambda code, alone: 10 * code + alone)
     assert guarded(raising(Stopped("stopped", signal.SIGTERM, saved), True), []) == 1430 + (not saved)
 
 
@@ -76,19 +74,6 @@ def test_a_fault_of_the_package_leaves_its_traceback_in_a_file(capsys, tmp_path,
     assert "error: a fault of jaxrl_llm (" in error
     assert "Traceback (most recent call last)" in file.read_text()
     assert f"jaxrl_llm {metadata.version('jaxrl_llm')}, jax " in file.read_text()
-
-
-@pytest.mark.parametrize("urls", [[], ["Issues, https://example.org/issues", "Repository, https://example.org/x"]])
-def test_where_to_report_comes_from_the_metadata(capsys, tmp_path, monkeypatch, urls):
-    class Installed:
-        version, metadata = "0", type("Metadata", (), {"get_all": lambda self, name: urls})()
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(metadata, "distributions", lambda name: [Installed])
-    guarded(raising(KeyError("odd")), [])
-    ending = f"report it with that file at {about.address('Issues')}" if urls else f"is unknown: {about.NO_ADDRESS}"
-    assert capsys.readouterr().err.endswith(f"{ending}\n")
-    assert about.address("Repository") == ("https://example.org/x" if urls else "")
 
 
 def test_a_fault_of_the_users_own_file_names_its_line(capsys, tmp_path):
@@ -115,7 +100,7 @@ import contextlib, importlib, io, sys
 lines = (
     "main --help", "main --version", "main --bad", "main --config=grpo", "main --config=nothing --workdir=x",
     "main --config=grpo --workdir=x --config.optimizer.lr=1", "evaluation --help", "evaluation --workdir=x --k=all",
-    "check --help", "check --config=nothing",
+    "check.__main__ --help", "check.__main__ --config=nothing",
     "evaluation --checkpoint=x --config=nothing", "generate --help", "generate --workdir=x --system=y", "export --help",
     "export", "sweep.__main__ --help", "sweep.__main__ --sweep=nothing.py --workdir=x", "plan.__main__ --help",
     "plan.__main__ --config=nothing --topology=v5e:2x2", "report.__main__ --help", "report.__main__", "__main__ --help",
@@ -137,13 +122,6 @@ for line in lines:
 def test_help_versions_and_refusals_do_without_jax(tmp_path):
     done = subprocess.run([sys.executable, "-c", AT_ONCE], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_versions(capsys):
-    with pytest.raises(SystemExit) as stop:
-        Parser(prog="x").parse_args(["--version"])
-    assert stop.value.code == 0
-    assert re.fullmatch(r"jaxrl_llm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
 
 
 @contextlib.contextmanager
@@ -196,30 +174,3 @@ def test_nohup_is_respected():
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
         assert (process.wait(60), process.stderr.read()) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("name", SIGNALS)
-def test_twenty_random_moments_of_a_run(tmp_path, name):
-    """From the start of the process into its training: one line, the exit code, soon; none is lost.
-
-    Before the package is imported, which is Python's own start of about 0.05 seconds, an interrupt is Python's.
-    """
-    number, moments = getattr(signal, name), random.Random(name)
-    command = [sys.executable, "-m", "jaxrl_llm.main", "--config=grpo:smoke", "--config.steps=1000"]
-    for i in range(20):
-        workdir, after = tmp_path / str(i), moments.uniform(0.15, 20)
-        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, text=True, **pipes)
-        time.sleep(after)
-        process.send_signal(number)
-        try:
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        assert process.returncode == 128 + number, (after, out, err)
-        said = [line for line in (out + err).splitlines() if line.startswith("stopped")]
-        assert len(said) == 1, (after, out, err)
-        assert ("goes on from the newest checkpoint" in said[0]) == bool(steps_of(workdir)), (after, out, err)
-        assert err.splitlines() == [line for line in said if line.startswith("stopped by")], (after, err)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.mismatch import measure, tables
+from jaxrl_llm.rollout.rollout import Routes
 from tests.reference.fake_vllm import fake_vllm
 from tests.reference.vllm_answers import MODEL, engine, generate, params
 
@@ -35,20 +36,21 @@ def test_an_interval_by_hand():
     assert tables.told([0.5]) == "0.5"
 
 
+@pytest.mark.slow
 def test_log_probs_that_are_off_by_a_doubled_ratio_and_experts_that_differ():
     """Recorded answers at equal weights; then by hand: d = 0.5 for all but one token, 1 for that one."""
     with fake_vllm() as server:
         t, _ = generate(engine(server.address))
-    assert t.routing is not None
+    assert t.routes.sampled is not None
     mask, n = np.asarray(t.loss_mask), int(np.asarray(t.loss_mask).sum())
     own = np.asarray(measure._scored(MODEL, params(), t, None)[0])  # at temperature 1, as the study samples
     off = np.where(mask, 0.5, 0)
     off[tuple(np.argwhere(mask)[0])] = 1
-    moved = (np.asarray(t.routing.experts) + 1) % MODEL.config.num_experts  # of chosen {a, b}: {a + 1, b + 1}
-    experts = np.where(np.asarray(t.routing.experts) == 255, 255, moved).astype(np.uint8)
+    moved = (np.asarray(t.routes.sampled.experts) + 1) % MODEL.config.num_experts  # of chosen {a, b}: {a + 1, b + 1}
+    experts = np.where(np.asarray(t.routes.sampled.experts) == 255, 255, moved).astype(np.uint8)
     changed = t.replace(
         sampler_logprobs=jax.numpy.asarray(own - off),
-        routing=dataclasses.replace(t.routing, experts=jax.numpy.asarray(experts)),
+        routes=Routes(dataclasses.replace(t.routes.sampled, experts=jax.numpy.asarray(experts))),
     )
     found = measure.compared(MODEL, params(), changed)
     assert found["tokens"] == n
@@ -58,6 +60,6 @@ def test_log_probs_that_are_off_by_a_doubled_ratio_and_experts_that_differ():
     assert found["quantiles"][0] == pytest.approx(0.5, rel=1e-5)
     assert found["k3_replayed"] != found["k3"]
     assert min(found["flips_by_layer"]) > 0.3
-    same = measure.compared(MODEL, params(), changed.replace(routing=t.routing))
+    same = measure.compared(MODEL, params(), changed.replace(routes=t.routes))
     assert max(same["flips_by_layer"]) == 0
     assert same["k3_replayed"] == pytest.approx(same["k3"], rel=1e-4)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from experiments.routing_replay import kept
 from tests.reference.synthetic_runs import study_of
 
-CUT_TO_GSPO = "GRPO, negatives cut less GSPO"
+CUT_TO_GSPO = "GRPO, negatives cut minus GSPO"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_gain_after_every_number_of_rollouts(study):
     assert [d.mean for d in differences] == pytest.approx([0.1, (4 * -0.2 - 0.5) / 5])
     header, row = kept.by_rollouts(study)
     assert header[2:] == ["1 rollout", "4 rollouts"]
-    assert row[:3] == ["dense", "dual clip 1.1 less GRPO", "+0.100 [+0.100, +0.100]"]
+    assert row[:3] == ["dense", "dual clip 1.1 minus GRPO", "+0.100 [+0.100, +0.100]"]
 
 
 def test_the_gradient_kept_stands_beside_the_gain(study, tmp_path):

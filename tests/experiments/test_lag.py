@@ -42,6 +42,7 @@ def test_the_hypotheses_are_judged_by_their_rules(study):
     assert [row[3] for row in tables.growth(study)] == ["x16.00 [16.00, 16.00]"] * 3
 
 
+@pytest.mark.slow
 def test_the_tables(study):
     (row,) = [row for row in tables.accuracy(study) if row[0] == "GRPO+decoupled, high rate"]
     assert row[1:3] == ["5", "0.700 -> 0.904"]

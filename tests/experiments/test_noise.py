@@ -8,7 +8,7 @@ import pytest
 
 from experiments.routing_replay import noise, sweep
 from jaxrl_llm.models.routing import Routing
-from jaxrl_llm.training.replay import RoutingRecords
+from jaxrl_llm.rollout.rollout import Routes
 from tests.reference import tiny_training as tiny
 
 
@@ -20,8 +20,8 @@ def test_experts_routers_and_tokens_that_differ_by_hand():
     sampled[:, 1, 0] = [1, 2]
     sampled[0, 1, 1] = [2, 3]
     sampled[:, 1, 3] = 255  # never fed: no record, not counted
-    records = RoutingRecords(Routing(jnp.asarray(sampled)), Routing(jnp.asarray(scored)))
-    batch = dataclasses.replace(tiny.draw_batch(), routing=records)
+    records = Routes(Routing(jnp.asarray(sampled)), Routing(jnp.asarray(scored)))
+    batch = dataclasses.replace(tiny.draw_batch(), routes=records)
     found = noise.measured(batch)
     assert float(found["experts"]) == pytest.approx((0.5 + 0.5 + 1) / 6)
     assert float(found["routers"]) == pytest.approx(3 / 6)

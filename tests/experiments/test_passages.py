@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.routing_replay import passages
 from jaxrl_llm import tasks
@@ -15,6 +16,7 @@ def test_passages_are_stretches_of_the_language_reference():
     assert any("Assignment statements" in row["prompt"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_mixture_learns_them_into_a_checkpoint(tmp_path, monkeypatch):
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     dense = Model(ModelConfig(vocab_size=258, num_hidden_layers=1, head_dim=4, num_experts=0, **sizes))

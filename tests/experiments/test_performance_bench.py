@@ -52,61 +52,6 @@ def test_lengths_have_ten_times_between_median_and_longest():
     assert w.answer_lengths() == w.answer_lengths()
 
 
-def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="neither one of M, S"):
-        workloads.load("nothing")
-    (tmp_path / "odd.json").write_text(json.dumps(TINY | {"width": 3}))
-    with pytest.raises(ValueError, match="width"):
-        workloads.load(str(tmp_path / "odd.json"))
-    with pytest.raises(ValueError, match="lengths='uniform'"):
-        workloads.Workload(**(TINY | {"lengths": "uniform"}))
-
-
-def test_a_runner_that_dies_says_why(tmp_path):
-    command = [sys.executable, "-c", "raise SystemExit('no model')"]
-    with (
-        turns.Runner("x", command, None, {}, tmp_path / "x.log") as runner,
-        pytest.raises(RuntimeError, match="no model"),
-    ):
-        runner.step()
-
-
-def test_a_runner_that_runs_out_of_memory_says_so(tmp_path, monkeypatch):
-    """The system kills it; a peer that would need more than is free is not even started."""
-    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    with (
-        turns.Runner("tunix", command, None, {}, tmp_path / "x.log") as runner,
-        pytest.raises(RuntimeError, match=r"tunix was killed.*memory.*--peers"),
-    ):
-        runner.step()
-    memory = tmp_path / "meminfo"
-    memory.write_text("MemTotal: 24576000 kB\nMemAvailable: 8192000 kB\n")
-    monkeypatch.setattr(turns, "_MEMORY", memory)
-    turns.check_room("tunix", 8000.0)
-    with pytest.raises(RuntimeError, match=r"^tunix needs about 13500 MB and 8000 MB are free; .*--workload"):
-        turns.check_room("tunix", 13500.0)
-
-
-def test_each_peer_has_a_run_of_its_own_beside_ours(monkeypatch):
-    """Never more than two systems in memory; a peer is compared with the run beside it."""
-    figures = {"rollout_cpu_s": 1.0, "train_cpu_s": 2.0, "peak_rss_mb": 100.0}
-    runs = []
-
-    def measure(systems, repeats, core, memory=None):
-        runs.append((list(systems), memory))
-        return {
-            name: {k: x * len(runs) * (3 if i else 1) for k, x in figures.items()} for i, name in enumerate(systems)
-        }
-
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "python_of", lambda peer: "python")
-    result = bench.compare(workloads.load("S"), ["trl", "tunix"], 1, None)
-    assert runs == [(["ours", "trl"], {"trl": 1.3}), (["ours", "tunix"], {"tunix": 4.5})]
-    assert result["train_cpu_s"] == 2.0
-    assert result["peers"]["tunix"]["train_cpu_s"] == 12.0
-    assert result["ratios"]["tunix"] == {"rollout": 3.0, "train": 3.0, "memory": 3.0}
-
-
 def test_summary_takes_the_best_step_after_the_first():
     steps = [
         {"rollout_cpu_s": r, "train_cpu_s": t, "peak_rss_mb": m, "wall_s": 9.0}
@@ -131,12 +76,6 @@ def test_a_step_of_ours(tiny):
         lambda a, b: bool(jnp.any(a != b) & jnp.all(jnp.isfinite(b))), before, system.state.trained.policy
     )
     assert all(jax.tree.leaves(moved))
-
-
-def test_own_time_is_without_what_is_called():
-    """loop 0..10 holds a 1..4 and b 5..9, which holds c 6..7: 10 - 3 - 4, 3, 4 - 1, 1."""
-    spans = [(5, 4, "b"), (0, 10, "loop"), (6, 1, "c"), (1, 3, "a")]
-    assert profile.self_times(spans) == {"loop": 3, "a": 3, "b": 3, "c": 1}
 
 
 def test_sweeps_vary_one_thing():

@@ -44,10 +44,10 @@ def test_the_power_of_a_sample():
         ((0.05, 0.05), "claim", "claim"),
         ((-0.05, -0.04), "claim", "claim"),
         ((0.02, 0.06), "sign only", "claim"),
-        ((0.0, 0.06), "disagree", "estimate"),
-        ((0.05, -0.05), "disagree", "estimate"),
+        ((0.0, 0.06), "batches differ", "estimate"),
+        ((0.05, -0.05), "batches differ", "estimate"),
         ((0.05,), "estimate", "estimate"),  # one batch
-        ((0.0, 0.0), "not seen", "not seen"),
+        ((0.0, 0.0), "no effect found", "no effect found"),
     ],
 )
 def test_what_stands(means, now, before):
@@ -92,7 +92,7 @@ def test_one_rollout_pools_the_sweeps_that_have_the_arm():
         "GSPO": (18, ["`precise`", "`negatives`", "`negatives_masked`"]),
         "RSPO": (6, ["seeds below 318", "seeds from 318"]),
         "OPSM": (6, ["seeds below 370", "seeds from 370"]),
-        f"GSPO less {CLIP}": (6, ["`precise`"]),
+        f"GSPO minus {CLIP}": (6, ["`precise`"]),
     }
     np.testing.assert_allclose([one.whole.mean for one in found.values()], [0.1, 0.1, 0.3, 0.2, 0.1, 0.2])
 
@@ -101,19 +101,19 @@ def test_what_one_rollout_pools_stands_there_alone():
     found = {one.labels[2]: list(one.batches) for one in negatives(BOTH, MASKED) if one.labels[0].startswith("dense")}
     parts = ["seeds below 318", "seeds from 318", "seeds from 360", "seeds from 370"]
     assert found == {
-        "GSPO less GRPO": parts,
-        "RSPO less GRPO": parts[:2],
-        "OPSM less GRPO": parts[2:],
-        "OPSM less GSPO": parts[2:],
+        "GSPO minus GRPO": parts,
+        "RSPO minus GRPO": parts[:2],
+        "OPSM minus GRPO": parts[2:],
+        "OPSM minus GSPO": parts[2:],
     }
     of_mixture = [one.labels[2] for one in negatives(BOTH, MASKED) if one.labels[0].startswith("mixture")]
-    assert of_mixture == ["OPSM less GSPO"]
+    assert of_mixture == ["OPSM minus GSPO"]
 
 
 def test_the_figures_show_every_arm():
     (rate,) = figures.forest(SWEEPS).axes
     assert [label.get_text() for label in rate.get_yticklabels()] == [
-        *("SAT", CLIP, "GSPO", "RSPO", "OPSM", f"GSPO less {CLIP}")
+        *("SAT", CLIP, "GSPO", "RSPO", "OPSM", f"GSPO minus {CLIP}")
     ]
 
 

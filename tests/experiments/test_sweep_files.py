@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments.ablations import sweep as ablations
+from experiments.distillation import sweep as distillation
 from experiments.lag import sweep as lag
 from experiments.preferences import sweep as preferences
 from experiments.routing_replay import choices, negatives, sizes
 from experiments.routing_replay import sweep as routing_replay
 from experiments.routing_replay.tuned import tuned
+from experiments.turns import sweep as turns
 from jaxrl_llm import objectives
 from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.run import settings
@@ -26,12 +28,14 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 FILES = {
     "ablations/sweep": ablations,
+    "distillation/sweep": distillation,
     "lag/sweep": lag,
     "preferences/sweep": preferences,
     "routing_replay/sweep": routing_replay,
     "routing_replay/negatives": negatives,
     "routing_replay/choices": choices,
     "routing_replay/sizes": sizes,
+    "turns/sweep": turns,
 }
 # of the anchor, whose checkpoint and tokenizer are those that `upcycle` makes
 WITHOUT_CHECKPOINT = (
@@ -55,7 +59,7 @@ LARGE = [  # of many configs
         for variant in ["tune", "full", "dose", "curves", "control", "branch", "precise", "strong"]
     ),
     *(("routing_replay/choices", variant) for variant in ("choices", "routers")),
-    *(("routing_replay/negatives", f"negatives{told}") for told in ("", "_rollouts", "_dose", "_masked")),
+    *(("routing_replay/negatives", f"negatives{told}") for told in ("", "_again", "_rollouts", "_dose", "_masked")),
     ("routing_replay/sizes", "sizes"),
     ("routing_replay/negatives", "negatives_runs"),
     ("lag/sweep", "lag"),
@@ -69,9 +73,10 @@ EVERY = [
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch):
-    """Reward models that a sweep reads are trained by another one: here they count as trained."""
+    """Reward models and teachers that a sweep reads are trained before it: here they count as trained."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(settings, "checkpoint_identity", lambda path: (0, "trained"))
+    monkeypatch.setattr("jaxrl_llm.run.teacher_identity.teacher_identity", lambda path: [0, "trained"])
 
 
 @pytest.mark.parametrize(("name", "variant"), EVERY)
@@ -87,7 +92,7 @@ def test_every_configuration_is_valid(name, variant):
         by_seed.setdefault(run.seed, []).append((run.arm, run.condition, run.config, fields))
         if run.seed == planned[0].seed:
             without = WITHOUT_CHECKPOINT if variant == "anchor" else ()
-            _, steps = program.identify(run.config, [*run.overrides, *without])
+            _, steps, _ = program.identify(run.config, [*run.overrides, *without])
             assert steps > 0
     first, *others = by_seed.values()
     if variant in ("precise", "anchor"):
@@ -177,6 +182,7 @@ def test_every_variant_says_in_one_line_what_it_decides(module):
     assert all("?" in line and "\n" not in line for line in said.values())
 
 
+@pytest.mark.slow
 def test_no_seed_of_the_negatives_stands_in_another_sweep():
     """So that what they find is found on fresh trajectories; a part holds the runs of the whole that its words name."""
     used = {run["seed"] for name in routing_replay.VARIANTS for run in routing_replay.get_sweep(name).runs}

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.ground import heap
@@ -31,6 +32,17 @@ def test_an_update_overwrites_what_was_read_from_a_file():
     assert read.is_deleted()
     place = owned.unsafe_buffer_pointer()
     assert doubled(owned).unsafe_buffer_pointer() == place
+
+
+def test_an_update_overwrites_what_a_writer_has_a_copy_of():
+    """Where it lies, though the copies are held as numpy arrays; they keep their values, types and shardings."""
+    for dtype in ("float32", "bfloat16", "int32"):
+        x = jnp.arange(6).astype(dtype).reshape(2, 3)
+        copy, place, expected = heap.copied({"x": x})["x"], x.unsafe_buffer_pointer(), np.asarray(x).copy()
+        assert (copy.dtype, copy.sharding) == (x.dtype, x.sharding)
+        held = np.asarray(copy)
+        assert doubled(x).unsafe_buffer_pointer() == place
+        np.testing.assert_array_equal(held, expected)
 
 
 def test_the_room_is_made_again_only_where_memory_is_kept(monkeypatch):

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxrl_llm import tasks
+from configs import stand_ins
+from jaxrl_llm import generate, main, tasks
 from jaxrl_llm.config.loading import Source
-from jaxrl_llm.ground import hub
+from jaxrl_llm.ground import hub, hub_names
 from jaxrl_llm.models import fingerprint, read_published
 from jaxrl_llm.records import provenance
-from jaxrl_llm.run import stand_ins
 from tests.reference.data_forms import written
 from tests.reference.fake_hub import COMMIT, fake_hub
 
@@ -40,7 +40,23 @@ ROWS = [{"prompt": f"{n} + 1 =", "answer": n + 1} for n in range(9)]
 def test_what_is_a_name(text, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    assert hub.is_name(text) == named
+    assert hub_names.is_name(text) == named
+
+
+# Repositories of which no run can start, by name.
+LLAMA = {
+    **{"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+}
+WEIGHTS = {"model-00001-of-00002.safetensors": "much", "model-00002-of-00002.safetensors": "more"}
+UNREADABLE = {
+    "gemma": {"config.json": '{"model_type": "gemma4_text"}', "tokenizer.json": "{}", **WEIGHTS},
+    "longrope": {"config.json": json.dumps(LLAMA | {"rope_scaling": {"rope_type": "longrope"}}), **WEIGHTS},
+    "fp8": {"config.json": json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}), **WEIGHTS},
+    "pickled": {"config.json": json.dumps(LLAMA), "pytorch_model.bin": "much"},
+    "quantised": {"README.md": "#", "tiny-Q4_K_M.gguf": "much", "tiny-Q8_0.gguf": "more"},
+    "words": {"README.md": "#"},
+}
 
 
 @pytest.fixture
@@ -56,14 +72,16 @@ def served(tmp_path, monkeypatch):
         "x/a.jsonl": ROWS,
     }
     repos = {"models/owner/tiny": written(tmp_path / "m", model), "datasets/owner/sums": written(tmp_path / "d", data)}
+    repos |= {f"models/owner/{name}": written(tmp_path / name, files) for name, files in UNREADABLE.items()}
     hub.fetched.cache_clear()
+    hub.listed.cache_clear()
     with fake_hub(repos) as (address, downloads):
         # What the library makes of HF_ENDPOINT and HF_HUB_CACHE when it is imported.
         monkeypatch.setattr(constants, "ENDPOINT", address)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants._HF_DEFAULT_ENDPOINT)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}{template}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(hub, "_REVISIONS", {})
+        monkeypatch.setattr(hub_names, "REVISIONS", {})
         yield address, downloads
     hub.fetched.cache_clear()
 
@@ -77,9 +95,9 @@ def test_a_checkpoint_by_its_name(served, tmp_path):
     read_published("owner/tiny")
     asked = ("config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json")
     assert served[1] == dict.fromkeys(asked, 1)
-    assert hub.revisions() == {"owner/tiny": COMMIT, "owner/tiny@main": COMMIT}
+    assert hub_names.REVISIONS == {"owner/tiny": COMMIT, "owner/tiny@main": COMMIT}
     recorded = provenance.describe({"task": {"options": {}}}, "hash", Source("none.py", ""))
-    assert recorded["fetched"] == hub.revisions()
+    assert recorded["fetched"] == hub_names.REVISIONS
 
 
 def test_a_data_set_by_its_name(served):
@@ -135,6 +153,41 @@ def test_without_the_package_its_pip_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxrl_llm\[hf\]'; or on a machine with a network"):
         tasks.load_tokenizer("owner/not-fetched-yet")
+
+
+@pytest.mark.parametrize(
+    ("name", "fetched", "says"),
+    [
+        ("owner/gemma", 1, "owner/gemma: config.json: model_type='gemma4_text' is not one of qwen3, qwen3_moe, llama,"),
+        (
+            "owner/longrope",
+            1,
+            "owner/longrope: config.json asks for rope scaling='longrope', which this model does not",
+        ),
+        ("owner/fp8", 1, "owner/fp8: config.json asks for quantization_config='of quantised weights', which"),
+        (
+            "owner/pickled",
+            0,
+            "'owner/pickled' holds no model*.safetensors, but config.json, pytorch_model.bin; save th",
+        ),
+        ("owner/quantised", 0, "`hf download owner/quantised tiny-Q4_K_M.gguf --local-dir DIR`, then give DIR/tiny-Q4"),
+        ("owner/words", 0, "'owner/words' holds no config.json, but README.md; name a repository that does"),
+        ("owner/tinny", 0, "'owner/tinny' is no path here, and the hub has none of that name or keeps it private: "),
+        ("gated/tiny", 0, "'gated/tiny' is no path here, and the hub gives it to who has accepted its conditions"),
+    ],
+)
+def test_what_cannot_load_is_named_before_its_weights_are_fetched(served, tmp_path, capsys, name, fetched, says):
+    """By `train` and by a command that takes a checkpoint; of the files config.json is fetched at most, and once."""
+    for command, arguments in ((main, ["--config=pretrained", f"--config.model.pretrained={name}"]),
+                               (generate, [f"--checkpoint={name}", "--prompt=a"])):  # fmt: skip
+        given = [*arguments, f"--workdir={tmp_path / 'run'}"] if command is main else arguments
+        assert command.main(given) == 2
+        *progress, error = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: ")
+        assert says in error
+        assert all(line.startswith(("Fetching", "Download")) for line in progress if line), progress
+    assert served[1] == ({"config.json": 1} if fetched else {})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -48,6 +48,23 @@ def test_by_hand():
     assert got["p99"] == pytest.approx(np.exp(2.0), rel=0.15)
 
 
+def test_a_metric_converts_to_its_number_and_prints_as_it():
+    """The numbers of the test above; of Moments the mean. Inside jit, where there is none yet, the fields are shown."""
+    x, where = jnp.asarray([0.0, 1.0, 2.0, np.nan]), jnp.asarray([True, True, True, False])
+    made = measured(x, where)
+    assert {name: float(made[name]) for name in ("mean", "max", "r", "explained")} == pytest.approx(
+        {"mean": 1, "max": 2, "r": 2, "explained": 0.75}
+    )
+    assert str({"mean": made["mean"], "r": made["r"]}) == "{'mean': 1., 'r': mean 2., var 0.666667}"
+    assert f"{float(made['explained']):.2f}" == "0.75"
+    assert repr(Mean(jnp.asarray([1.0, 3.0]), jnp.asarray([2.0, 2.0]))) == "[0.5 1.5]"  # by layer
+    with pytest.raises(TypeError, match="array"):
+        float(Mean(np.ones(2), np.ones(2)))
+    seen = []
+    jax.jit(lambda x: seen.append(repr(Mean.of(x, x > 0))) or x)(x)
+    assert seen[0].startswith("Mean(total=")
+
+
 def test_nothing_is_not_a_number():
     got = finalize(everything(jnp.zeros(3), jnp.zeros(3, bool)))
     assert all(np.isnan(value) for value in got.values())

@@ -47,7 +47,8 @@ def test_runs_and_published_checkpoints_say_what_they_compute_in(monkeypatch, tm
     monkeypatch.setattr(precision, "set_products", lambda dtypes, platform: said.append((tuple(dtypes), platform)))
     settings = validate(tiny_run.make_config(tmp_path, **{"rollout.dtype": "bfloat16"}))
     run = assembly.build(settings)
-    monkeypatch.setattr(loaded.tasks, "load_tokenizer", lambda path: settings.task.tokenizer)
+    monkeypatch.setattr(loaded.tasks, "load_tokenizer", lambda path, day: settings.task.tokenizer)
+    monkeypatch.setattr(loaded.models, "published_config", lambda path, dtype: None)
     monkeypatch.setattr(loaded.models, "load_pretrained", lambda path, **_: (run.model, None))
     loaded.from_checkpoint(tmp_path / "published")
     assert said == [(("float32", "bfloat16"), "cpu"), (("float32",), "cpu")]

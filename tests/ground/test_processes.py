@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.config import start_up
+from jaxrl_llm.config import joining, start_up
 from jaxrl_llm.ground import processes
 from tests.reference import several
 
@@ -23,7 +23,7 @@ import numpy as np
 from jaxrl_llm import tasks
 from jaxrl_llm.config import start_up
 from jaxrl_llm.ground import processes, sharding
-from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.verification import verify
 
 parser = argparse.ArgumentParser()
@@ -58,14 +58,14 @@ def rule(prompt, answer, gold, row):
 
 
 prompts = {"prompt": ["21=", "12="], "answer": ["12", "12"], "row": [{}, {}]}
-verified = verify(Trajectory(*there), dataclasses.replace(task, verify=rule), prompts, 4)
+texts, rewards, _ = verify(Rollout(*there), dataclasses.replace(task, verify=rule), prompts, 4)
 assert asked == [answers[i] for i in processes.share(8)]
-assert verified.texts == answers
-np.testing.assert_array_equal(verified.rewards, [text == "12" for text in answers])
+assert texts == answers
+np.testing.assert_array_equal(rewards["verifier"], [text == "12" for text in answers])
 print("all agree", flush=True)
 processes.wait_for_all("the end")
 if index:
-    sys.exit(start_up.leave(2))
+    sys.exit(processes.leave(2))
 jax.jit(lambda x: x.sum())(there[0]).block_until_ready()
 processes.wait_for_all("in vain")
 """
@@ -104,6 +104,7 @@ print("stop", int(stop), "after", step)
 """
 
 
+@pytest.mark.slow
 def test_notice_of_jax_in_one_process_stops_both_after_the_same_step(tmp_path):
     """The service hears of SIGTERM in process 1 alone: process 0 keeps its handler."""
     job = several.ended(tmp_path, 2, ["-c", _SIGNALLED], ["-c", several.SIGTERM_IS_JAXS + _SIGNALLED], timeout=100)
@@ -168,7 +169,7 @@ def test_one_process_agrees_with_itself():
     assert processes.gather([1, "a"]) == [1, "a"]
     assert (processes.largest(4), processes.everywhere(True)) == (4, True)
     processes.wait_for_all("nobody else")
-    assert start_up.leave(2) == 2
+    assert processes.leave(2) == 2
 
 
 @pytest.mark.parametrize(
@@ -227,9 +228,9 @@ def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
         codes.append(code)
         ended.set()
 
-    monkeypatch.setattr(start_up.os, "_exit", leave)
-    monkeypatch.setattr(start_up, "threading", argparse.Namespace(Event=Quick, Thread=threading.Thread))
-    monkeypatch.setattr(start_up, "time", argparse.Namespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(joining.os, "_exit", leave)
+    monkeypatch.setattr(joining, "threading", argparse.Namespace(Event=Quick, Thread=threading.Thread))
+    monkeypatch.setattr(joining, "time", argparse.Namespace(monotonic=lambda: clock[0]))
     updated = {}
     with socket.socket() as coordinator:
         coordinator.bind(("localhost", 0))
@@ -238,10 +239,11 @@ def test_a_wait_is_said_and_ends(monkeypatch, capsys, place, answers, message):
         address = None if place is None else f"localhost:{coordinator.getsockname()[1]}"
         client = None if place is None else object()
         state = argparse.Namespace(client=client, coordinator_address=address, process_id=place, num_processes=3)
-        monkeypatch.setattr(start_up.distributed, "global_state", state)
+        monkeypatch.setattr(joining.distributed, "global_state", state)
         monkeypatch.setattr(start_up.jax.config, "update", updated.__setitem__)
+        monkeypatch.setattr(start_up.jax.distributed, "is_initialized", lambda: False)  # it reads the state above
         monkeypatch.setattr(start_up.jax.distributed, "initialize", lambda *_, **__: ended.wait(20))
-        monkeypatch.setattr(start_up.sys, "excepthook", sys.excepthook)
+        monkeypatch.setattr(joining.sys, "excepthook", sys.excepthook)
         start_up.join(_given("a:1", 3, 0), 60, 1)
     *lines, last = capsys.readouterr().err.splitlines()
     assert codes == [1]  # not 2, on which a scheduler would not start it again

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import evaluation, generate
 from jaxrl_llm.config.command_line import complain
-from jaxrl_llm.ground.terminal import visible
+from jaxrl_llm.ground.terminal import one_line, visible, wrapped
 from jaxrl_llm.records.screen import Screen
 
 WRITTEN = "\x1b]0;x\x07\x1b[2J\rok\x9b1m"
@@ -41,3 +41,14 @@ def test_notes_errors_and_answers(capsys):
 def test_samples_of_an_evaluation():
     row = {"prompt": WRITTEN, "greedy": WRITTEN, "reward": 1.0, "sampled": [WRITTEN], "sampled_reward": [0.0]}
     assert evaluation._readable(row, solved=1.0) == f"{SHOWN}  greedy: {SHOWN}   sampled: {SHOWN} ✗"
+
+
+def test_a_line_keeps_both_ends_and_steers_nothing():
+    assert one_line("a\n\tb\x07", 20) == r"a\n\tb\x07"
+    assert one_line("0123456789" * 3, 15) == "01234 ... 56789"
+    assert one_line("0123456789" * 3, 30) == "0123456789" * 3
+
+
+def test_lines_break_at_words_and_no_path_does():
+    assert wrapped("one two three\n    four five six", 12) == "one two\n  three\n    four\n  five six"
+    assert wrapped("see /a/long-long/path now", 10) == "see\n  /a/long-long/path\n  now"

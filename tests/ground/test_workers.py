@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from jaxrl_llm.ground import machine
-from jaxrl_llm.ground.workers import DIED, TIMEOUT, Pool, Reply
+from jaxrl_llm.ground.worker_errors import DIED, TIMEOUT
+from jaxrl_llm.ground.workers import Pool, Reply
 from jaxrl_llm.tasks.verifiers import verifier_pool
 from tests.reference import hostile
 
@@ -53,6 +54,7 @@ def test_what_a_worker_started_ends_when_the_pool_closes(pool, tmp_path):
     assert alive(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_a_worker_started_ends_when_the_program_is_killed(tmp_path):
     script = (
         "import pickle\n"

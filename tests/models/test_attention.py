@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.attention import attend_blocks
+from jaxrl_llm.models.attention import attend_blocks, choice
 from jaxrl_llm.models.attention.attend import attend, attend_causal
 from jaxrl_llm.models.layers import RMSNorm
 from tests.reference import transformer_numpy
@@ -136,5 +136,5 @@ def test_a_block_that_no_query_sees_is_not_read():
 
 @pytest.mark.parametrize(("cores", "time", "taken"), [(2, 512, True), (2, 511, False), (3, 512, False)])
 def test_blocks_are_left_out_of_long_rows_on_few_cores(monkeypatch, cores, time, taken):
-    monkeypatch.setattr(attend_blocks.machine, "usable_cores", lambda: list(range(cores)))
-    assert attend_blocks.skips_blocks(time, None) == taken
+    monkeypatch.setattr(choice.machine, "usable_cores", lambda: list(range(cores)))
+    assert choice.skips_blocks(time, None) == taken

@@ -15,7 +15,7 @@ from jaxrl_llm.models.attention.attend import attend
 from jaxrl_llm.models.experts.expert_blocks import block_experts
 from jaxrl_llm.models.experts.implementations import apply_experts
 from jaxrl_llm.models.experts.moe import _gated
-from jaxrl_llm.models.layers import _normalise, project
+from jaxrl_llm.models.layers import normalise, project
 from tests.reference.grouped_rows import interpreted
 from tests.reference.slowly import first_quick
 
@@ -53,7 +53,7 @@ def grouped(kernel):
 
 WEIGHTS = (4, 3, 5), (4, 3, 5), (4, 5, 3)
 BACKWARDS = {
-    "norm": (lambda x, scale: _normalise(x, scale, 1e-5), (2, 5), (5,)),
+    "norm": (lambda x, scale: normalise(x, scale, 1e-5), (2, 5), (5,)),
     "attention": (lambda q, k, v: attend(q, k, v, VISIBLE), (2, 5, 4, 3), (2, 2, 5, 3), (2, 2, 5, 3)),
     "attention in blocks": (in_blocks, (2, 5, 4, 3), (2, 2, 5, 3), (2, 2, 5, 3)),
     "product, wider": (project, (2, 3, 4), (4, 5)),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.models.attention import flash, grouped_query
+from jaxrl_llm.models import ModelConfig, kernels
+from jaxrl_llm.models.attention import choice, flash
 from tests.reference.plain_attention import assert_close, plain, value_and_gradients
 from tests.reference.slowly import first_quick
 
@@ -102,13 +102,13 @@ def test_the_primitive_of_cudnn_that_dots_keep():
     """Of a module that JAX may change; a plan of 0.6B on an H100 counts its forward once."""
     from jax._src.cudnn.fused_attention_stablehlo import _dot_product_attention_fwd_p_wrapper as forward
 
-    assert flash.kept_of_attention(forward)
+    assert choice.kept_of_attention(forward)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_dots_keep_what_attention_gave(monkeypatch, tiny, capsys):
     """The result and the sums of the softmax; blocks compute them again."""
-    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
+    monkeypatch.setattr(kernels, "choose_attention", lambda *_: "flash")
     for remat, kept in (("dots", 2), ("block", 0)):
         model = tiny(head_dim=64, remat=remat)
         params = jax.eval_shape(model.init, jax.random.key(0))
@@ -137,7 +137,7 @@ def test_routing_is_recorded_and_replayed_through_flash(monkeypatch, tiny):
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (2, 9)))
     apply = jax.jit(lambda model, params, routing: model.apply(params, tokens, routing=routing), static_argnums=0)
     expected = apply(model, params, None)
-    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
+    monkeypatch.setattr(kernels, "choose_attention", lambda *_: "flash")
     other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
     found = apply(other, params, None)
     np.testing.assert_array_equal(found.routing.experts, expected.routing.experts)
@@ -165,7 +165,7 @@ def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
         return jnp.sum(jnp.square(model.logits(params, hidden)) * (segment_ids != 0)[:, :, None])
 
     expected = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, model)
-    monkeypatch.setattr(grouped_query, "choose_attention", lambda *_: "flash")
+    monkeypatch.setattr(kernels, "choose_attention", lambda *_: "flash")
     other = dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation="flash"))
     found = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, other)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), found, expected)
@@ -184,7 +184,7 @@ def test_a_model_with_flash_attention_is_the_same_model(monkeypatch, tiny):
 def test_where_there_is_a_library(platform, dtype, sizes):
     def chosen(implementation, head_dim):
         config = ModelConfig(vocab_size=8, head_dim=head_dim, dtype=dtype, attention_implementation=implementation)
-        return flash.choose_attention(config, platform)
+        return choice.choose_attention(config, platform)
 
     for head_dim in (4, 8, 64, 128, 192, 256):
         assert chosen("plain", head_dim) == "plain"

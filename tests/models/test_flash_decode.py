@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import Model, ModelConfig
-from jaxrl_llm.models.attention import attend, flash_decode, grouped_query, kv_cache
-from jaxrl_llm.models.transformer import positions_of
+from jaxrl_llm.models.attention import attend, flash_decode, kv_cache
+from jaxrl_llm.models.attention.grouped_query import positions_of
 
 CONFIG = ModelConfig(
     vocab_size=11,
@@ -66,7 +66,8 @@ def test_attention_over_what_is_filled(prompts):
 def test_decoding_by_the_kernel_is_the_full_forward(monkeypatch):
     """Prompts are prefilled, copied into a cache and continued token by token."""
     monkeypatch.setattr(kv_cache, "layout_of", lambda *_: kv_cache.FILLED)
-    monkeypatch.setattr(grouped_query, "attend_filled", functools.partial(flash_decode.attend_filled, interpret=True))
+    interpreted = functools.partial(flash_decode.attend_filled, interpret=True)
+    monkeypatch.setattr(flash_decode, "attend_filled", interpreted)
     model = Model(CONFIG)
     params, apply = model.unstack(model.init(jax.random.key(0))), jax.jit(model.apply, static_argnames="prefill")
     tokens, width = jax.random.randint(jax.random.key(1), (2, 9), 0, 11), 6

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.lora import LoRAConfig, adapter_axes, attach, init_adapters, merge
+from jaxrl_llm.training.policy import Policy
 
 MOE = dict(num_experts=4, mlp_only_layers=(0,))
 EVERYTHING = LoRAConfig(rank=2, alpha=3.0, targets="attention,mlp,router")
@@ -59,6 +60,13 @@ def test_the_tree(problem):
     assert params["moe"]["attention"]["q"].shape == (1, 16, 32)
 
 
+def test_a_shared_expert_is_a_target(tiny):
+    model = tiny(num_experts=4, shared_expert_intermediate_size=6, shared_expert_gate=True, selection_bias=True)
+    adapters = adapter_axes(EVERYTHING, model)["moe"]["mlp"]
+    assert set(adapters) == {"gate", "up", "down", "router", "shared"}  # neither the bias nor the gate of one column
+    assert adapters["shared"]["up"] == {"a": ("layers", "embed", "rank"), "b": ("layers", "rank", "mlp")}
+
+
 def test_zero_b_changes_no_bit(problem, batch):
     model, params, _ = problem
     adapters = init_adapters(EVERYTHING, model, jax.random.key(0))
@@ -82,6 +90,8 @@ def test_merged_is_what_was_apart(problem, batch):
     by_hand = np.asarray(params["moe"]["mlp"]["up"])[0, 3] + 3.0 / 2 * a @ b
     np.testing.assert_allclose(together["moe"]["mlp"]["up"][0, 3], by_hand, rtol=1e-5, atol=1e-6)
     assert jax.tree.structure(together) == jax.tree.structure(params)
+    sampled = Policy(adapters, params, EVERYTHING.scale).plain(model)  # by one program
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), sampled, together)
 
 
 def _gradient(model, params, adapters, tokens):
@@ -142,6 +152,7 @@ def test_on_a_mesh(problem, tiny, batch, shape):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), found, expected)
 
 
+@pytest.mark.slow
 def test_frozen_weights_cost_no_gradient(tiny, params_of, batch):
     """FLOPs of a step of the adapters against one of all parameters, dense: 2 of 3 matmuls and a little."""
     model = tiny(hidden_size=64, intermediate_size=256, head_dim=16)

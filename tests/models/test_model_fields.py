@@ -1,6 +1,8 @@
 """The model block of a run with a checkpoint: what it leaves open is the checkpoint's, what it says must agree."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,25 @@ def test_open_fields_are_the_checkpoints(saved):
     assert (fields["param_dtype"], fields["dtype"], fields["remat"]) == ("float32", "bfloat16", "block")
 
 
+@pytest.mark.parametrize(
+    ("stored", "given", "trained", "frozen", "computed"),
+    [
+        ("bfloat16", {}, "float32", "bfloat16", "bfloat16"),
+        ("bfloat16", {"dtype": "float32"}, "float32", "bfloat16", "float32"),
+        ("bfloat16", {"param_dtype": "float32"}, "float32", "float32", "bfloat16"),
+        ("float32", {"param_dtype": "bfloat16"}, "bfloat16", "bfloat16", "float32"),
+        ("float16", {}, "float32", "float32", "float32"),
+        (None, {}, "float32", "float32", "float32"),
+    ],
+)
+def test_what_is_trained_is_float32_and_what_is_frozen_as_stored(saved, stored, given, trained, frozen, computed):
+    place = Path(saved[1]) / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"dtype": stored, "torch_dtype": stored}))
+    for is_frozen, held in ((False, trained), (True, frozen)):
+        fields = complete_fields(empty(saved[1], **given), 20, frozen=is_frozen)
+        assert (fields["param_dtype"], fields["dtype"]) == (held, computed)
+
+
 def test_fields_that_agree_may_be_written_down(saved):
     config, path = saved
     given = {**dataclasses.asdict(config), "num_experts_per_tok": 7, "pretrained": path}  # of no use in a dense model
@@ -63,9 +84,7 @@ def test_without_a_checkpoint_nothing_is_open():
         complete_fields(empty("", hidden_size=8), 20)
     with pytest.raises(ValueError, match=r"model\.pretrained=None must be the path"):
         complete_fields(empty(None), 20)
-    with pytest.raises(
-        FileNotFoundError, match=r"pretrained='nowhere' is neither a folder nor a \.gguf file, nor OWNER/NAME"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"'nowhere' is neither a folder nor a \.gguf file, nor OWNER/NAME"):
         complete_fields(empty("nowhere"), 20)
 
 

@@ -6,15 +6,25 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl_llm.models.experts.moe import MoE, SwiGLU, load_balance_loss
+from jaxrl_llm.ground import sharding
+from jaxrl_llm.models.experts.moe import MoE, SwiGLU
+from jaxrl_llm.models.gate import Gate
+from jaxrl_llm.models.kernels import Kernels, Seen
 from tests.reference import transformer_numpy
+
+
+def seen(config):
+    """Arguments of a feed-forward layer, of which it reads only the last ones."""
+    none = jnp.zeros(0)
+    return Seen((none, none), none, none, sharding.MICRO_BATCH, "packed", Kernels.of(config, None), config.gate)
 
 
 def test_swiglu_equals_the_reference(tiny):
     layer = SwiGLU(tiny().config, nnx.Rngs(params=0))
     x = np.random.default_rng(0).standard_normal((2, 3, 16)).astype(np.float32)
     weights = [np.asarray(w[...], np.float64) for w in (layer.gate, layer.up, layer.down)]
-    y = layer(jnp.asarray(x))
+    y, routing = layer(jnp.asarray(x), seen(tiny().config), None)
+    assert routing is None
     for b, t in np.ndindex(2, 3):
         np.testing.assert_allclose(y[b, t], transformer_numpy.swiglu(x[b, t], *weights), rtol=1e-5, atol=1e-6)
 
@@ -25,7 +35,7 @@ def test_mixture_with_one_and_with_all_experts(tiny, chosen):
     layer = MoE(config, nnx.Rngs(params=0))
     x = np.random.default_rng(0).standard_normal((1, 2, 16)).astype(np.float32)
     graphdef, state = nnx.split(layer)
-    y, routing = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, None, None))(state, x)
+    y, routing = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, seen(config), None))(state, x)
     weights = {name: np.asarray(getattr(layer, name)[...], np.float64) for name in ("router", "gate", "up", "down")}
     for t in range(2):
         expected, chosen_experts, router = transformer_numpy.mixture(x[0, t], weights, config)
@@ -60,7 +70,7 @@ def _problem(rows=4, time=6, layers=2, num_experts=5):
     return logits, experts, mask
 
 
-_loss = jax.jit(load_balance_loss, static_argnames="num_sequences")
+_loss = jax.jit(Gate(5, 2).balance, static_argnames="num_sequences")
 
 
 def test_load_balance_loss_equals_the_loop():
@@ -101,3 +111,18 @@ def test_load_balance_gradient_leaves_masked_tokens_alone():
     grad = np.asarray(jax.grad(lambda x: _loss(x, experts, mask, ids, num_sequences=4)[0])(jnp.asarray(logits)))
     assert not np.any(grad[:, ~mask])
     assert np.all(np.abs(grad[:, mask]).max(axis=-1) > 0)
+
+
+def test_a_mesh_that_spreads_experts_gives_the_same(tiny, params_of, forward, batch):
+    """Groups, the bias and the gate of a shared expert are on every device, the shared expert is sliced as a dense
+    layer is."""
+    changes = dict(num_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, scoring_func="sigmoid")
+    changes |= dict(selection_bias=True, shared_expert_intermediate_size=12, shared_expert_gate=True)
+    model, spread = (tiny(mesh, **changes) for mesh in (None, sharding.make_mesh((1, 1, 2, 2))))
+    params = params_of(model)
+    placed = jax.device_put(params, sharding.shardings(spread.axes(), params, spread.mesh))
+    logits, routing = forward(model, params, *batch)
+    found, record = forward(spread, placed, *batch)
+    inside = np.asarray(batch[1]) > 0
+    np.testing.assert_allclose(found[inside], logits[inside], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(record.experts, routing.experts)

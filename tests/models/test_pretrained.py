@@ -72,19 +72,6 @@ def test_weights_that_are_not_finite_are_refused_by_name(saved, value, dtype):
     load_pretrained(folder)
 
 
-def test_tensors_that_share_bytes_are_refused(saved):
-    _, _, folder = saved()
-    file = folder / "model.safetensors"
-    length, content = int.from_bytes(file.read_bytes()[:8], "little"), file.read_bytes()
-    header = json.loads(content[8 : 8 + length])
-    first, second = "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"
-    header[second]["data_offsets"] = header[first]["data_offsets"]
-    written = json.dumps(header).encode()
-    file.write_bytes(len(written).to_bytes(8, "little") + written + content[8 + length :])
-    with pytest.raises(ValueError, match=rf"{first} and {second} share bytes \d+ to \d+: fetch it again"):
-        load_pretrained(folder)
-
-
 @EVERY
 def test_round_trip_is_exact(saved, changes):
     model, params, path = saved(**changes)
@@ -152,17 +139,6 @@ def test_sharded_files(tiny, params_of, tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_an_index_that_lists_what_its_files_lack(tiny, params_of, tmp_path):
-    model = tiny()
-    save_pretrained(params_of(model), model.config, tmp_path, shard_bytes=8_000)
-    path = tmp_path / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["model.lost.weight"] = min(index["weight_map"].values())
-    path.write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"lists tensors that its files lack: model\.lost\.weight"):
-        load_pretrained(tmp_path)
-
-
 OLD = dict(rope_parameters=None, dtype=None, num_local_experts=None)
 NEW = dict(rope_theta=None, torch_dtype=None, num_experts=None)
 
@@ -198,13 +174,11 @@ def test_older_and_other_forms_of_a_llama(saved, form):
     _equal(again, jax.tree.map(lambda x: x.astype(np.float16).astype(np.float32), params))
 
 
-def test_a_window_of_mistral_is_refused(saved):
-    """One that config.json does not name is 4096."""
+def test_a_window_of_mistral_that_config_json_does_not_name_is_4096(saved):
     _, _, path = saved(qk_norm="none")
-    for window in (4096, None):
-        _edit(path, model_type="mistral", sliding_window=window)
-        with pytest.raises(ValueError, match="sliding_window=4096, which this model does not compute"):
-            load_pretrained(path)
+    for given, window in ((8, 8), (None, 4096)):
+        _edit(path, model_type="mistral", sliding_window=given)
+        assert load_pretrained(path)[0].config.sliding_window == window
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 1, 1, 2)], ids=["fsdp-expert", "data-tensor"])
@@ -228,6 +202,7 @@ def test_a_sharded_model_is_saved_whole(tiny, params_of, tmp_path):
     _equal(load_pretrained(tmp_path)[1], params)
 
 
+@pytest.mark.slow
 def test_loading_holds_little_beside_the_parameters(tiny, params_of, tmp_path):
     """The peak stays below the parameters and twice the largest tensor, far below a second copy of a stacked array."""
     model = tiny(hidden_size=256, intermediate_size=2048, num_hidden_layers=4)
@@ -304,7 +279,7 @@ def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(saved):
         ),
         (
             lambda t: t.update({"model.norm.weight": np.zeros(16, np.int8)}),
-            r"model\.norm\.weight has type I8; only F32, BF16 and F16",
+            r"model\.norm\.weight has type I8; only F32, BF16, F16 and U8",
         ),
     ],
     ids=["missing", "no-head", "extra", "extras", "shape", "type"],
@@ -330,8 +305,12 @@ def test_tensors_that_do_not_fit(saved, change, message):
         (dict(clip_qkv=8.0), r"clip_qkv=8\.0"),
         (dict(use_sliding_window=True), r"use_sliding_window=True"),
         (dict(layer_types=["full_attention", "sliding_attention"]), r"use_sliding_window=True"),
-        (dict(rope_scaling={"type": "yarn", "factor": 4}), r"rope scaling='yarn'"),
-        (dict(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}), r"rope scaling='linear'"),
+        (
+            dict(rope_scaling={"type": "yarn", "factor": 4}),
+            r"has no original_max_position_embeddings; add it",
+        ),
+        (dict(rope_scaling={"type": "dynamic", "factor": 4}), r"rope scaling='dynamic'"),
+        (dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), r"rope scaling='longrope'"),
         (dict(rope_parameters={"partial_rotary_factor": 0.5}), r"partial_rotary_factor=0\.5"),
         (dict(hidden_act="gelu"), r"hidden_act='gelu'"),
         (dict(quantization_config={"quant_method": "fp8"}), r"quantization_config"),

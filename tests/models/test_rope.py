@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.models.attention.grouped_query import rotate, rotation
+from jaxrl_llm.models.attention.rotary import Rope, rotate, rotation
 
 
 @jax.jit
 def _rotate(x, position):
-    return rotate(x.reshape(1, 1, 1, -1), rotation(position.reshape(1, 1), x.size, 100.0)).reshape(-1)
+    return rotate(x.reshape(1, 1, 1, -1), rotation(position.reshape(1, 1), Rope(x.size, 100.0))).reshape(-1)
 
 
 def _at(x, position):
@@ -42,7 +42,7 @@ def test_a_product_depends_on_the_distance_only(p, q, shift):
 
 def test_computed_in_float32_returned_in_the_type_given():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 1, 8)), jnp.bfloat16)
-    rope = rotation(jnp.asarray(np.arange(6).reshape(2, 3) + 1000), 8, 1e6)
+    rope = rotation(jnp.asarray(np.arange(6).reshape(2, 3) + 1000), Rope(8, 1e6))
     low = rotate(x, rope)
     assert low.dtype == jnp.bfloat16
     np.testing.assert_array_equal(low, rotate(x.astype(jnp.float32), rope).astype(jnp.bfloat16))  # rounded once, last

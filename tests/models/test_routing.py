@@ -1,5 +1,7 @@
 """Choosing experts and replaying them: one code path, exact gates, a gradient for the router."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,21 +9,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.models import Routing, experts_of
-from jaxrl_llm.models.routing import EXACT, Router, is_recorded, no_record, routing_dtype, select_experts
+from jaxrl_llm.models.gate import Gate
+from jaxrl_llm.models.routing import EXACT, Router, Routing, is_recorded, no_record, routing_dtype
 from tests.reference import transformer_numpy
 
 MOE = dict(num_experts=4, num_experts_per_tok=2)
-_select = jax.jit(select_experts, static_argnames=("num_chosen", "normalise"))
+_choose = jax.jit(Gate.choose, static_argnums=0)
 
 
 def test_golden_choice():
     """Scores 0, ln 2, ln 5, ln 1: the softmax over all is (1, 2, 5, 1) / 9, over the chosen two (5, 2) / 7."""
     logits = jnp.log(jnp.array([[1.0, 2.0, 5.0, 1.0]]))
-    experts, gates = select_experts(logits, 2, True)
-    np.testing.assert_array_equal(experts, [[2, 1]])
+    routing, gates = Gate(4, 2).choose(logits, {})
+    np.testing.assert_array_equal(routing.experts, [[2, 1]])
     np.testing.assert_allclose(gates, [[5 / 7, 2 / 7]], rtol=1e-6)
-    np.testing.assert_allclose(select_experts(logits, 2, False)[1], [[5 / 9, 2 / 9]], rtol=1e-6)
+    np.testing.assert_allclose(Gate(4, 2, normalise=False).choose(logits, {})[1], [[5 / 9, 2 / 9]], rtol=1e-6)
+    recorded = jnp.array([[1, 255]], jnp.uint8)
+    np.testing.assert_allclose(Gate(4, 2).logprob(logits, recorded), [[np.log(2 / 9), 0]], rtol=1e-6)
+
+
+def test_sigmoid_bias_and_scale():
+    """Scores 1/5, 2/3, 1/2, 3/4. The bias lifts the third over the fourth; the gates know nothing of it."""
+    logits, bias = jnp.log(jnp.array([[1 / 4, 2.0, 1.0, 3.0]])), {"router_bias": jnp.array([0.0, 0.0, 0.3, 0.0])}
+    gate = Gate(4, 2, scoring="sigmoid", selection_bias=True, scale=2.0)
+    routing, gates = gate.choose(logits, bias)
+    np.testing.assert_array_equal(routing.experts, [[2, 3]])
+    np.testing.assert_allclose(gates, [[2 * 2 / 5, 2 * 3 / 5]], rtol=1e-6)
+    plain = dataclasses.replace(gate, normalise=False, scale=1.0)
+    np.testing.assert_allclose(plain.choose(logits, bias)[1], [[1 / 2, 3 / 4]], rtol=1e-6)
+    replayed, gates = gate.choose(logits, bias, Routing(jnp.array([[0, 1]], jnp.uint8)))
+    np.testing.assert_array_equal(replayed.experts, [[0, 1]])
+    np.testing.assert_array_equal(replayed.chosen, [[2, 3]])
+    np.testing.assert_allclose(gates, [[2 * 3 / 13, 2 * 10 / 13]], rtol=1e-6)
+    total = 1 / 5 + 2 / 3 + 1 / 2 + 3 / 4
+    np.testing.assert_allclose(gate.logprob(logits, jnp.array([[1]], jnp.uint8)), [[np.log(2 / 3 / total)]], rtol=1e-6)
+
+
+def test_groups_keep_the_best_by_their_two_largest():
+    """Three groups of two. Expert 4 has the largest score, but its group the smallest sum; a score below 0 in a kept
+    group goes before every score of another, since what is left out is -inf."""
+    logits = jnp.log(jnp.array([[2.0, 2.0, 1.5, 0.1, 3.0, 0.01]]))
+    gate = Gate(6, 2, scoring="sigmoid", selection_bias=True, groups=3, kept_groups=1)
+    np.testing.assert_array_equal(gate.choose(logits, {"router_bias": jnp.zeros(6)})[0].experts, [[0, 1]])
+    below = {"router_bias": jnp.array([1.0, -0.8, 0.0, 0.0, -0.5, 0.0])}
+    np.testing.assert_array_equal(gate.choose(logits, below)[0].experts, [[0, 1]])
 
 
 @given(seed=st.integers(0, 2**31 - 1), normalise=st.booleans())
@@ -34,13 +65,14 @@ def test_replay_by_hand(seed, normalise):
     given_experts[~recorded] = 255
     for logits in (None, old):
         replay = Routing(experts=jnp.asarray(given_experts), logits=None if logits is None else jnp.asarray(logits))
-        experts, gates = _select(fresh, num_chosen=3, normalise=normalise, replay=replay)
+        routing, gates = _choose(Gate(6, 3, normalise), fresh, {}, replay)
+        np.testing.assert_array_equal(routing.chosen, np.argsort(-fresh, axis=-1)[:, :3])
         for n in range(5):
             probs = transformer_numpy.softmax(
                 (old if recorded[n] and logits is not None else fresh)[n].astype(np.float64)
             )
             expected = given_experts[n] if recorded[n] else np.argsort(-probs)[:3]
-            np.testing.assert_array_equal(experts[n], expected)
+            np.testing.assert_array_equal(routing.experts[n], expected)
             share = probs[expected] / (probs[expected].sum() if normalise else 1)
             np.testing.assert_allclose(gates[n], share, rtol=1e-5)
 
@@ -49,7 +81,7 @@ def test_gates_survive_an_expert_without_probability():
     """Recorded experts whose probabilities underflow to 0: renormalised probabilities would be 0 / 0."""
     logits = jnp.array([[200.0, 0.0, 0.0, -1.0]])
     replay = Routing(experts=jnp.array([[1, 3]], jnp.uint8))
-    gates, grad = jax.value_and_grad(lambda s: select_experts(s, 2, True, replay)[1][0, 0])(logits)
+    gates, grad = jax.value_and_grad(lambda s: Gate(4, 2).choose(s, {}, replay)[1][0, 0])(logits)
     assert gates == pytest.approx(1 / (1 + np.exp(-1)))
     np.testing.assert_allclose(grad, [[0, gates * (1 - gates), 0, -gates * (1 - gates)]], rtol=1e-6)
 
@@ -63,12 +95,6 @@ def test_the_narrowest_type_keeps_its_maximum_free(num_experts, dtype):
     largest = jnp.array([[num_experts - 1]], routing_dtype(num_experts))
     assert is_recorded(largest)
     assert not is_recorded(jnp.full_like(largest, no_record(largest)))
-
-
-def test_the_experts_of_all_layers_are_those_of_each():
-    logits = jax.random.normal(jax.random.key(0), (3, 2, 5, 8))
-    each = [jax.lax.top_k(layer, 2)[1] for layer in logits]
-    np.testing.assert_array_equal(experts_of(logits, 2), jnp.stack(each))
 
 
 def test_padding_has_no_record(tiny, params_of, forward, batch):
@@ -175,13 +201,12 @@ def test_a_bias_is_of_the_expert_alone():
 def test_noise_and_bias_of_the_choice_alone_leave_the_gates():
     """The experts are those of a router that is moved as a whole, the gates those of the exact logits at them."""
     x, weight = _operands(rows=50)
-    exact, same = EXACT.logits(x, weight), Router(noise=1.0, bias=1.0)
-    router = Router(noise=1.0, bias=1.0, gates="exact")
-    np.testing.assert_array_equal(router.logits(x, weight), exact)
-    experts, gates = select_experts(exact, 2, True, None, router.choosing(exact))
-    np.testing.assert_array_equal(experts, select_experts(same.logits(x, weight), 2, True)[0])
-    assert np.any(experts != select_experts(exact, 2, True)[0])
-    np.testing.assert_allclose(gates, jax.nn.softmax(jnp.take_along_axis(exact, experts, -1)), rtol=1e-6)
+    exact, moved = EXACT.logits(x, weight), Router(noise=1.0, bias=1.0).logits(x, weight)
+    routing, gates = Gate(6, 2, router=Router(noise=1.0, bias=1.0, gates="exact"))(x, {"router": weight})
+    np.testing.assert_array_equal(routing.logits, exact)
+    np.testing.assert_array_equal(routing.experts, np.argsort(-moved, axis=-1)[:, :2])
+    assert np.any(routing.experts != np.argsort(-exact, axis=-1)[:, :2])
+    np.testing.assert_allclose(gates, jax.nn.softmax(jnp.take_along_axis(exact, routing.experts, -1)), rtol=1e-6)
 
 
 def test_a_bfloat16_router_rounds_operands_and_logits():

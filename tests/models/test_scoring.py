@@ -48,7 +48,7 @@ def test_a_head_for_some_tokens_gives_their_scores_and_gradients(rows, cut, monk
 
     def both(most):
         def loss(params):
-            logprobs, entropy = found = of(params, read=scoring.Read(wanted if most else None, kept), most=most)
+            logprobs, entropy = found = of(params, mask=wanted if most else None, kept=kept, most=most)
             return jnp.sum(logprobs * jnp.arange(12.0)[None] + entropy, where=wanted), found
 
         return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import selected_logprobs as module
 from jaxrl_llm.models.selected_logprobs import selected_logprobs
+from tests.reference.slowly import first_quick
 
 D, V = 8, 40
 
@@ -51,7 +52,7 @@ def test_by_hand(path):
     np.testing.assert_allclose(entropy, [np.log(4) - 0.75 * np.log(3)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 24, 31])
+@pytest.mark.parametrize("n", first_quick(1, [31, 24, 1]))
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_values(path, n, temperature):
     got = jax.jit(functools.partial(selected_logprobs, temperature=temperature))(*_problem(n))
@@ -61,7 +62,7 @@ def test_values(path, n, temperature):
 
 
 @pytest.mark.parametrize("weight_entropy", [False, True])
-@pytest.mark.parametrize("n", [24, 31])
+@pytest.mark.parametrize("n", first_quick(1, [31, 24]))
 def test_gradients(path, n, weight_entropy):
     hidden, head, targets = _problem(n)
     ours, plain = (functools.partial(f, temperature=0.7) for f in (selected_logprobs, _plain))
@@ -102,7 +103,7 @@ def test_bfloat16(path):
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=2e-2 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 2, 1, 1), (1, 1, 2, 2)])
+@pytest.mark.parametrize("shape", first_quick(1, [(2, 2, 1, 1), (1, 1, 1, 4), (1, 1, 2, 2)]))
 def test_every_device_walks_its_own_tokens(path, shape, monkeypatch):
     """Values and gradients inside shard_map: tokens over all devices, the head in parts that are gathered."""
     monkeypatch.setattr(module, "score_chunk", lambda platform: 2)
@@ -121,6 +122,16 @@ def test_every_device_walks_its_own_tokens(path, shape, monkeypatch):
     found, want = (jax.tree.leaves(x) for x in (run(*placed, mesh=mesh), run(hidden, head, targets)))
     for a, b in zip(found, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_no_chunk_is_larger_than_its_bound():
+    """Ten tokens in chunks of at most four are three of four, two of whose places are padding; each takes every third
+    token, so that tokens stay on their devices."""
+    cut = module.in_chunks(jnp.arange(1, 11), 4)
+    assert cut.tolist() == [[1, 4, 7, 10], [2, 5, 8, 0], [3, 6, 9, 0]]
+    assert module.from_chunks(cut, 10).tolist() == list(range(1, 11))
+    assert module.in_chunks(jnp.arange(1, 9), 4).tolist() == [[1, 3, 5, 7], [2, 4, 6, 8]]
+    assert module.in_chunks(jnp.arange(1, 3), 4).tolist() == [[1, 2]]
 
 
 def test_memory_follows_the_chunk_not_the_batch(monkeypatch):

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.scale.hlo import parse
+from experiments.scale.hlo_cost import measure
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.models import Routing, transformer
+from jaxrl_llm.models import Routing, in_a_loop, transformer
 from jaxrl_llm.models.attention import kv_cache
+from jaxrl_llm.models.attention.grouped_query import positions_of
 from jaxrl_llm.models.layers import FEW_ROWS, Transposed, embedded, project
-from jaxrl_llm.models.transformer import positions_of
-from jaxrl_llm.plan.cost import measure
-from jaxrl_llm.plan.hlo import parse
 from tests.reference import transformer_numpy
+from tests.reference.slowly import first_quick
 
 MOE = dict(num_experts=4, num_experts_per_tok=2)
 MIXED = dict(**MOE, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=(1,), tie_word_embeddings=True)
@@ -198,7 +199,7 @@ def test_where_layers_are_trained_in_a_loop(tiny, monkeypatch):
     def unrolled(platform, mesh, layers):
         monkeypatch.setattr(sharding, "platform", lambda _: platform)
         configs = [tiny(remat=remat).config for remat in ("none", "block", "dots")]
-        return [c.remat for c in configs if not transformer.in_a_loop(c, mesh, layers)]
+        return [c.remat for c in configs if not in_a_loop(c, mesh, layers)]
 
     assert unrolled("cpu", None, 8) == ["none"]
     assert unrolled("gpu", None, 48) == unrolled("gpu", sharding.make_mesh((4, 1, 1, 1)), 48) == ["none", "dots"]
@@ -223,11 +224,12 @@ def test_rematerialisation_lowers_memory(tiny):
     assert block < dots < none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param((1, 4, 1, 1), marks=pytest.mark.slow),  # every matrix has the model's width
-        pytest.param((1, 1, 4, 1), marks=pytest.mark.slow),  # the width is cut over the expert axis too
+        (1, 4, 1, 1),  # every matrix has the model's width
+        (1, 1, 4, 1),  # the width is cut over the expert axis too
         (1, 1, 2, 2),
     ],
     ids=["fsdp", "expert", "expert-tensor"],
@@ -246,7 +248,9 @@ def test_parameters_are_born_sharded(tiny, forward, batch, shape):
     np.testing.assert_allclose(logits, forward(alone, expected, *batch)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (1, 1, 1, 4), (1, 2, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", first_quick(2, [(1, 4, 1, 1), (1, 1, 2, 2), (2, 2, 1, 1), (1, 1, 1, 4), (1, 2, 1, 1, 2)]), ids=str
+)
 @pytest.mark.parametrize("vocabulary", [8, 10])
 @pytest.mark.parametrize("axes", [sharding.MICRO_BATCH, sharding.ROLLOUT], ids=["micro-batch", "rollout"])
 def test_embeddings_on_a_mesh(shape, vocabulary, axes):
@@ -288,6 +292,14 @@ def test_axes_name_every_dimension(tiny):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     ranks = jax.tree.map(len, model.axes(), is_leaf=lambda a: isinstance(a, tuple))
     assert ranks == jax.tree.map(lambda s: s.ndim, shapes)
+
+
+def test_fresh_parameters_lie_as_their_shapes_say(tiny):
+    model = tiny(sharding.make_mesh((1, 4, 1, 1)))
+    params, shapes = model.init_sharded(jax.random.key(0)), model.shapes()
+    assert all(
+        jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s.sharding, x.ndim), params, shapes))
+    )
 
 
 def test_routing_for_a_dense_model_is_an_error(tiny, params_of, batch):

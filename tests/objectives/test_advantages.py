@@ -176,6 +176,28 @@ def test_kl_inside_the_reward():
     np.testing.assert_array_equal(moved, got)
 
 
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_rewards_discounted_by_turn_give_the_advantages_of_a_discount_over_turns(lam):
+    """`rewards.turn_gamma`: with r_k and V of turn k times gamma^k, A is gamma^k times GAE with a discount at the ends
+    of turns. Observations, with values of 9, are no steps."""
+    gamma, rng = 0.8, np.random.default_rng(4)
+    turn = np.array([0, 0, -1, 1, 1, 1, -1, -1, 2])
+    mask = turn >= 0
+    rewards, values = (
+        np.where([0, 1, 0, 0, 0, 1, 0, 0, 1], rng.normal(size=9), 0),
+        np.where(mask, rng.normal(size=9), 9),
+    )
+    expected, advantage, value, later = np.zeros(9), 0.0, 0.0, 2
+    for t in np.flatnonzero(mask)[::-1]:
+        discount = 1.0 if turn[t] == later else gamma
+        advantage = rewards[t] + discount * value - values[t] + discount * lam * advantage
+        expected[t], value, later = gamma ** turn[t] * advantage, values[t], turn[t]
+    scale = np.where(mask, gamma ** np.maximum(turn, 0.0), 1)
+    given = [jnp.asarray(x, jnp.float32)[None] for x in (rewards * scale, values * scale)]
+    found, _ = objectives.gae(*given, jnp.asarray(mask)[None], lam=lam)
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
 def test_gae_recipe_whitens_after_the_returns():
     mask = jnp.asarray([[True, True], [True, False]])
     values = jnp.asarray([[0.5, 0.25], [0.5, 0.0]])

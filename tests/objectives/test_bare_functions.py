@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.objectives import corrections, divergences, pair_parts, ratios, surrogates, trust_regions, value
+from jaxrl_llm.objectives import corrections, divergences, pair_parts, ratios, surrogates, trust_regions, value, vespo
 from tests.reference.answers import make, random_batch
 
 A = jnp.asarray([[1.0, 1.0], [-1.0, -1.0]])
@@ -29,7 +29,7 @@ GOLDEN = {
     "soft gate": (lambda: surrogates.soft_gate(X, A, 1.0, 1.05), [[2.48983735, 1.51016265], [-2.8219996, -2 / 1.05]]),
     "cispo": (lambda: surrogates.cispo(X, NEW, A, 1.6), A * NEW * jnp.asarray([[1.5, 0.5], [1.6, 1.0]])),
     "geometric mean": (lambda: surrogates.geometric_mean(X, A, 0.4, MASK), [[0.8636614] * 2, [-2, -2]]),
-    "vespo": (lambda: surrogates.vespo(jnp.log(jnp.asarray([[0.75, 0.75], [2, 1]])), -A, A, (2.0, 3.0), (3.0, 2.0)),
+    "vespo": (lambda: vespo.vespo(jnp.log(jnp.asarray([[0.75, 0.75], [2, 1]])), -A, A, (2.0, 3.0), (3.0, 2.0)),
               [[-1.1908125] * 2, [-1.0826823, -1]]),
     "contraction": (lambda: trust_regions.staleness_contraction(X, MASK, 0.25), [[1, 0.3857594], [0.3857594, 1]]),
     "tv": (lambda: trust_regions.binary_divergence(NEW, NEW - X, "tv"), [[0.2, 0.2], [0.25, 0]]),
@@ -53,6 +53,19 @@ def test_golden_numbers(name):
     np.testing.assert_allclose(jax.jit(function)(), expected, rtol=2e-6, atol=1e-7)
 
 
+def test_the_ratio_of_a_whole_answer_is_bounded_as_that_of_a_token():
+    """12 + 12 is 20 without a gradient; 12 - 2 is 10, to which each of two tokens adds what it has."""
+
+    def log_ratios(logprobs):
+        arrays = {"old_logprobs": jnp.zeros((2, 2)), "mask": jnp.ones((2, 2), bool), "advantages": jnp.ones(2)}
+        return ratios.AnswerRatio()(objectives.Batch.of(logprobs=logprobs, **arrays))
+
+    logprobs = jnp.asarray([[12.0, 12.0], [12.0, -2.0]])
+    np.testing.assert_array_equal(log_ratios(logprobs), [[20, 20], [10, 10]])
+    slopes = jax.grad(lambda x: jnp.sum(log_ratios(x)))(logprobs)
+    np.testing.assert_array_equal(slopes, [[0, 0], [2, 2]])  # of the answer's two places
+
+
 def test_a_function_is_what_its_class_computes():
     batch = random_batch(spread=1.0)
     made = objectives.Batch.of(**batch)
@@ -65,7 +78,7 @@ def test_a_function_is_what_its_class_computes():
         "sapo": surrogates.soft_gate(x, a, 1.0, 1.05),
         "cispo": surrogates.cispo(x, log_p, a, 5.0),
         "gmpo": surrogates.geometric_mean(x, a, 0.4, mask),
-        "vespo": surrogates.vespo(ratios.sequence_product(x, mask), log_p, a, (2.0, 3.0), (3.0, 2.0)),
+        "vespo": vespo.vespo(ratios.sequence_product(x, mask), log_p, a, (2.0, 3.0), (3.0, 2.0)),
         "rspo": surrogates.clip(
             x + ratios.router_shift(made.require("router_logprobs"), made.require("old_router_logprobs"), mask, 0.8),
             a, 0.2, 0.2,

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.ground.declared import declarations
 from jaxrl_llm.ground.metrics import finalize
 from jaxrl_llm.objectives import advantages
 from jaxrl_llm.objectives import registry as known
+from jaxrl_llm.objectives.named_parts import ADVANTAGES
 from jaxrl_llm.run.settings import validate
 from tests.reference.answers import random_batch
 
@@ -109,17 +111,26 @@ def test_the_table_lists_every_recipe_with_its_aggregation():
         assert f"`{objectives.hyperparameters(name)['aggregation']}`" in row[4], name
 
 
+def named(key):
+    """The advantages by name that alone have this hyper-parameter."""
+    return [f"advantage={name}" for name, kind in ADVANTAGES.items() if key in declarations(kind)]
+
+
+def declared_default(choice, key):
+    return declarations(ADVANTAGES[choice.removeprefix("advantage=")])[key].default
+
+
 def table():
     """The rows of the table of hyper-parameters, from their declarations."""
     lines = []
     of = {name: objectives.hyperparameters(name) for name in objectives.names("rollouts")}
     for key, declared in objectives.fields().items():
-        owners = [name for name in of if key in of[name]]
+        owners = [name for name in of if key in of[name]] or named(key)
         if not owners:  # of pairs alone: docs/preferences.md
             continue
         others = [name for name in of if name not in owners]
-        where = "all" if not others else f"all but `{others[0]}`" if len(others) == 1 else ", ".join(owners)
-        values = [str(of[name][key]) for name in owners]
+        where = "all" if not others else f"all but {', '.join(others)}" if len(others) < 4 else ", ".join(owners)
+        values = [str(of[name][key]) if name in of else str(declared_default(name, key)) for name in owners]
         usual = max(values, key=values.count)
         own = "; ".join(f"{name} {value}" for name, value in zip(owners, values, strict=True) if value != usual)
         default = "see above" if key == "aggregation" else f"{usual} ({own})" if own else usual

@@ -13,8 +13,9 @@ from jaxrl_llm.objectives.advantages import Gae
 from jaxrl_llm.objectives.aggregation import Constant, TokenMean
 from jaxrl_llm.objectives.corrections import Truncated
 from jaxrl_llm.objectives.ratios import NoRatio, SamplerRatio, SequenceProduct, SequenceRatio
-from jaxrl_llm.objectives.surrogates import GeometricMean, Vespo
+from jaxrl_llm.objectives.surrogates import GeometricMean
 from jaxrl_llm.objectives.value import ValueLoss
+from jaxrl_llm.objectives.vespo import Vespo
 from tests.reference.answers import corrected, make, random_batch
 from tests.reference.gradient_formulas import GRADIENTS
 from tests.reference.objective_loops import GOLDEN, GOLDEN_BATCH, RECIPES
@@ -25,6 +26,7 @@ GOLDEN_SETTINGS = {
     "dr_grpo": {"max_length": 4},
     "sat": {"tail": 0.25},
     "dppo": {"divergence_low": 0.15, "divergence_high": 0.15},
+    "clip_cov": {"cov_low": -0.4},
 }
 
 
@@ -130,18 +132,6 @@ def test_gradient_equals_finite_differences(name):
     assert not gradient[~batch["mask"]].any()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in RECIPES and not detaches(name)])
-def test_own_value_and_own_gradient_agree(name):
-    """The same difference taken of the jax value itself, where nothing is detached."""
-    batch = random_batch(seed=2)
-    _, gradient = loss_and_gradient(name, batch)
-    direction = np.random.default_rng(0).normal(size=gradient.shape)
-    with jax.enable_x64(True):
-        f = jax.jit(lambda x: policy_loss(make(name), x, batch))
-        up, down = (f(jnp.asarray(batch["logprobs"] + h * direction)) for h in (1e-7, -1e-7))
-    np.testing.assert_allclose(float(up - down) / 2e-7, (gradient * direction).sum(), rtol=1e-5, atol=1e-8)
-
-
 @pytest.mark.slow  # the examples of the documentation, which are quick tests, run without jit too
 @pytest.mark.parametrize("name", NAMES)
 def test_jit_and_no_jit_agree(name):
@@ -172,6 +162,10 @@ def test_jit_and_no_jit_agree(name):
 def test_needs_names_what_is_read():
     assert make("grpo").needs == frozenset()
     assert make("grpo", kl_coef=0.1).needs == {"ref_logprobs"}
+    assert make("reinforce_pp", reward_kl_coef=0.1).needs == {
+        "ref_logprobs",
+        "old_logprobs",
+    }  # no first forward is pi_old
     assert make("grpo", entropy_coef=0.1).needs == {"entropy"}
     assert make("grpo", correction="icepop").needs == {"sampler_logprobs"}
     assert make("ppo").needs == {"values", "old_values", "returns"}

@@ -58,6 +58,12 @@ def test_its_fields_are_those_of_a_config():
     }
 
 
+def test_a_name_that_is_not_loaded_yet_is_taken():
+    with pytest.raises(ValueError, match="objective 'kl_cov' is already registered with other parts"):
+        objectives.register("kl_cov", objectives.recipe("grpo"))
+    assert objectives.register("kl_cov", objectives.recipe("kl_cov")) == objectives.recipe("kl_cov")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -78,7 +78,7 @@ def gradients(objective, counts, batch, num_sequences=None):
 
 def test_what_reads_the_whole_minibatch_says_so():
     """SAT's quantile is of the minibatch: the halves have their own, so that their gradients do not add up."""
-    assert WHOLE_MINIBATCH == ["sat"]
+    assert WHOLE_MINIBATCH == ["sat", "clip_cov", "kl_cov"]
     shift = np.log([[1.05, 1.15], [2.7, 3.0]])
     batch = {"old_logprobs": np.full((2, 2), -2.0), "mask": np.ones((2, 2), bool), "advantages": np.ones((2, 2))}
     batch |= {"logprobs": shift - 2.0, "sampler_logprobs": batch["old_logprobs"]}

@@ -31,6 +31,14 @@ CASES = {
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06},
         ("gspo", {"clip_low": 0.05, "clip_high": 0.06}),
     ),
+    "luspo": (
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06},
+        ("luspo", {"clip_low": 0.05, "clip_high": 0.06}),
+    ),
+    "high_entropy": (
+        {"loss_type": "bnpo", "top_entropy_quantile": 0.3},
+        ("dapo", {"clip_high": 0.2, "correction": "high_entropy", "correction_cap": 0.3}),
+    ),
     # 1.0625 is exact in float32: TRL rounds the temperature to it, so 1.05 would agree to 1e-7 only
     "sapo": ({"loss_type": "sapo"}, ("sapo", {"tau_neg": 1.0625})),
     "cispo": ({"loss_type": "cispo", "epsilon_high": 1.5}, ("cispo", {"cap": 1.5})),
@@ -65,6 +73,7 @@ def random_arrays(empty_row=False):
         "old_logprobs": old,
         "ref_logprobs": old + 0.3 * noise[1],
         "sampler_logprobs": old + 0.4 * noise[2],
+        "entropy": np.abs(noise[2]),
         "advantages": np.asarray([1.0, -0.7, 0.4, -1.3]),
         "mask": mask,
     }
@@ -75,6 +84,7 @@ def trl_loss(torch, trainer, settings, arrays):
     chosen = {
         "loss_type": "grpo", "importance_sampling_level": "token", "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2,
         "delta": None, "use_bias_correction_kl": False, "use_vllm": False, "vllm_importance_sampling_correction": False,
+        "top_entropy_quantile": 1.0,
     } | settings  # fmt: skip
     logprobs = torch.tensor(arrays["logprobs"], requires_grad=True)
     stand_in = types.SimpleNamespace(
@@ -90,7 +100,6 @@ def trl_loss(torch, trainer, settings, arrays):
             vespo_lambda_neg=2.0,
             steps_per_generation=1,
         ),
-        top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
@@ -98,12 +107,17 @@ def trl_loss(torch, trainer, settings, arrays):
         current_gradient_accumulation_steps=1,
         model=types.SimpleNamespace(training=True),
         accelerator=types.SimpleNamespace(
-            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
+            num_processes=1,
+            gather=lambda x: x,
+            reduce=lambda x, reduction: x,
+            sync_gradients=True,
+            pad_across_processes=lambda x, **_: x,
         ),
         _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.tensor(arrays["entropy"]), None),
         get_gamma_weights=trainer.get_gamma_weights,
     )
+    stand_in.get_high_entropy_mask = types.MethodType(trainer.get_high_entropy_mask, stand_in)
     tokens, mask = torch.zeros((4, 6), dtype=torch.long), torch.tensor(arrays["mask"]).long()
     inputs = {
         "prompt_ids": tokens[:, :1],
@@ -142,6 +156,40 @@ def test_same_value_and_gradient(case, torch_and_trainer):
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-9)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-8, atol=1e-12)
     assert np.abs(theirs[1]).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_rloo(torch_and_trainer):
+    """RLOOTrainer's loss: one clipped ratio of whole answers, by the sums of their log-probs."""
+    torch, _ = torch_and_trainer
+    from trl.trainer.rloo_trainer import RLOOTrainer  # pyright: ignore[reportMissingImports]
+
+    arrays = random_arrays()
+    logprobs = torch.tensor(arrays["logprobs"], requires_grad=True)
+    stand_in = types.SimpleNamespace(
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        aux_loss_enabled=False,
+        model=types.SimpleNamespace(training=True),
+        accelerator=types.SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x),
+        _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+    )
+    tokens, mask = torch.zeros((4, 6), dtype=torch.long), torch.tensor(arrays["mask"]).long()
+    inputs = {
+        "prompt_ids": tokens[:, :1],
+        "prompt_mask": tokens[:, :1] + 1,
+        "completion_ids": tokens,
+        "completion_mask": mask,
+        "advantages": torch.tensor(arrays["advantages"]),
+        "old_logps": (torch.tensor(arrays["old_logprobs"]) * mask).sum(1),
+    }
+    theirs = RLOOTrainer._compute_loss(stand_in, None, inputs)
+    theirs.backward()
+    value, gradient = our_loss(("rloo", {}), arrays)
+    np.testing.assert_allclose(value, theirs.item(), rtol=1e-9)
+    np.testing.assert_allclose(gradient, logprobs.grad.numpy(), rtol=1e-8, atol=1e-12)
+    assert np.abs(gradient).max() > 1e-2
 
 
 @pytest.mark.slow

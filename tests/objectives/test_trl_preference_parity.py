@@ -5,6 +5,7 @@ trainer's settings and return given log-probs; where a convention of TRL differs
 """
 
 import collections
+import contextlib
 import types
 import warnings
 
@@ -31,9 +32,11 @@ def trl(torch):
         warnings.simplefilter("ignore")
         pytest.importorskip("trl", reason=reason)
         from trl.experimental.cpo.cpo_trainer import CPOTrainer  # pyright: ignore[reportMissingImports]
+        from trl.experimental.orpo.orpo_trainer import ORPOTrainer  # pyright: ignore[reportMissingImports]
         from trl.trainer.dpo_trainer import DPOTrainer  # pyright: ignore[reportMissingImports]
+        from trl.trainer.kto_trainer import KTOTrainer  # pyright: ignore[reportMissingImports]
         from trl.trainer.reward_trainer import RewardTrainer  # pyright: ignore[reportMissingImports]
-    return types.SimpleNamespace(dpo=DPOTrainer, cpo=CPOTrainer, reward=RewardTrainer)
+    return types.SimpleNamespace(dpo=DPOTrainer, cpo=CPOTrainer, orpo=ORPOTrainer, reward=RewardTrainer, kto=KTOTrainer)
 
 
 def random_arrays():
@@ -120,11 +123,20 @@ def assert_same(ours, theirs):
         ("sigmoid", objectives.make("dpo", beta=0.3)),
         ("ipo", objectives.make("ipo", beta=0.3)),
         ("sigmoid_norm", objectives.make("dpo", beta=0.3, aggregation="sequence_mean_token_mean")),
+        ("exo_pair", objectives.make("exo", beta=0.3, label_smoothing=1e-3)),
+        ("nca_pair", objectives.make("nca", beta=0.3)),
+        ("apo_zero", objectives.make("apo_zero", beta=0.3)),
+        ("apo_down", objectives.make("apo_down", beta=0.3)),
     ],
 )
 def test_dpo(loss_type, objective, torch, trl):
     arrays = random_arrays()
-    theirs, ours = trl_dpo(torch, trl.dpo, loss_type, arrays, beta=0.3), our_loss(objective, arrays)
+    torch.set_default_dtype(torch.float64)  # EXO's smoothing becomes a tensor of that type
+    try:
+        theirs = trl_dpo(torch, trl.dpo, loss_type, arrays, beta=0.3, label_smoothing=1e-3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ours = our_loss(objective, arrays)
     assert_same(ours, theirs)
     logged = {"pairs/accuracy": "rewards/accuracies"}
     if loss_type == "sigmoid":  # the other two log the rewards of "sigmoid", we those of the loss
@@ -163,6 +175,70 @@ def test_simpo(torch, trl):
     ours = our_loss(objective, arrays)
     assert_same(ours, (loss.mean().item(), logprobs.grad.numpy()))
     assert ours[2]["pairs/margin"] == pytest.approx((chosen - rejected).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cpo", "orpo"])
+def test_cpo_and_orpo(name, torch, trl):
+    """Their losses of an answer's log-prob; the likelihood is added here as theirs is, answers of one length."""
+    arrays = random_arrays()
+    arrays["mask"] = np.arange(6) > np.zeros((6, 1))
+    arrays["logprobs"] = -np.abs(np.random.default_rng(2).normal(size=(6, 6)))
+    logprobs = torch.tensor(arrays["logprobs"], requires_grad=True)
+    kept = logprobs[:, 1:]
+    stand_in = types.SimpleNamespace(
+        alpha=0.0, loss_type="sigmoid", beta=0.2, label_smoothing=0.0, accelerator=types.SimpleNamespace(device="cpu")
+    )
+    if name == "cpo":
+        sums = kept.sum(1)
+        loss = trl.cpo.cpo_loss(stand_in, sums[::2], sums[1::2])[0].mean()
+    else:
+        means = kept.mean(1)
+        with float64_stays(torch):
+            loss = -trl.orpo.odds_ratio_loss(stand_in, means[::2], means[1::2])[0].mean()
+    loss = loss - 0.5 * kept[::2].mean()
+    loss.backward()
+    objective = objectives.make(name, beta=0.2, nll_coef=0.5)
+    assert_same(our_loss(objective, arrays), (loss.item(), logprobs.grad.numpy()))
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.7])
+def test_kto(kl, torch, trl):
+    """Their loss with a given KL, which they estimate from answers to other prompts and never take below 0."""
+    arrays = random_arrays()
+    logprobs, mask = torch.tensor(arrays["logprobs"], requires_grad=True), torch.tensor(arrays["mask"]).long()
+    zeros = torch.zeros((6, 5))
+    outputs = types.SimpleNamespace(log_probs=(logprobs * mask)[:, 1:], entropy=zeros, mean_logits=zeros)
+    model = types.SimpleNamespace(training=True)
+    stand_in = types.SimpleNamespace(
+        model=model,
+        accelerator=types.SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x),
+        _compute_kl_logps=lambda model, batch: torch.full((6,), kl, dtype=torch.float64),
+        aux_loss_enabled=False,
+        precompute_ref_logps=True,
+        calculate_KL=True,
+        loss_type="kto",
+        beta=0.3,
+        desirable_weight=1.5,
+        undesirable_weight=0.5,
+        _total_train_tokens=0,
+        _tp_size=1,
+        _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
+    )
+    inputs = {name: mask for name in ("input_ids", "attention_mask", "completion_mask")}
+    inputs |= {"label": torch.tensor([True, False] * 3), "ref_KL_logps": torch.zeros(6, dtype=torch.float64)}
+    inputs["ref_logps"] = torch.tensor(arrays["ref_logprobs"]).sum(1)
+    loss = trl.kto._compute_loss(stand_in, lambda **_: outputs, inputs, return_outputs=False)
+    loss.backward()
+    objective = objectives.make("kto", beta=0.3, reference_kl=kl, chosen_weight=1.5, rejected_weight=0.5)
+    assert_same(our_loss(objective, arrays), (loss.item(), logprobs.grad.numpy()))
+
+
+@contextlib.contextmanager
+def float64_stays(torch):
+    """ORPOTrainer rounds log-probs by `.float()`, which would hide the last digits of the comparison."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", lambda self: self)
+        yield
 
 
 @pytest.mark.parametrize("margin", [False, True])

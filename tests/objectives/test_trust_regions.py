@@ -1,6 +1,7 @@
 """SAT's clip that the batch contracts, DPPO's mask, and the ratio to the sampler: numbers by hand, and their limits."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,13 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives.ratios import SamplerRatio, TokenRatio
 from jaxrl_llm.objectives.surrogates import Clip
-from jaxrl_llm.objectives.trust_regions import DivergenceMask, SequenceMaskedClip, StalenessClip, binary_divergence
+from jaxrl_llm.objectives.trust_regions import (
+    DivergenceMask,
+    PrefixBudgetMask,
+    SequenceMaskedClip,
+    StalenessClip,
+    binary_divergence,
+)
 from tests.objectives.test_identities import policy
 from tests.reference.answers import make, random_batch
 
@@ -94,6 +101,33 @@ def test_dppo_masks_by_probability_not_by_ratio(divergence):
         np.testing.assert_array_equal(np.logical_or(*mask.clipped(batch.log_ratio, batch))[0], masked)
 
 
+def test_cppo_by_hand():
+    """One answer of three tokens with A > 0: D = 0.1, 0.1, 0.1, w = 1, 0.9, 0.8, delta 0.15.
+
+    A budget of 0.015: 0.1 <= 0.15; 0.09 <= 0.15 + 0.015 - 0.1 = 0.065 fails; 0.08 <= 0.15 + 0.015 1.9 - 0.19 fails.
+    A budget of 0.04: 0.09 <= 0.09; 0.08 <= 0.15 + 0.04 1.9 - 0.19 = 0.036 fails. A late start and a row with two
+    answers change nothing, and a way back stays.
+    """
+    new, old = np.log([0.5, 0.4, 0.6]), np.log([0.4, 0.3, 0.5])
+    place, where = {}, np.asarray([[False, True, True, True, False, True, True, True]])
+    for name, row in (("logprobs", new), ("sampler_logprobs", old), ("old_logprobs", old)):
+        place[name] = np.full((1, 8), -0.1)
+        place[name][:, [1, 2, 3]] = place[name][:, [5, 6, 7]] = row
+    ids = jnp.asarray([[1, 0, 0, 0, 0, 1, 1, 1]])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def masked(budget, sign):
+        more = {"sequence_ids": ids, "num_sequences": 2}
+        batch = objectives.Batch.of(advantages=jnp.full((1, 8), sign), mask=jnp.asarray(where), **place, **more)
+        return PrefixBudgetMask("tv", 0.15, 0.15, budget, 0.8).clipped(SamplerRatio()(batch), batch)
+
+    for budget, expected in ((0.015, [False, True, True]), (0.0401, [False, False, True])):
+        low, high = masked(budget, 1.0)
+        np.testing.assert_array_equal(np.asarray(high)[where], expected * 2)
+        assert not low.any()
+        assert not np.logical_or(*masked(budget, -1.0)).any()
+
+
 def test_opsm_masks_wrong_answers_that_the_policy_has_left():
     """Mean log(1 / r) is 0.2, 0.05 and -0.2, delta is 0.1; a masked answer has no gradient."""
     log_ratio = jnp.asarray([[-0.5, 0.1], [-0.05, -0.05], [0.1, 0.3]])
@@ -119,7 +153,7 @@ def test_the_ratio_to_the_sampler_is_what_these_recipes_read():
     """With another sampler the loss changes, with another old policy it does not."""
     batch = random_batch()
     moved = batch["old_logprobs"] + 0.1 * np.random.default_rng(0).normal(size=batch["mask"].shape)
-    for name in ("sat", "dppo", "opsm", "a3po"):
+    for name in ("sat", "dppo", "cppo", "opsm", "a3po"):
         base = policy(make(name), batch)[0]
         assert policy(make(name), batch | {"old_logprobs": moved})[0] == pytest.approx(base, rel=1e-12)
         assert abs(policy(make(name), batch | {"sampler_logprobs": moved})[0] - base) > 1e-4

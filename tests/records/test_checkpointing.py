@@ -1,5 +1,6 @@
 """Checkpoints: bounded, verified leaf by leaf, and an error that names what is wrong."""
 
+import functools
 import json
 import re
 import shutil
@@ -15,8 +16,10 @@ import pytest
 from jax.experimental import multihost_utils
 
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.records.checkpointing import Checkpoints, load_tree, save_tree, steps_of
+from jaxrl_llm.records.checkpoint_reader import read_part
+from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
 from jaxrl_llm.records.digests import _sums_of_all, digests
+from jaxrl_llm.records.saved_trees import load_tree, save_tree
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "b": {"c": jnp.array([1, 2, 3]), "step": jnp.array(7)}}
 
@@ -163,6 +166,37 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert Checkpoints(tmp_path).restore(STATE)[0] == 2
 
 
+def test_what_is_in_flight_is_verified_too(tmp_path):
+    """Of two rollouts in flight one answer has changed since it was saved."""
+    checkpoints, ahead = Checkpoints(tmp_path, 2), [{"tokens": jnp.arange(4)}, {"tokens": jnp.arange(4, 8)}]
+    for step in (1, 2):
+        checkpoints.save(step, STATE, {"step": step}, ahead)
+        checkpoints.wait()
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    read = functools.partial(checkpoints.restore, STATE, in_flight=lambda shape: here)
+    assert_same(read()[2]["in_flight"], ahead)
+    changed = tmp_path / "checkpoints" / "2" / "in_flight"
+    shutil.rmtree(changed)
+    save_tree(changed, [ahead[0], {"tokens": jnp.array([4, 5, 9, 7])}])
+    said = []
+    assert read(note=said.append)[0] == 1
+    assert re.search(r"checkpoints/2 is damaged .*\[1\]\['tokens'\] differ from their digests", said[0])
+    shutil.rmtree(changed)  # what is not there at all is missed too
+    assert read(note=said.append)[0] == 1
+    assert re.search(r"checkpoints/2 is damaged .*\[0\]\['tokens'\], \[1\]\['tokens'\] differ", said[1])
+
+
+def test_a_part_of_a_state_is_verified_too(tmp_path):
+    """By the digests of the whole, whose other leaves are not read."""
+    saved(tmp_path)
+    part = {"b": {"c": STATE["b"]["c"]}}
+    assert_same(read_part(tmp_path, 1, part), {"b": {"c": STATE["b"]["c"] + 1}})
+    flip_a_weight(tmp_path / "checkpoints" / "1")
+    assert_same(read_part(tmp_path, 1, part), {"b": {"c": STATE["b"]["c"] + 1}})
+    with pytest.raises(ValueError, match=r"checkpoints/1 is damaged or of another model: a differ from their digests"):
+        read_part(tmp_path, 1, {"a": STATE["a"]})
+
+
 def test_where_all_are_damaged_each_is_named(tmp_path):
     saved(tmp_path, (1, 2)).close()
     for step in (1, 2):
@@ -204,6 +238,16 @@ def test_a_digest_by_hand():
     one = 0x3F800000
     expected = f"{mixed(one, 0x9E3779B1, 0x85EBCA77):08x}{mixed(one, 0xC2B2AE3D, 0x27D4EB2F):08x}"
     assert digests({"x": jnp.ones(1)})["['x']"] == f"float32(1,) {expected}"
+
+
+def test_the_best_stays_beside_the_newest(tmp_path):
+    """As it is told with each save; once another is the best, the earlier one goes."""
+    checkpoints, seen = Checkpoints(tmp_path, keep=2), []
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6), (7, 6), (8, None), (9, None)):
+        checkpoints.save(step, {"x": jnp.full(4, step)}, {}, best=best)
+        checkpoints.wait()
+        seen.append(steps_of(tmp_path))
+    assert seen == [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [5, 6], [6, 7], [7, 8], [8, 9]]
 
 
 _FULL_DISK = """
@@ -251,7 +295,7 @@ import sys
 import jax
 import numpy as np
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.records import checkpointing
+from jaxrl_llm.records import checkpoint_reader
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.records.digests import digests
 
@@ -268,13 +312,13 @@ for step in (1, 2):
 checkpoints.wait()
 assert Checkpoints(folder, 2).restore(state)[0] == 2
 if number == 1:  # it alone meets what cannot be read
-    reader = checkpointing._reader
+    reader = checkpoint_reader._reader
 
     def broken():
-        checkpointing._reader = reader
+        checkpoint_reader._reader = reader
         raise OSError("a lost sector")
 
-    checkpointing._reader = broken
+    checkpoint_reader._reader = broken
 said = []
 assert Checkpoints(folder, 2).restore(state, note=said.append)[0] == 1
 assert len(said) == 1 and "going on from step 1" in said[0], said

@@ -13,11 +13,12 @@ from configs import grpo
 from jaxrl_llm import evaluation, export, generate, main, tasks
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.records import own_code
-from jaxrl_llm.records.recorded import recorded_config
+from jaxrl_llm.records.recorded import FORMAT
+from jaxrl_llm.records.recorded_config import recorded_config
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.run_dir import check
 from jaxrl_llm.run.settings import config_hash, validate
-from jaxrl_llm.tasks.verifiers import named_verifiers
+from jaxrl_llm.tasks.verifiers import user_verifier
 
 COMMANDS = {
     evaluation: ["--prompts=1"],
@@ -44,7 +45,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as under `python -m`
     monkeypatch.delitem(sys.modules, "x", raising=False)
-    named_verifiers._function.cache_clear()
+    user_verifier._function.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(start_up, "start_jax", lambda: None)
     (tmp_path / "DIR").mkdir()
@@ -64,7 +65,7 @@ def record(source="", verifier="exact", digests=None, task="jsonl"):
     config = grpo.get_config("smoke")
     config.task.name = task
     config.task.options = {"path": "questions.jsonl", "verifier": verifier}
-    written = {"config": config.to_dict(), "config_hash": "x", "code": digests}
+    written = {"format": FORMAT, "config": config.to_dict(), "config_hash": "x", "code": digests}
     written |= {"source": {"file": str(source), "variant": "", "recipe": ""}} if source else {}
     Path("DIR/config.json").write_text(json.dumps(written))
     return config

@@ -1,21 +1,26 @@
 """Checkpoints in another place than the DIR, which brings a lost DIR back; and a nearer tier, saved more often."""
 
+import base64
 import importlib.util
 import os
 import shutil
+import socket
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from jaxrl_llm.ground import processes
 from jaxrl_llm.records import digests, places, recorded
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
-from jaxrl_llm.records.run_log import RunLog, read_rows
+from jaxrl_llm.records.run_log import RunLog
+from jaxrl_llm.run import run_dir
 from tests.reference.fake_bucket import fake_bucket
 
 STATE = {"x": jnp.arange(4.0)}
@@ -72,16 +77,6 @@ def test_a_lost_dir_comes_back_from_its_place(tmp_path):
         path.write_text("{")
     shutil.rmtree(workdir)
     assert "of step 2 back" in recorded.bring_back(workdir, root)  # of the newest that can be read
-
-
-def test_a_machine_that_comes_back_late_takes_what_another_has_done(tmp_path):
-    here, there, root = tmp_path / "here", tmp_path / "there", tmp_path / "far"
-    logged(here, root, (1, 2))
-    recorded.bring_back(there, root)
-    logged(there, root, (3, 4))
-    recorded.bring_back(here, root)
-    assert [row["step"] for row in read_rows(here / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert recorded.bring_back(here, here) == ""  # a DIR that has its own checkpoints
 
 
 def test_the_newest_of_both_tiers_is_restored(tmp_path):
@@ -160,3 +155,66 @@ def test_a_bucket_keeps_what_a_lost_machine_had(tmp_path, monkeypatch):
             Checkpoints(workdir).restore(STATE)
     with pytest.raises(OSError, match=r"gs://none/run/checkpoints cannot be read .*give the name of a bucket"):
         steps_of("gs://none/run")
+
+
+def test_a_place_is_that_of_one_dir(tmp_path):
+    """The first DIR marks it. Another on this machine is refused; after the loss of that DIR it takes over."""
+    first, second, root = tmp_path / "first", tmp_path / "second", tmp_path / "far"
+    logged(first, root, (1, 2))
+    (first / "checkpoints_at").unlink()
+    shutil.rmtree(root)
+    assert places.refused(first, root, given=True) == ""
+    places.claim(first, root)
+    assert places.refused(first, root, given=False) == ""  # resumed without --checkpoints
+    assert places.root_of(first) == root
+    assert f"is the PLACE of {first}" in places.refused(second, root, given=True)
+    shutil.rmtree(first)
+    assert places.refused(second, root, given=True) == ""
+    places.claim(second, root)
+    logged(first, root, (1, 2))  # the old machine is back
+    assert "is the PLACE of" not in (said := places.refused(first, root, given=False))
+    assert f"names {root}, which is not marked as its own" in said
+
+
+def test_a_place_of_another_machine_is_taken_over(tmp_path):
+    """A DIR of the same path, on a machine of another name, is not the one here."""
+    other, root = tmp_path / "other", tmp_path / "far"
+    logged(other, other, (1, 2))
+    for host, refused in ((socket.gethostname(), True), (f"not-{socket.gethostname()}", False)):
+        root.mkdir(exist_ok=True)
+        (root / "used_by").write_text(f"{'0' * 32}\n{host}:{other}\n")
+        assert ("is the PLACE of" in places.refused(tmp_path / "mine", root, given=True)) is refused
+    places.claim(tmp_path / "mine", root)
+    assert (root / "used_by").read_text().endswith(f"{socket.gethostname()}:{tmp_path / 'mine'}\n")
+
+
+def test_a_copy_of_a_dir_leaves_out_what_a_kill_left_half_written(tmp_path):
+    for name in ("config.json", "report.md", "config.json.part", ".lock", "checkpoints_at"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "checkpoints").mkdir()
+    packed = places.packed_files(tmp_path)
+    assert list(packed) == ["config.json", "report.md"]
+    places.unpack_files(tmp_path / "again", packed)
+    assert content(tmp_path / "again") == {name: name.encode() for name in packed}
+
+
+def test_a_dir_that_names_the_checkpoints_of_another_run_gets_nothing_of_them(tmp_path):
+    """`--restart` would erase them, and a step would be saved among them."""
+    mine, given = tmp_path / "mine", tmp_path / "given"
+    logged(mine, mine, (1, 2))
+    given.mkdir()
+    (given / "checkpoints_at").write_text(f"{mine}\n{'0' * 32}\n")
+    for restart in (True, False):
+        with pytest.raises(ValueError, match="not marked as its own"):
+            run_dir.check(given, ConfigDict(), restart=restart)
+    with pytest.raises(ValueError, match="holds a run that no DIR is marked for"):
+        run_dir.check(tmp_path / "new", ConfigDict(), restart=True, root=mine, given=True)
+    assert steps_of(mine) == [2]
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "a/b", "..", "", ".lock", "checkpoints_at"])
+def test_the_copy_of_a_dir_holds_files_of_a_dir_alone(name, tmp_path):
+    packed = {name: base64.b64encode(zlib.compress(b"x")).decode()}
+    with pytest.raises(ValueError, match="is no file of a DIR"):
+        places.unpack_files(tmp_path / "run", packed)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from jaxrl_llm.records.run_log import RunLog, read_rows
-from jaxrl_llm.records.watch import Watch
+from jaxrl_llm.records.watch import TEXTS, Watch
 
 
 def rows(*rewards, **other):
@@ -56,6 +56,15 @@ def test_a_verifier_that_fails_and_rewards_nothing_is_named_at_once(counted):
     fails = {counted: 16.0}
     assert held(rows((0.0, 0.0), GOOD, **fails)) == [["verifier_fails"], []]
     assert held(rows((0.0, 0.0), **{counted: 0.0})) == [[]]
+
+
+def test_updates_that_are_rounded_away_are_named_at_once():
+    """Whatever is learnt from, and until an update moves the parameters; one without a gradient says nothing."""
+    moved = [{"update/moved": share} for share in (0.02, None, 0.1, 0.0999)] + [{"eval/greedy": 0.5}]
+    assert held(moved) == [["updates_rounded"]] * 2 + [[]] + [["updates_rounded"]] * 2
+    assert held(rows((0.5, 0.5), **{"update/moved": 0.02})) == [["updates_rounded"]]
+    for word in ("update/moved", "model.param_dtype=float32", "bfloat16"):
+        assert word in TEXTS["updates_rounded"]
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -60,16 +60,15 @@ def update(kind, implementation, replay, mesh, shape):
     updates = dataclasses.replace(tiny.UPDATES, layout=shape)
     layout = tiny.lay_out(np.arange(tiny.ROWS), lengths, tiny.TIME, updates)
     params = tiny.draw_params(one.model)
-    scored = Scorer(one, ReplayConfig(replay, "experts"), tiny.GROUP)(
-        make_state(one.model, params, one.optimizer), None, first, [layout]
-    )
-    replayed = None if replay == "off" else np.asarray(scored.batch.routing.replayed.experts)
+    scorer = Scorer(one, ReplayConfig(replay, "experts"), tiny.GROUP)
+    scored, _ = tiny.learned(scorer, make_state(one.model, params, one.optimizer), None, first, [layout])
+    replayed = None if replay == "off" else np.asarray(scored.routes.replayed.experts)
     before = jax.device_get(params)  # the update takes their place
     shift = 0.3 * np.random.default_rng(3).normal(size=(tiny.ROWS, tiny.TIME)).astype(np.float32)
-    moved = scored.batch.replace(old_logprobs=scored.batch.old_logprobs + shift)  # a first loss would be about 0
+    moved = scored.replace(old_logprobs=scored.old_logprobs + shift)  # a first loss would be about 0
     after, metrics = one.update(make_state(one.model, params, one.optimizer), moved, layout)
     gradient = jax.tree.map(np.subtract, before, jax.device_get(after.trained.policy))
-    return np.asarray(scored.batch.old_logprobs), replayed, M.finalize(metrics)["loss/total"], gradient
+    return np.asarray(scored.old_logprobs), replayed, M.finalize(metrics)["loss/total"], gradient
 
 
 def error(found, wanted):
@@ -82,7 +81,7 @@ def compare(kind, implementation, replay, mesh, shape):
     here, there = answers(kind, implementation, mesh), answers(kind, "dense", None)
     same = {"tokens": np.array_equal(here.tokens, there.tokens)}
     if kind == "moe":
-        same["routing"] = np.array_equal(here.routing.experts, there.routing.experts)
+        same["routing"] = np.array_equal(here.routes.sampled.experts, there.routes.sampled.experts)
     found, wanted = update(kind, implementation, replay, mesh, shape), update(kind, "dense", replay, None, "padded")
     if replay != "off":
         same["replayed"] = np.array_equal(found[1], wanted[1])

@@ -5,8 +5,9 @@ import itertools
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tests.reference.fake_server import Handler, served
 
 _OBJECT = re.compile(r"(?:/download|/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?(?:/rewriteTo/b/[^/]+/o/([^/]+))?$")
 
@@ -16,20 +17,8 @@ def fake_bucket():
     """(the environment in which gs:// is this machine, {name: content} of all objects of its one bucket)."""
     objects, generations, counter, lock = {}, {}, itertools.count(1), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Asked(Handler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_):
-            pass
-
-        def say(self, status, content=b"", **headers):
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": len(content), "Content-Type": "application/json", **headers}.items():
-                self.send_header(name.replace("_", "-"), str(value))
-            self.end_headers()
-            if self.command != "HEAD" and status not in (204, 304):
-                self.wfile.write(content)
 
         def asked(self):
             url = urlsplit(self.path)
@@ -134,24 +123,14 @@ def fake_bucket():
                     generations.pop(name, None)
                     self.say(404 if found is None else 204)
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_):
-            """A client that has read enough closes its connection."""
-
-    server = Server(("localhost", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://localhost:{server.server_port}"
-    environment = {
-        "STORAGE_EMULATOR_HOST": here,  # gcsfs
-        "TENSORSTORE_GCS_HTTP_URL": here,
-        "TENSORSTORE_GCE_METADATA_SERVER": "http://localhost:1",  # there are no credentials to ask for
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-    }
-    try:
+    with served(Asked) as here:
+        environment = {
+            "STORAGE_EMULATOR_HOST": here,  # gcsfs
+            "TENSORSTORE_GCS_HTTP_URL": here,
+            "TENSORSTORE_GCE_METADATA_SERVER": "http://localhost:1",  # there are no credentials to ask for
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
         yield environment, objects
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 import collections
 import contextlib
 import hashlib
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.reference.fake_server import Handler, served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _REFUSALS = {"missing": (401, "RepoNotFound"), "gated": (403, "GatedRepo"), "lost": (404, "RevisionNotFound")}
@@ -22,59 +21,43 @@ def fake_hub(repos):
     """
     downloads = collections.Counter()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
+    class Asked(Handler):
         def refuse(self, why):
             status, code = _REFUSALS[why]
-            self.send_response(status)
-            self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.say(status, X_Error_Code=code)
 
-        def do_HEAD(self):
-            self.do_GET(body=False)
-
-        def do_GET(self, body=True):
+        def do_GET(self):
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
             if len(parts) < 4:  # questions of the library about itself
                 return self.refuse("lost")
             api = parts[0] == "api"
             parts = parts[api:]
             kind = parts.pop(0) if parts[0] in ("models", "datasets") else "models"
-            repo, verb, revision, name = f"{kind}/{parts[0]}/{parts[1]}", parts[2], parts[3], "/".join(parts[4:])
+            repo, name = f"{kind}/{parts[0]}/{parts[1]}", "/".join(parts[4:])
+            verb, revision = parts[2:4] or ("revision", "main")
             if repo not in repos:
                 return self.refuse("gated" if "gated/" in repo else "missing")
             if revision not in ("main", COMMIT):
                 return self.refuse("lost")
             folder = Path(repos[repo])
-            headers = {"X-Repo-Commit": COMMIT}
+            headers = {"X_Repo_Commit": COMMIT}
             if verb == "resolve":
                 content = (folder / name).read_bytes()
                 headers["ETag"] = f'"{hashlib.sha1(content).hexdigest()}"'
-                if body:
+                if self.command != "HEAD":
                     downloads[name] += 1
                     time.sleep(0.2)  # so that others come to ask for the same
             elif verb == "tree":
                 files = sorted(file for file in folder.rglob("*") if file.is_file())
                 names = [(str(file.relative_to(folder)), file.stat().st_size) for file in files]
-                content = json.dumps([{"type": "file", "path": p, "size": n, "oid": "0"} for p, n in names]).encode()
+                content = [{"type": "file", "path": p, "size": n, "oid": "0"} for p, n in names]
             else:
-                content = json.dumps({"id": repo.partition("/")[2], "sha": COMMIT, "siblings": []}).encode()
-            self.send_response(200)
-            for header, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(header, value)
-            self.end_headers()
-            if body:
-                self.wfile.write(content)
+                names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+                siblings = [{"rfilename": name} for name in names]
+                content = {"id": repo.partition("/")[2], "sha": COMMIT, "siblings": siblings}
+            return self.say(200, content, **headers)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", downloads
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        do_HEAD = do_GET
+
+    with served(Asked) as address:
+        yield address, downloads

@@ -38,6 +38,91 @@ LLAMA3 = dict(
 )
 MOE = dict(num_experts=4, num_experts_per_tok=2)
 MIXED = dict(**MOE, head_dim=8, moe_intermediate_size=12, num_hidden_layers=3, mlp_only_layers=[1], norm_topk_prob=True)
+SHAPED = dict(**MOE, moe_intermediate_size=12, num_hidden_layers=3)
+DELTA = dict(
+    **MOE,
+    num_hidden_layers=3,
+    head_dim=12,
+    moe_intermediate_size=12,
+    shared_expert_intermediate_size=10,
+    layer_types=["linear_attention", "linear_attention", "full_attention"],
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=6,
+    linear_value_head_dim=5,
+    linear_conv_kernel_dim=3,
+    rms_norm_eps=0.1,  # a norm does not make outputs large that nearly cancel,
+    initializer_range=0.2,  # or rounding would move logits by more than 1e-5
+    rope_parameters={**PLAIN, "partial_rotary_factor": 0.5},
+)
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0)
+GLM = dict(
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=12,
+    num_hidden_layers=3,
+    first_k_dense_replace=1,
+    n_shared_experts=2,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=2.5,
+    norm_topk_prob=True,
+    use_qk_norm=True,
+    attention_bias=True,
+    head_dim=12,
+    rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    num_nextn_predict_layers=0,
+)
+AIR = dict(n_group=1, topk_group=1, use_qk_norm=False, n_shared_experts=1, norm_topk_prob=False)
+YARN = dict(
+    rope_type="yarn",
+    rope_theta=100.0,
+    factor=8.0,
+    original_max_position_embeddings=6,
+    beta_fast=2.0,  # the pairs kept, mixed and divided
+    beta_slow=0.1,
+    truncate=False,
+)
+ERNIE = dict(
+    moe_num_experts=4,
+    moe_k=2,
+    moe_intermediate_size=12,
+    moe_num_shared_experts=2,
+    moe_layer_start_index=1,
+    moe_layer_interval=1,
+    moe_layer_end_index=1,
+    num_hidden_layers=3,
+    tie_word_embeddings=False,
+)
+LATENT = dict(
+    num_hidden_layers=3,
+    num_key_value_heads=4,
+    first_k_dense_replace=1,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    n_shared_experts=2,
+    routed_scaling_factor=2.5,
+    kv_lora_rank=6,
+    q_lora_rank=None,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+    rms_norm_eps=1e-3,  # the norms of latents have another
+)
+GROUPS = dict(n_group=4, topk_group=2)
+MSCALES = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.707, "truncate": True}
+GEMMA = dict(
+    num_hidden_layers=3,
+    head_dim=12,
+    sliding_window=3,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    query_pre_attn_scalar=20,
+    rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
+    },
+)
 FAMILIES = {
     "qwen3": ("Qwen3", dict(head_dim=12, num_key_value_heads=1)),
     "qwen3_moe": ("Qwen3Moe", MIXED),
@@ -49,6 +134,77 @@ FAMILIES = {
     "olmoe": ("Olmoe", dict(MOE)),
     "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
     "mistral": ("Mistral", dict(head_dim=12, sliding_window=None)),
+    "mistral-window": ("Mistral", dict(head_dim=12, sliding_window=3)),
+    "llama-linear": ("Llama", dict(rope_parameters={**PLAIN, "rope_type": "linear", "factor": 4.0})),
+    "qwen2-yarn": ("Qwen2", dict(rope_parameters=YARN)),
+    "ernie4_5_moe": ("Ernie4_5_Moe", ERNIE),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=3, no_rope_layers=[1, 0, 1], tie_word_embeddings=False)),
+    "gpt_oss": (
+        "GptOss",
+        dict(
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            head_dim=12,
+            sliding_window=3,
+            swiglu_limit=1.0,
+            rope_parameters=YARN,
+        ),
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        dict(**SHAPED, shared_expert_intermediate_size=10, norm_topk_prob=False, mlp_only_layers=[1]),
+    ),
+    "qwen3_next": ("Qwen3Next", {**DELTA, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", DELTA),
+    "granite": ("Granite", GRANITE),
+    "granitemoe": ("GraniteMoe", dict(**GRANITE, num_local_experts=4, num_experts_per_tok=2)),
+    "glm4_moe": ("Glm4Moe", GLM),
+    "glm4_moe-air": ("Glm4Moe", {**GLM, **AIR}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        dict(head_dim=12, rotary_dim=6, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    "deepseek_v2": ("DeepseekV2", {**LATENT, "rope_parameters": MSCALES}),
+    "deepseek_v2-groups": (
+        "DeepseekV2",
+        {**LATENT, **GROUPS, "topk_method": "group_limited_greedy", "num_experts_per_tok": 3, "q_lora_rank": 10},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {**LATENT, **GROUPS, "rope_parameters": MSCALES, "norm_topk_prob": True, "num_mtp_layers": 0},
+    ),
+    "deepseek_v3-moonlight": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "rope_interleave": False,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **{name: value for name, value in LATENT.items() if name != "first_k_dense_replace"},
+            **dict(q_lora_rank=10, v_head_dim=10, norm_topk_prob=True, mlp_layer_types=["sparse", "dense", "sparse"]),
+        },
+    ),
+    "gemma3_text": ("Gemma3Text", GEMMA),
+    "olmo3": (
+        "Olmo3",
+        dict(
+            num_hidden_layers=3,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"sliding_attention": PLAIN, "full_attention": {**YARN, "truncate": True}},
+        ),
+    ),
+    "glm4": (
+        "Glm4",
+        dict(head_dim=12, rope_parameters={**PLAIN, "partial_rotary_factor": 0.5}, attention_bias=True),
+    ),
 }
 
 
@@ -57,7 +213,7 @@ def config_of(family):
     import transformers
 
     name, changes = FAMILIES[family]
-    return getattr(transformers, f"{name}Config")(**{**SIZES, "rope_parameters": PLAIN, **changes})
+    return getattr(transformers, f"{name}Config")(**{**SIZES, "rope_parameters": dict(PLAIN), **changes})
 
 
 def model_of(config):
@@ -65,7 +221,7 @@ def model_of(config):
     import transformers
 
     config.get_text_config()._attn_implementation = "eager"
-    architecture = type(config).__name__.removesuffix("Config")
+    architecture = type(config).__name__.removesuffix("Config").removesuffix("Text")
     return getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
 
 

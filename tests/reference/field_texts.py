@@ -10,11 +10,8 @@ from jaxrl_llm import objectives
 from jaxrl_llm.ground.ranges import rule
 from jaxrl_llm.run.fields import BLOCKS, declared_fields
 
-# A recipe of one's own adds its fields, so they are not written out.
-_HYPERPARAMETERS = """\
-    # Then every hyper-parameter of every recipe, clip_low, kl_coef, aggregation and so on, which --help lists. None
-    # stands for the recipe's own default.
-    for field, declared in objectives.fields().items():
+_OWN_RECIPES = """\
+    for field, declared in objectives.fields(loaded=True).items():  # and those of recipes of your own
         config.objective[field] = placeholder(declared.kind)
 """
 _ELSEWHERE = "\n[Objectives](objectives.md) has the table of every hyper-parameter of every recipe.\n"
@@ -52,12 +49,13 @@ def base_lines():
     text = ""
     for block, fields in blocks():
         text += f"\n    config.{block} = ConfigDict()  # {meanings()[block]}\n" if block else ""
-        for name, own in fields[:1] if block == "objective" else fields:
+        for name, own in fields:
             value = f"placeholder({own.kind.__name__})" if own.default is None else _written(own.default)
             value = "ConfigDict()" if value == "{}" else f"ConfigDict({value})" if own.kind is dict else value
             path = f"{block}.{name}" if block else name
-            text += f"    config.{path} = {value}" + (f"  # {own.comment}\n" if own.comment else "\n")
-        text += _HYPERPARAMETERS if block == "objective" else ""
+            told = own.comment if block != "objective" or name == "name" else ""
+            text += f"    config.{path} = {value}" + (f"  # {told}\n" if told else "\n")
+        text += _OWN_RECIPES if block == "objective" else ""
     return text
 
 

@@ -5,7 +5,7 @@ Same answers as in objective_loops; every function returns one list of gradients
 
 import math
 
-from tests.reference.objective_loops import contracted_range, dppo_keeps
+from tests.reference.objective_loops import contracted_range, cppo_keeps, dppo_keeps
 
 
 def _ratios(a):
@@ -50,7 +50,13 @@ def grpo(answers):
     return _weigh(_without_router(answers), _clip(0.2, 0.2), _per_answer(answers))
 
 
-rloo = grpo
+def rloo(answers):
+    """W_i A_i for every token of the answer, not divided by |y_i|, or 0 for all of them."""
+
+    def weight(a):
+        return [_clip_weight(math.prod(_ratios(a)), adv, 0.2, 0.2) for adv in a["advantage"]]
+
+    return _weigh(answers, weight, lambda a: 1 / len(answers))
 
 
 def ppo(answers):
@@ -80,6 +86,11 @@ def gspo(answers):
 
 
 gspo_token = gspo
+
+
+def luspo(answers):
+    """s_i A_i for every token of the answer, not divided by |y_i|, or 0 for all of them."""
+    return [[g * len(row) for g in row] for row in gspo(answers)]
 
 
 def sapo(answers):
@@ -141,6 +152,13 @@ def dppo(answers):
     return _weigh(answers, weight, _per_token(answers))
 
 
+def cppo(answers):
+    def weight(a):
+        return [r * keep for r, keep in zip(_ratios(a), cppo_keeps(a | {"frozen": a["new"]}), strict=True)]
+
+    return _weigh(answers, weight, _per_token(answers))
+
+
 def a3po(answers):
     """The ratio to the sampler, 0 where its power 1 / age leaves the range."""
 
@@ -164,5 +182,6 @@ def opsm(answers):
 GRADIENTS = {
     "reinforce": reinforce, "rloo": rloo, "ppo": ppo, "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "gspo": gspo,
     "gspo_token": gspo_token, "sapo": sapo, "cispo": cispo, "gmpo": gmpo, "vespo": vespo, "rspo": rspo, "sat": sat,
-    "dppo": dppo, "opsm": opsm, "a3po": a3po,
+    "dppo": dppo, "cppo": cppo, "opsm": opsm, "a3po": a3po, "luspo": luspo, "reinforce_pp": ppo,
+    "reinforce_pp_baseline": ppo,
 }  # fmt: skip

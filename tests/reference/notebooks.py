@@ -23,7 +23,7 @@ import nbformat
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("objectives", "mixture", "compare", "published_model", "your_own")  # in reading order
+NAMES = ("objectives", "mixture", "compare", "published_model", "your_own", "second_opinion")  # in reading order
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _MACHINE = (  # what a stored text says of the machine, and what stands there instead
@@ -62,6 +62,7 @@ def execute(book: nbformat.NotebookNode, folder: Path) -> tuple[float, float]:
     client = NotebookClient(book, timeout=3600, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # the tests' save compilation
+    own |= {"PIP_QUIET": "3"}  # its warnings name the indexes of this machine
     client.execute(env=own | {"PYTHONPATH": os.pathsep.join(paths)})
     for cell in book.cells:
         if cell.cell_type == "code":

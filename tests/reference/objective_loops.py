@@ -69,9 +69,11 @@ def reinforce(answers):
     return mean_of_sums(answers, lambda a: [adv * n for n, adv in zip(a["new"], a["advantage"], strict=True)])
 
 
-@golden(0.575, "as grpo: the baseline is in the advantage")
+@golden(0.625, "W = 1.5 * 0.5 = 0.75 and 2: min(0.75, 0.8) = 0.75 and min(-2, -1.2) = -2; J = (0.75 - 2) / 2")
 def rloo(answers):
-    return mean_of_means(answers, token_clip(0.2, 0.2))
+    """RLOO eq. 7 off the policy: the importance weight of the whole answer, clipped once an answer."""
+    weights = [math.exp(sum(n - o for n, o in zip(a["new"], a["old"], strict=True))) for a in answers]
+    return mean([clipped(w, a["advantage"][0], 0.2, 0.2) for w, a in zip(weights, answers, strict=True)])
 
 
 @golden(0.1, "J = (1.2 + 0.5 - 2) / 3; the value term is tested apart")
@@ -220,6 +222,40 @@ def dppo(answers):
 
 
 @golden(
+    0.4944606,
+    "(log r)^2 = 0.164402, 0.480453 | 0.480453; J = (log 0.6 + log 0.2 - log 0.5 - 0.05 * 1.125308) / 3 = "
+    "(-1.4271163 - 0.0562654) / 3",
+)
+def dro(answers, coef=0.1):
+    def per_answer(a):
+        rows = zip(a["new"], a["old"], a["advantage"], strict=True)
+        return [adv * n - coef * (n - o) ** 2 / 2 for n, o, adv in rows]
+
+    return mean_of_tokens(answers, per_answer)
+
+
+def cppo_keeps(a, delta=0.15, budget=0.015, floor=0.8):
+    """CPPO's algorithm 1 for one answer: whether each token stays in the gradient."""
+    spent, weights, out = 0.0, 0.0, []
+    for t, (new, old, advantage) in enumerate(zip(a["frozen"], a["old"], a["advantage"], strict=True)):
+        weight = 1 - (1 - floor) / max(len(a["new"]) - 1, 1) * t
+        moved = weight * abs(math.exp(new) - math.exp(old))
+        limit = min(delta, delta + budget * weights - spent)
+        out.append(advantage * (math.exp(new - old) - 1) <= 0 or moved <= limit)
+        spent, weights = spent + moved, weights + weight
+    return out
+
+
+@golden(0.5, "as dppo at 0.15: only 0.4 to 0.6 with A > 0 moves away, and its answer begins with it")
+def cppo(answers):
+    def per_answer(a):
+        rows = zip(a["new"], a["old"], a["advantage"], cppo_keeps(a), strict=True)
+        return [math.exp(n - o) * adv * keep for n, o, adv, keep in rows]
+
+    return mean_of_tokens(answers, per_answer)
+
+
+@golden(
     0.010102051,
     "ages 2 2 | 4: a = 1/2 1/2 | 1/4, r = sqrt 1.5, sqrt 0.5 | 2^(1/4), k = sqrt 1.5, sqrt 0.5 | 2^(3/4); the first is "
     "clipped at 1.2, elsewhere k r is the ratio to the sampler; J = (1.2 sqrt 1.5 + 0.5 - 2) / 3",
@@ -245,3 +281,61 @@ def opsm(answers):
         ]
 
     return mean_of_means(answers, per_answer)
+
+
+@golden(0.1339746, "the terms of gspo, once a token: J = (2 * 0.8660254 - 2) / 2")
+def luspo(answers):
+    """GSPO's term of an answer times its length."""
+    total = 0.0
+    for a in answers:
+        s = math.exp(sum(n - o for n, o in zip(a["new"], a["old"], strict=True)) / len(a["new"]))
+        total += len(a["new"]) * clipped(s, a["advantage"][0], 3e-4, 4e-4)
+    return total / len(answers)
+
+
+@golden(0.1, "as ppo, from another advantage")
+def reinforce_pp(answers):
+    return ppo(answers)
+
+
+@golden(0.1, "as ppo, from another advantage")
+def reinforce_pp_baseline(answers):
+    return ppo(answers)
+
+
+def covariances(answers):
+    """((log pi - mean) (A - mean), old log-prob, new ratio, advantage) of every token, answer by answer."""
+    tokens = [
+        (f, o, math.exp(f - o), adv)
+        for a in answers
+        for f, o, adv in zip(a["frozen"], a["old"], a["advantage"], strict=True)
+    ]
+    log_mean, mean_advantage = mean([token[0] for token in tokens]), mean([token[3] for token in tokens])
+    return [((f - log_mean) * (adv - mean_advantage), o, r, adv) for f, o, r, adv in tokens]
+
+
+def first_places(sizes, share):
+    """Places of the share of tokens with the largest sizes, at least one; None has no size."""
+    ranked = sorted((place for place, size in enumerate(sizes) if size is not None), key=lambda place: -sizes[place])
+    return set(ranked[: max(1, int(share * len(sizes)))])
+
+
+@golden(
+    -0.5666667,
+    "covariances 0.2846 -0.4478 | -0.3262, from -0.4 up: of 0.2846 and -0.3262 the first is clipped already, so the "
+    "second is held back; J = (1.2 + 0.5 - 0) / 3",
+)
+def clip_cov(answers, low=1.0, high=5.0):
+    draws = []
+    for size, old, ratio, adv in covariances(answers):
+        inside = not (adv > 0 and ratio > 1.2) and not (adv < 0 and ratio < 0.8)
+        draws.append(abs(old) * 4096 % 1 if low < size < high and inside else None)
+    held, terms = first_places(draws, 2e-4), [j for a in answers for j in token_clip(0.2, 0.2)(a)]
+    return mean([0.0 if place in held else term for place, term in enumerate(terms)])
+
+
+@golden(0.1351550, "the first covariance, 0.2846, is the largest: J = (1.5 - log 1.5 + 0.5 - 2) / 3")
+def kl_cov(answers):
+    held = first_places([size for size, *_ in covariances(answers)], 2e-4)
+    steps = [(n - o, adv) for a in answers for n, o, adv in zip(a["new"], a["old"], a["advantage"], strict=True)]
+    return mean([math.exp(x) * adv - (abs(x) if place in held else 0) for place, (x, adv) in enumerate(steps)])

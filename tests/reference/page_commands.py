@@ -3,6 +3,7 @@
 What is not noted is what bash does itself (loops, variables, `&`), and folders, which are really made.
 """
 
+import functools
 import re
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ _IN_PROSE = re.compile(
 )  # not the mere name
 _NOTE = """#!/bin/bash
 printf -v fields '\\x1f%s' "{name}" "$@"
-cat >>"$NOTES" <<<"$PAGE$fields"$'\\x1e'
+printf '%s\\x1e\\n' "$PAGE$fields" >>"$NOTES"
 """  # in one write: commands with `&` are noted at once
 _LAUNCH = """#!/bin/bash
 for word; do case $word in --command=*) exec bash -c "${word#--command=}";; esac; done
@@ -63,7 +64,13 @@ def scripts(page):
     return [*blocks(page, "", "bash", "sh"), *(" ".join(one.split()) for one in inside), *shown, *whole]
 
 
-def noted(pages=PAGES):
+@functools.cache
+def commands():
+    """Return the commands of all pages, which bash reads once a process."""
+    return noted(PAGES)
+
+
+def noted(pages):
     """[(page, program, *arguments)] of every command of the pages, in their order.
 
     Raises:

@@ -44,7 +44,57 @@ def simpo(pair, beta=2.0, gamma=1.0):
     return preferred(beta * chosen - beta * rejected - gamma)
 
 
-LOSSES = {f.__name__: f for f in (reward_model, dpo, cdpo, ipo, simpo)}
+def likelihood(answer):
+    return sum(answer["new"]) / len(answer["new"])
+
+
+def rewards(pair, beta):
+    return [beta * log_ratio(pair[side]) for side in ("chosen", "rejected")]
+
+
+def sigma(x):
+    return math.exp(-softplus(-x))
+
+
+def cpo(pair, beta=0.1, nll=1.0):
+    chosen, rejected = (sum(pair[side]["new"]) for side in ("chosen", "rejected"))
+    return preferred(beta * (chosen - rejected)) - nll * likelihood(pair["chosen"])
+
+
+def orpo(pair, beta=0.1, nll=1.0):
+    """Odds of the geometric mean probability of an answer's tokens, as the paper writes them."""
+    p = [math.exp(likelihood(pair[side])) for side in ("chosen", "rejected")]
+    odds = [x / (1 - x) for x in p]
+    return beta * preferred(math.log(odds[0] / odds[1])) - nll * likelihood(pair["chosen"])
+
+
+def exo(pair, beta=0.1, eps=1e-3):
+    chosen, rejected = rewards(pair, beta)
+    weights = [math.exp(chosen), math.exp(rejected)]
+    return sum(w / sum(weights) * math.log(w / sum(weights) / p) for w, p in zip(weights, (1 - eps, eps), strict=True))
+
+
+def nca(pair, beta=0.1):
+    chosen, rejected = rewards(pair, beta)
+    return preferred(chosen) + (preferred(-chosen) + preferred(-rejected)) / 2
+
+
+def apo_zero(pair, beta=0.1):
+    chosen, rejected = rewards(pair, beta)
+    return 1 - sigma(chosen) + sigma(rejected)
+
+
+def apo_down(pair, beta=0.1):
+    chosen, rejected = rewards(pair, beta)
+    return sigma(chosen) + 1 - sigma(chosen - rejected)
+
+
+def kto(pair, beta=0.1, kl=0.0, weights=(1.0, 1.0)):
+    chosen, rejected = (beta * log_ratio(pair[side]) for side in ("chosen", "rejected"))
+    return (weights[0] * (1 - sigma(chosen - beta * kl)) + weights[1] * (1 - sigma(beta * kl - rejected))) / 2
+
+
+LOSSES = {f.__name__: f for f in (reward_model, dpo, cdpo, ipo, simpo, cpo, orpo, exo, nca, apo_zero, apo_down, kto)}
 
 
 def loss(name, pairs, **settings):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import RunLog, plain, read_rows, write_json
 from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.settings import config_hash, validate
@@ -96,12 +97,18 @@ def assert_parts_are_the_whole(folder, make):
     jax.tree.map(np.testing.assert_array_equal, state, wanted)
 
 
+def write_config(workdir, config):
+    """Write config.json, from which commands open a DIR."""
+    Path(workdir).mkdir(parents=True, exist_ok=True)
+    held = {"format": FORMAT, "config": plain(config.to_dict()), "config_hash": config_hash(config)}
+    write_json(Path(workdir) / "config.json", held)
+
+
 def untrained(workdir, config):
     """The DIR of a run at step 1 that has learned nothing; returns its run and its state."""
     run = assembly.build(validate(config))
     state = run.start(lambda text: None)
-    Path(workdir).mkdir(parents=True, exist_ok=True)
-    write_json(Path(workdir) / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
+    write_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     checkpoints.save(1, state.saved(), {})
     checkpoints.close()

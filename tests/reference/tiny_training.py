@@ -13,10 +13,10 @@ from jaxrl_llm import objectives
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.transformer import Model
-from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.training.layout import UpdateConfig, lay_out
 from jaxrl_llm.training.optimizer import OptimizerConfig
-from jaxrl_llm.training.state import TrainBatch, parameter_axes
+from jaxrl_llm.training.state import parameter_axes
 
 ROWS, TIME, GROUP, PROMPT, ANSWER = 8, 12, 4, 4, 8
 CONFIG = ModelConfig(
@@ -61,6 +61,11 @@ def draw_params(model, *, value_head=False, seed=0):
     return jax.device_put(params, sharding.shardings(parameter_axes(model, params), params, model.mesh))
 
 
+def no_record(model):
+    """A record of the rollout in which every token routes freshly."""
+    return model.config.gate.blank(model.config.num_moe_layers, ROWS, TIME)
+
+
 def draw_batch(seed=0, **changes):
     """A scored rollout: log-ratios of +-0.5, so that some tokens are clipped and most are not."""
     rng = np.random.default_rng(seed)
@@ -86,22 +91,24 @@ def draw_batch(seed=0, **changes):
         "old_values": values,
         "returns": returns,
     }
-    return TrainBatch(**jax.tree.map(jnp.asarray, arrays | changes))
+    return Rollout(**jax.tree.map(jnp.asarray, arrays | changes))
 
 
 def draw_trajectory(routing=None, seed=0):
     """The same rollout before it is scored, with rewards; row 0 was cut off."""
-    batch = draw_batch(seed)
+    scores = ("old_logprobs", "ref_logprobs", "old_values", "returns")
     rewards = np.random.default_rng(seed).random(ROWS).astype(np.float32)
-    return Trajectory(
-        tokens=batch.tokens,
-        segment_ids=batch.segment_ids,
-        loss_mask=batch.loss_mask,
-        sampler_logprobs=batch.sampler_logprobs,
+    return draw_batch(seed, **dict.fromkeys(scores)).replace(
+        advantages=None,
         truncated=jnp.asarray(ANSWERS == ANSWER),
-        routing=routing,
+        routes=Routes(sampled=routing),
         rewards=jnp.asarray(rewards),
     )
+
+
+def learned(scorer, state, reference, rollout, layouts):
+    """The rollout with scores and advantages, and its metrics."""
+    return scorer.experience(scorer.score(state, reference, rollout, layouts))
 
 
 def layout_of(rows=None, *, layout="padded", micro=0, updates=UPDATES):

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.rollout.answer_fields import Question
 from jaxrl_llm.rollout.remote import RemoteEngine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.server import Server
@@ -74,22 +75,26 @@ def main(environment: str) -> None:
     asked: list[tuple[list[int], Any]] = []
     call = Server._call
 
-    def listen(self: Server, method: str, path: str, body: Any = None, *rest: Any, **named: Any) -> Any:
+    def listen(self: Server, method: str, path: str, body: Any = None, *rest: Any, **named: Any) -> bytes:
         out = call(self, method, path, body, *rest, **named)
         if path.endswith("generate"):
-            said[question(body)] = _kept(out)
+            said[question(body)] = _kept(json.loads(out))
             asked.append((body["token_ids"], said[question(body)]))
         return out
 
     Server._call = listen
     remote = engine(launch=environment, deadline_s=300.0)
-    vars(remote)["_serving"] = Serving(environment, remote.folder, dtype="float32", max_length=32, at_once=4)
+    vars(remote)["_serving"] = Serving(
+        environment, remote.folder, token=remote._link[1], dtype="float32", max_length=32, at_once=4
+    )
     try:
         print(generate(remote)[1])
         Server._call = call
         for prompt, answer in asked:  # what a server says that leaves the temperature out of its log-probs
-            tokens, once = answer["choices"][0]["token_ids"], {"max_tokens": 1, "prompt_logprobs": 0}
-            answer["raw"] = remote._servers[0].ask([*prompt, *tokens], once, 300.0).prompt_logprobs[-len(tokens) :]
+            tokens = answer["choices"][0]["token_ids"]
+            once = {"max_tokens": 1, "prompt_logprobs": 0, "stop_token_ids": []}
+            asked = Question([*prompt, *tokens], once, MODEL.config.vocab_size, remote._labels, 0, None)
+            answer["raw"] = remote._servers[0].ask(asked, 300.0).prompt_logprobs[-len(tokens) :].tolist()
     finally:
         remote.close()
     FILE.write_text(json.dumps(said, indent=1) + "\n")

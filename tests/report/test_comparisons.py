@@ -1,14 +1,14 @@
 """What the tables of a report say: pairs, corrections, commits, branches, and the configuration as it was used."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
-from jaxrl_llm.report.comparisons import compare, findings, sentence
-from jaxrl_llm.report.outcome_figures import forest_plot, survival_plot
+from jaxrl_llm.report.comparisons import compare, sentence
 from jaxrl_llm.report.read import load
-from jaxrl_llm.report.tables import arm_table, batch_table, config_table, difference_table, resolved
+from jaxrl_llm.report.tables import arm_table, config_table, difference_table, resolved
 from jaxrl_llm.report.write import write_report
 from tests.reference.synthetic_runs import ARMS, write_rows, write_sweep
 
@@ -27,37 +27,6 @@ def test_a_diverged_run_counts_with_reward_zero_and_as_collapsed(tmp_path):
     assert means["held-out greedy, end"] == -0.5
     assert means["training reward, last 5"] == -0.5
     assert "diverged after step 3" in write_report(tmp_path)
-
-
-def test_a_failure_without_its_line_is_named_as_damage(tmp_path):
-    write_rows(tmp_path / "A", [{"step": 0}, {"step": 1, "reward/mean": 0.5}], failed={"exit_code": 1})
-    study = load(tmp_path / "A")
-    assert study.damaged() == [f"{tmp_path / 'A' / 'failed.json'} lacks last_line"]
-    assert study.runs[0].status.startswith("crashed after step 1 with exit code 1")
-
-
-@pytest.mark.parametrize("value", [[], [0.5, 0.5], "half"], ids=str)
-def test_a_reward_that_is_no_number_is_damage_and_left_out(tmp_path, value):
-    rows = [{"step": step, "reward/mean": value if step == 1 else 0.5, "load": [0.5, None]} for step in range(4)]
-    write_rows(tmp_path / "A", rows)
-    run = load(tmp_path / "A").runs[0]
-    assert run.collapse() == (3.0, False)
-    assert run.damage == [
-        f"{tmp_path / 'A' / 'metrics.jsonl'}, step 1: reward/mean={value!r} is of another kind than the report reads"
-    ]
-
-
-def test_an_arm_that_samples_nothing_has_no_time_to_collapse(tmp_path):
-    """DPO beside GRPO: no training reward, so no collapse and no survival, in no table and no figure."""
-    fallen = [{"step": step, "reward/mean": reward} for step, reward in enumerate([0.8, *[0.1] * 5], start=1)]
-    write_rows(tmp_path / "A", [{"step": 0, "eval/greedy": 0.5}, *fallen], result={})
-    write_rows(tmp_path / "DPO", [{"step": step, "eval/greedy": 0.5} for step in range(3)], result={})
-    study = load(tmp_path)
-    assert "rollouts without collapse" not in {c.outcome.name for c in compare(study, "")}
-    header, rows = arm_table(study, "")
-    assert [row[header.index("collapsed")] for row in rows] == ["1/1", ""]
-    named = [text.get_text() for text in survival_plot(study, "").axes[0].texts]
-    assert named == ["A  0/1"]
 
 
 def test_a_crashed_run_is_in_no_pair(tmp_path):
@@ -104,26 +73,43 @@ def test_p_values_are_corrected_for_the_number_of_arms(tmp_path):
     assert "would have been found with 80 % power" in sentence(compared["D"], "A")
 
 
-def test_arms_that_are_equal_are_called_identical(tmp_path):
-    study = write_arms(tmp_path, {"A": [0.5, 0.6, 0.7], "B": [0.5, 0.6, 0.7], "C": [0.5, 0.6, 0.8]})
-    assert compare(study, "")[0].verdict == "identical"
-    alike, *others = (line for line in findings(study, "") if "their runs logged the same numbers" in line)
-    assert alike.startswith("A and B are identical")
-    assert not others
+def test_runs_are_paired_by_seed_and_branch_in_whatever_order_they_are_listed(tmp_path):
+    """B is A and 0.25, run by run, is listed in another order and lacks a seed: no difference has any spread."""
+    listed = {"A": [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)], "B": [(2, 1), (0, 0), (2, 0), (0, 1)]}
+    runs = []
+    for arm, pairs in listed.items():
+        for seed, branch in pairs:
+            place, reward = f"{arm}/{seed}/{branch}", 0.125 * seed**2 + 0.0625 * branch + 0.25 * (arm == "B")
+            write_rows(tmp_path / place, [{"step": 1, "reward/mean": reward}], result={})
+            runs.append({"folder": place, "arm": arm, "condition": "", "seed": seed, "branch": branch})
+    (tmp_path / "sweep.json").write_text(json.dumps({"question": "?", "baseline": "A", "runs": runs}))
+    (c,) = compare(load(tmp_path), "")
+    d = c.difference
+    assert (d.n, d.pairs, d.mean, d.low, d.high) == (2, 4, 0.25, 0.25, 0.25)
 
 
-def test_runs_of_several_commits_are_shown_apart(tmp_path):
-    commits = ["aaaaaaaaa"] * 3 + ["bbbbbbbbb"] * 3
-    study = write_arms(tmp_path, {"A": [0.5] * 6, "B": [0.2, 0.22, 0.24, 0.5, 0.52, 0.54]}, commits)
-    header, rows = batch_table(study, "")
-    assert header == ["outcome", "arm", "aaaaaaa", "bbbbbbb", "one mean (p)"]
-    # Differences -0.30, -0.28, -0.26: sd 0.02, t_{0.975, 2} = 4.303, half width 4.303 x 0.02 / sqrt(3) = 0.050.
-    assert rows[0][2:4] == ["-0.280 [-0.330, -0.230] (3)", "+0.020 [-0.030, +0.070] (3)"]
-    assert rows[0][4] == "< 0.001"
-    assert "the commits disagree (-0.280 at aaaaaaa, +0.020 at bbbbbbb)" in sentence(compare(study, "")[0], "A")
-    (ax,) = forest_plot(study, "").axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["B", "aaaaaaa, 3", "bbbbbbb, 3"]
-    assert batch_table(write_arms(tmp_path / "one", {"A": [0.5] * 6, "B": [0.2] * 6}), "")[1] == []
+def test_only_arms_with_enough_seeds_and_a_difference_count_in_the_correction(tmp_path):
+    """B alone can be judged: its p stays as it is. C equals A, and D has three seeds."""
+    rewards = {"A": [0.5] * 5, "B": [0.52, 0.55, 0.5, 0.54, 0.51], "C": [0.5] * 5, "D": [0.9, 0.8, 0.7]}
+    compared = {c.arm: c for c in compare(write_arms(tmp_path, rewards), "")}
+    assert compared["B"].p == compared["B"].difference.p
+    assert np.isnan([compared["C"].p, compared["D"].p]).all()
+    verdicts = [compared[arm].verdict for arm in "BCD"]
+    assert verdicts == ["undecided", "identical", "estimate only: 3 of 5 seeds"]
+
+
+def test_commits_are_compared_by_seeds_and_not_by_branches(tmp_path):
+    """Two seeds at each of two commits: their means -0.25, -0.125 and 0, 0.125 differ by t = -0.25 / (1 / sqrt(128)),
+    -2.83 with 2 degrees of freedom, p = 0.106; branches of a seed are no replicates."""
+    runs = []
+    for seed, (commit, base) in enumerate(zip("aabb", (-0.25, -0.125, 0.0, 0.125), strict=True)):
+        for branch, arm in itertools.product(range(4), "AB"):
+            place, reward = f"{arm}/{seed}/{branch}", 0.5 + (base + (branch - 1.5) / 64) * (arm == "B")
+            write_rows(tmp_path / place, [{"step": 1, "reward/mean": reward}], result={}, config={"commit": commit * 9})
+            runs.append({"folder": place, "arm": arm, "condition": "", "seed": seed, "branch": branch})
+    (tmp_path / "sweep.json").write_text(json.dumps({"question": "?", "baseline": "A", "runs": runs}))
+    (c,) = compare(load(tmp_path), "")
+    assert c.batches_p == pytest.approx(0.1056, abs=1e-4)
 
 
 def test_branches_of_one_trajectory_are_one_seed(tmp_path):

@@ -1,11 +1,9 @@
-"""What a report leaves for a paper: figures as SVG and PDF, tables as CSV and LaTeX, a page to point at."""
+"""What a report leaves for a paper: figures as SVG and PDF, tables as CSV, a page to point at."""
 
 import csv
-import errno
 import json
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +13,7 @@ from matplotlib.figure import Figure
 from jaxrl_llm.report.interactive import HOW_TO_GET_IT, write_interactive
 from jaxrl_llm.report.names import NAMES, in_words
 from jaxrl_llm.report.page import Page, save_vectors
-from jaxrl_llm.report.read import Run, load
-from jaxrl_llm.report.table_files import latex, write_table
+from jaxrl_llm.report.read import load
 from jaxrl_llm.report.tables import arm_table
 from jaxrl_llm.report.write import write_report
 from tests.reference.synthetic_runs import write_rows
@@ -38,29 +35,15 @@ def test_the_same_figure_gives_the_same_files(tmp_path):
     assert b"/Type3" not in pdf  # which journals refuse
 
 
-def test_a_table_as_csv_and_as_latex(tmp_path):
+def test_a_table_as_csv_holds_no_formula_of_others(tmp_path):
+    page = Page(tmp_path)
     header, rows = ["arm", "change"], [["a_b & c", "-0.5 -> [+0.25, 1 %]"]]
-    write_table(tmp_path / "numbers", header, rows, prose=False)
-    assert list(csv.reader((tmp_path / "numbers.csv").read_text().splitlines())) == [header, *rows]
-    assert (tmp_path / "numbers.tex").read_text().splitlines() == [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{tabular}{lr}",
-        r"\toprule",
-        r"arm & change \\",
-        r"\midrule",
-        r"a\_b \& c & $-$0.5 $\to$ {[}$+$0.25, 1 \%] \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-
-
-def test_text_of_others_is_no_command_and_no_formula(tmp_path):
+    page.table(header, rows, "numbers")
+    assert list(csv.reader((tmp_path / "tables/numbers.csv").read_text().splitlines())) == [header, *rows]
     answers = ["\\input{x}~^", '=HYPERLINK("x")', "-1 ± 2\x1b"]
-    write_table(tmp_path / "prose", ["answer"], [[answer] for answer in answers], prose=True)
-    shown = [row[0] for row in csv.reader((tmp_path / "prose.csv").read_text().splitlines())][1:]
+    page.table(["answer"], [[answer] for answer in answers], "prose", prose=True)
+    shown = [row[0] for row in csv.reader((tmp_path / "tables/prose.csv").read_text().splitlines())][1:]
     assert shown == [answers[0], f"'{answers[1]}", "'-1 ± 2\\x1b"]
-    assert latex(answers[0], prose=True) == r"\textbackslash{}input\{x\}\textasciitilde{}\textasciicircum{}"
-    assert latex(answers[2], prose=True) == r"-1 $\pm$ 2\textbackslash{}x1b"
 
 
 def test_names_have_words_and_the_k_of_best_of_k(tmp_path):
@@ -115,27 +98,3 @@ def test_without_plotly_the_report_says_how_to_get_it(hostile, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert write_report(hostile).endswith(f"\n{HOW_TO_GET_IT}")
     assert not (hostile / "interactive.html").exists()
-
-
-def test_plotly_has_its_script():
-    assert "newPlot" in pytest.importorskip("plotly.offline").get_plotlyjs()
-
-
-def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
-    """A write that fails at the end of a file says no name by itself."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write_rows(tmp_path / "A", [{"step": 1, "reward/mean": 0.5}])
-    monkeypatch.setattr(Page, "write", full)
-    monkeypatch.setattr(Page, "picture", lambda *_: None)
-    with pytest.raises(OSError, match=rf"{tmp_path} cannot be written \(.*No space left.*\); make room there"):
-        write_report(tmp_path)
-
-
-def test_a_run_below_what_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
-    """`Path.exists` raises there."""
-    write_rows(tmp_path / "A", [{"step": 1}])
-    monkeypatch.setattr(Path, "stat", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    assert not Run(tmp_path / "A", "A").finished

@@ -124,6 +124,7 @@ def test_holm_by_hand():
     # Sorted 0.01, 0.02, 0.03, 0.04: times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04, made to rise.
     np.testing.assert_allclose(holm([0.04, 0.01, 0.03, 0.02]), [0.06, 0.04, 0.06, 0.06])
     np.testing.assert_allclose(holm([0.6, float("nan"), 0.5]), [1.0, float("nan"), 1.0])  # NaN is no test
+    np.testing.assert_allclose(holm([0.04, float("nan"), 0.01]), [0.04, float("nan"), 0.02])  # two tests, not three
     assert holm([]).size == 0
 
 
@@ -173,6 +174,10 @@ def test_survival_of_kaplan_and_meier():
     times, alive = survival([2, 3, 4, 6, 6], [True, False, True, False, False])
     np.testing.assert_allclose(times, [0, 2, 4])
     np.testing.assert_allclose(alive, [1, 4 / 5, 4 / 5 * 2 / 3])
+
+
+def test_a_run_that_ends_with_anothers_collapse_was_at_risk():
+    assert survival([4, 4, 6], [True, False, False])[1].tolist() == pytest.approx([1, 2 / 3])
 
 
 def test_survival_without_censoring_is_the_share_alive():

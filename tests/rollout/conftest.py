@@ -30,8 +30,10 @@ def sample(params):
     def run(engine, rows=slice(None), key=1, limits=None, params=params, uids=UIDS):
         key = jax.random.key(key)
         trajectory = engine.generate(params, PROMPTS[rows], LENGTHS[rows], uids[rows], key, limits)
-        fields = {name: np.asarray(x) for name, x in vars(trajectory.replace(routing=None)).items() if x is not None}
-        experts = None if trajectory.routing is None else np.asarray(trajectory.routing.experts)
+        arrays = {name: x for name, x in vars(trajectory).items() if name != "routes"}
+        fields = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
+        record = trajectory.routes.sampled
+        experts = None if record is None else np.asarray(record.experts)
         return SimpleNamespace(**fields, experts=experts)
 
     return run

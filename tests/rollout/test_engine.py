@@ -13,6 +13,7 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.rollout import engine as engine_module
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
+from tests.reference.compilations import compilations
 from tests.reference.slowly import first_quick
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS, VOCABULARY, tiny
 from tests.reference.truncated_sampling import truncated
@@ -106,7 +107,19 @@ def test_the_last_answer_of_a_group_may_be_greedy(engine, sample, free):
     np.testing.assert_allclose(both.sampler_logprobs, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+def test_what_trace_compiles_is_what_generate_runs(params):
+    """Host arrays are on no device yet, in the shapes as in the call."""
+    mesh = sharding.make_mesh((1, 4, 1, 1))
+    model = Model(tiny(), mesh)
+    engine = Engine(model, Sampling(), GROUP, 3, end_ids=(NEVER,))
+    placed = jax.device_put(params, jax.tree.map(lambda x: x.sharding, model.shapes()))
+    engine.trace(model.shapes(), len(LENGTHS), PROMPTS.shape[1]).lower().compile()
+    with compilations() as compiled:
+        engine.generate(placed, PROMPTS, LENGTHS, UIDS.astype(np.uint32), jax.random.key(1))
+    assert not any("_generate" in name for name in compiled), compiled
+
+
+@pytest.mark.parametrize("tied", first_quick(1, [True, False]))
 def test_matrices_kept_transposed_change_no_answer(tied):
     model = Model(dataclasses.replace(tiny(), tie_word_embeddings=tied, num_experts=0, num_hidden_layers=2))
     params = jax.jit(model.init)(jax.random.key(0))
@@ -182,7 +195,7 @@ def test_an_answer_whose_eos_is_its_last_token_allowed_is_whole(engine, eos, end
     assert 0 < found.truncated.sum() < ROWS
 
 
-@pytest.mark.parametrize("slots", [0, 5])
+@pytest.mark.parametrize("slots", first_quick(1, [5, 0]))
 def test_an_answer_ends_with_the_first_of_several_ends(engine, free, eos, sample, slots):
     """By hand from the answers that never end; only those without any of the ends are truncated."""
     answers = [row[s : s + BOUND] for row, s in zip(free.tokens, START, strict=True)]
@@ -220,7 +233,7 @@ def test_memory_follows_the_slots_and_not_the_prompts(engine, params):
     long = dataclasses.replace(engine, slots=4, max_new_tokens=1, record_routing=False)
 
     def temporary(prompts):
-        return long.lower(params, prompts, 512).compile().memory_analysis().temp_size_in_bytes
+        return long.trace(params, prompts, 512).lower().compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4), temporary(32)
     cache = 2 * 2 * 1 * 8 * 512 * 4  # bytes a prompt: keys and values, layers, heads, head size, columns, float32
@@ -276,7 +289,7 @@ def test_keys_uids_and_samples_differ(engine, free, sample):
     assert all(len({tuple(row) for row in group}) == GROUP for group in groups)
 
 
-@pytest.mark.parametrize("slots", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("slots", first_quick(1, [2, 0]))
 def test_prompts_in_buckets_change_no_answer(engine, params, eos, ended, sample, slots):
     """Four columns of five hold three of the prompts, and one column holds one: rows stay as wide as ever."""
     cut = dataclasses.replace(engine, end_ids=(eos,), slots=slots, prompt_buckets=5)
@@ -306,6 +319,7 @@ def test_a_mesh_changes_no_answer(engine, params, free, sample, slots):
     assert_same(sample(dataclasses.replace(engine, model=model, slots=slots), params=placed), free)
 
 
+@pytest.mark.slow
 def test_prompts_that_the_devices_do_not_divide_are_not_shared(engine, params, free, sample):
     """Three prompts over four devices: a group and its prompt would lie apart."""
     model = Model(tiny(), sharding.make_mesh((2, 2, 1, 1)))
@@ -318,13 +332,14 @@ def test_recorded_logits_do_not_depend_on_the_slots(engine, params):
     """Chunks of three prompts, the second reaching back over two of the first."""
     recording = dataclasses.replace(engine, record_router_logits=True)
     whole, chunked = (
-        dataclasses.replace(recording, slots=slots).generate(params, PROMPTS, LENGTHS, UIDS, jax.random.key(1)).routing
+        dataclasses.replace(recording, slots=slots).generate(params, PROMPTS, LENGTHS, UIDS, jax.random.key(1)).routes
         for slots in (0, 7)
     )
-    np.testing.assert_array_equal(chunked.experts, whole.experts)
-    np.testing.assert_allclose(chunked.logits, whole.logits, atol=1e-5)
+    np.testing.assert_array_equal(chunked.sampled.experts, whole.sampled.experts)
+    np.testing.assert_allclose(chunked.sampled.logits, whole.sampled.logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_samples_near_the_float32_distribution(engine, model, params, sample):
     trajectory = sample(dataclasses.replace(engine, dtype="bfloat16"))
     logits, _ = forward(model, params, trajectory)

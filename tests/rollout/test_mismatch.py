@@ -68,12 +68,13 @@ def test_noise_flips_experts_and_replaying_the_rollout_undoes_it(params, dtype, 
     found = {}
     for mode in ("off", "R3"):
         scorer = Scorer(learner, ReplayConfig(mode, "experts"), tiny.GROUP)
-        scored = scorer(make_state(MODEL, params, learner.optimizer), Policy(params), out, [layout])
-        found[mode] = M.finalize(scored.metrics)
+        state = make_state(MODEL, params, learner.optimizer)
+        scored, metrics = tiny.learned(scorer, state, Policy(params), out, [layout])
+        found[mode] = M.finalize(metrics)
         if mode == "R3":
-            fed = np.asarray(out.routing.experts) != 255
-            used = np.asarray(scored.batch.routing.scored.experts)
-            np.testing.assert_array_equal(used[fed], np.asarray(out.routing.experts)[fed])
+            fed = np.asarray(out.routes.sampled.experts) != 255
+            used = np.asarray(scored.routes.scored.experts)
+            np.testing.assert_array_equal(used[fed], np.asarray(out.routes.sampled.experts)[fed])
     assert found["off"]["routing/flips_sampler_old"] > 0.02
     assert found["R3"]["check/old_sampler_mean"] < found["off"]["check/old_sampler_mean"]
     if gates == "exact":

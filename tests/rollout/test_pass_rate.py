@@ -11,8 +11,8 @@ from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.pass_rate import Evaluator, pass_at_k
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.rollout.trajectory import Trajectory
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS
 
 SAMPLES, BOUND = 3, 3
@@ -32,7 +32,7 @@ TASK = tasks.Task(
     verify=graded,
     verify_truncated=True,
 )
-BATCH = tasks.PromptBatch(
+BATCH = tasks.Prompts(
     uid=UIDS,
     draw=UIDS,
     tokens=PROMPTS,
@@ -84,6 +84,32 @@ def test_an_evaluation_counts_the_drawn_answers_and_the_greedy_one_apart(model, 
         assert row["prompt"] == f"prompt {i}"
         assert [*row["sampled"], row["greedy"]] == texts[i].tolist()
         assert [*row["sampled_reward"], row["reward"]] == rewards[i].tolist()
+        assert "rewards" not in row
+
+
+def test_an_evaluation_has_every_reward_function_by_its_name(model, params):
+    """What is right stays the verifier's to say."""
+    task = dataclasses.replace(TASK, functions={"long": (lambda prompt, answer, gold, row: len(answer), False)})
+    rates, rows = Evaluator(model, task, BATCH, SAMPLES, BOUND)(params)
+    plain, _ = Evaluator(model, TASK, BATCH, SAMPLES, BOUND)(params)
+    drawn = [[seen(text) for text in row["sampled"]] for row in rows]
+    assert rates == plain | {"eval/reward_long": pytest.approx(np.mean(drawn))}
+    assert np.std(drawn) > 0
+    assert [row["sampled_rewards"] for row in rows] == [{"long": lengths} for lengths in drawn]
+    assert [row["rewards"] for row in rows] == [{"long": seen(row["greedy"])} for row in rows]
+
+
+def seen(text):
+    return 0.0 if tasks.UNKNOWN in text else float(len(text))
+
+
+def test_an_evaluation_samples_as_it_is_told(model, params):
+    """From the one most probable token every drawn answer is the greedy one, which at temperature 1 it is not."""
+    one = Evaluator(model, TASK, BATCH, SAMPLES, BOUND, sampling=Sampling(top_k=1, greedy_last=True))(params)[1]
+    whole = Evaluator(model, TASK, BATCH, SAMPLES, BOUND)(params)[1]
+    assert all(row["sampled"] == [row["greedy"]] * SAMPLES for row in one)
+    assert [row["greedy"] for row in one] == [row["greedy"] for row in whole]
+    assert any(row["sampled"] != [row["greedy"]] * SAMPLES for row in whole)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +125,7 @@ def test_the_devices_divide_what_they_evaluate(monkeypatch, model, shape, prompt
         answers = np.repeat(tokens[:, :1], engine.group_size, axis=0)
         mask = np.ones_like(answers, bool)
         arrays = (answers, mask.astype(np.int32), mask, answers.astype(np.float32), np.zeros(len(answers), bool))
-        return Trajectory(*map(jax.numpy.asarray, arrays))
+        return Rollout(*map(jax.numpy.asarray, arrays))
 
     monkeypatch.setattr(Engine, "generate", generate)
     monkeypatch.setattr(Engine, "prepare", lambda engine, params: params)

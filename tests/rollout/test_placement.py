@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from experiments.scale.hlo import parse
+from experiments.scale.hlo_cost import measure
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model
-from jaxrl_llm.plan.cost import measure
-from jaxrl_llm.plan.hlo import parse
 from jaxrl_llm.rollout.engine import Engine, as_sampler
-from jaxrl_llm.rollout.placement import places, route
+from jaxrl_llm.rollout.parameter_moves import route
+from jaxrl_llm.rollout.placement import places
 from jaxrl_llm.rollout.sampling import Sampling
 from tests.reference.tiny_rollout import LENGTHS, PROMPTS, UIDS, VOCABULARY, tiny
 
@@ -48,7 +49,7 @@ def test_the_answers_are_those_of_one_device(shape, slots):
     for name in ("tokens", "segment_ids", "loss_mask", "truncated"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
     np.testing.assert_allclose(found.sampler_logprobs, wanted.sampler_logprobs, atol=1e-5)
-    np.testing.assert_array_equal(found.routing.experts, wanted.routing.experts)
+    np.testing.assert_array_equal(found.routes.sampled.experts, wanted.routes.sampled.experts)
     for x in jax.tree.leaves(found):
         assert x.addressable_shards[0].data.size == x.size // 4
         assert x.sharding.is_equivalent_to(sharding.rollout_sharding(x, engine.rows_on), x.ndim)
@@ -79,8 +80,8 @@ def test_nothing_moves_where_both_meshes_lay_out_alike():
     assert make_engine(config, (1, 1, 4, 1), FSDP).prepare(given) is given
     assert make_engine(config).prepare(params) is params
     abstract = Model(config, sharding.make_mesh(FSDP)).shapes()
-    assert make_engine(config, (1, 1, 4, 1), FSDP).lower_prepare(abstract) is None
-    assert make_engine(config, TENSOR, FSDP).lower_prepare(abstract) is not None
+    assert make_engine(config, (1, 1, 4, 1), FSDP).trace_prepare(abstract) is None
+    assert make_engine(config, TENSOR, FSDP).trace_prepare(abstract) is not None
 
 
 WAYS = {
@@ -120,7 +121,7 @@ def test_the_abstract_program_is_the_one_that_runs():
     """Lowered from the parameters of training: its arguments are those of `prepare`, layer by layer and in place."""
     config = tiny()
     engine = make_engine(config, TENSOR, FSDP, dtype="bfloat16")
-    lowered = engine.lower(Model(config, sharding.make_mesh(FSDP)).shapes(), 4, 5)
+    lowered = engine.trace(Model(config, sharding.make_mesh(FSDP)).shapes(), 4, 5).lower()
     arguments = lowered.in_avals[0][0]
     assert {x.dtype.name for x in jax.tree.leaves(arguments["moe"])} == {"bfloat16", "float32"}
     assert len(arguments["moe"]) == config.num_hidden_layers

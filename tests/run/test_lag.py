@@ -1,5 +1,6 @@
 """Runs with a lag: equal to a loop that keeps every policy, resumed bit for bit, with ages in their metrics."""
 
+import functools
 import re
 import shutil
 
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.check.fits import stays_of
+from jaxrl_llm.check.programs import programs
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.rollout.rollout import Routes
 from jaxrl_llm.rollout.verification import verify
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training.layout import epochs_of
-from jaxrl_llm.training.state import TrainBatch
 from tests.reference import tiny_run
 
 STEPS, LAG = 4, 2
@@ -37,11 +41,6 @@ SETTING = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
 def straight(folder, tmp_path_factory):
     """(config, DIR, last evaluation) of a run with a lag."""
     workdir, config = tmp_path_factory.mktemp("straight"), tiny_run.make_config(folder, **SETTING)
@@ -58,7 +57,7 @@ def by_hand(run, lag):
         batch, key = next(stream), jax.random.fold_in(jax.random.key(s.seed), step)
         out = engine.generate(sampler.trained, batch["tokens"], batch["lengths"], batch["draw"].astype(np.uint32), key)
         lengths = np.asarray(out.loss_mask).sum(1)
-        rewards = verify(out, s.task, batch, s.rollout.group_size).rewards + np.float32(0.1) * lengths
+        rewards = verify(out, s.task, batch, s.rollout.group_size)[1]["verifier"] + np.float32(0.1) * lengths
         epochs = epochs_of(
             *jax.device_get((out.segment_ids, out.loss_mask)),
             s.rollout.group_size,
@@ -67,17 +66,10 @@ def by_hand(run, lag):
             seed=s.seed,
             step=step,
         )
-        into = learner.blank_scores(out.tokens, record="experts")
-        old = learner.score(policies[-1], out.tokens, epochs[0], into).logprobs
+        old = learner.score(policies[-1], out, epochs[0], {"logprobs", "routing"})["logprobs"]
         advantages = objectives.group_advantages(jnp.asarray(rewards), group_size=s.rollout.group_size)
-        learned = TrainBatch(
-            tokens=out.tokens,
-            segment_ids=out.segment_ids,
-            loss_mask=out.loss_mask,
-            advantages=jnp.where(out.loss_mask, advantages[:, None], 0),
-            sampler_logprobs=out.sampler_logprobs,
-            old_logprobs=old,
-        )
+        learned = out.replace(advantages=jnp.where(out.loss_mask, advantages[:, None], 0), old_logprobs=old)
+        learned = learned.replace(routes=Routes())
         for layout in epochs[0]:
             state, _ = learner.update(state, learned, layout)
         policies.append(state.policy.copy())
@@ -118,10 +110,14 @@ def test_without_a_lag_the_loop_has_the_policy_of_the_step(folder, tmp_path):
     assert not any(name.startswith("rollout/age") for row in tiny_run.metrics(tmp_path) for name in row)
 
 
+@pytest.mark.slow
 def test_memory_counts_what_is_in_flight(straight):
     run = assembly.build(validate(straight[0]))
-    held = sharding.local_bytes(run.source.in_flight_like(run.blank()))
-    assert run.memory().stays["in flight"] == pytest.approx(held, rel=0.01)
+    by_rows = functools.partial(sharding.rollout_sharding, mesh=run.model.mesh)
+    held = sharding.local_bytes(
+        Checkpoints(straight[1]).restore(run.blank().saved(), in_flight=by_rows)[2]["in_flight"]
+    )
+    assert stays_of(run, programs(run, ["rollout"]))["in flight"] == pytest.approx(held, rel=0.01)
 
 
 def test_the_age_rises_to_the_lag_and_only_tokens_of_age_0_are_checked(straight):

@@ -60,7 +60,7 @@ def documented():
 
 def settings_of(command):
     pairs = re.findall(r"--config\.([\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\"]+)", command)
-    return {name: value.strip("'\"") for name, value in pairs if name not in ("task.data_dir", "model.pretrained")}
+    return {name: value.strip("'\"") for name, value in pairs if not re.match(r"task\.|model\.pretrained", name)}
 
 
 def stated(block):
@@ -95,7 +95,7 @@ def refusal(line, devices):
 def test_every_launcher_is_read():
     """Two launchers of the page and five files, two lines that are added to one, and a mesh in a config."""
     assert len(LINES) >= 10
-    assert sorted(counts for _, _, counts in LINES.values() if counts) == [2, 16, 16, 32, 32, 32, 32, 32]
+    assert sorted(counts for _, _, counts in LINES.values() if counts) == [2, 16, 16, 32, 32, 32, 32, 32, 64]
 
 
 def asked(path):
@@ -154,7 +154,7 @@ def test_a_documented_line_runs_on_the_devices_that_it_states(line):
     *_, count = LINES[line]
     assert not refusal(line, count or 8)
     for said in filter(None, (refusal(line, devices) for devices in DEVICES)):
-        assert re.search(r"mesh.shape=\(.*; (set|change|lower) (mesh|rollout|updates)\.\w+|needs 32 devices", said)
+        assert re.search(r"mesh.shape=\(.*; (set|change|lower) (mesh|rollout|updates)\.\w+|needs (32|64) devices", said)
         assert "\n" not in said
 
 
@@ -173,7 +173,7 @@ def test_a_command_of_a_published_model_names_its_checkpoint():
         for command in re.split(r"jaxrl_llm\.main", page.read_text())[1:]
         if re.match(r"\s+\\?\s*--config[ =](configs/)?qwen3_(0_6b|30b)\w+(\.py)?\s", command)
     ]
-    assert len(commands) == 7
+    assert len(commands) == 11
     for command in commands:
         assert "model.pretrained=" in re.split(r"\n```|\n\n", command)[0], command[:200]
 
@@ -206,9 +206,11 @@ def compiled():
     """In a process with 256 devices: the cases of standard input."""
     import jax
 
-    from jaxrl_llm.plan.programs import compile_run
+    from jaxrl_llm.plan.table import compile_run
+    from jaxrl_llm.run.assembly import build
 
     for config, fields, devices in json.load(sys.stdin):
         fields.pop("mesh.dcn_shape", None)  # these devices are of one slice
-        programs = compile_run(settings(config, fields), jax.devices()[:devices], ("rollout", "update"))
-        print(config, devices, [program.name for program in programs], flush=True)
+        some = jax.devices()[:devices]
+        programs = compile_run(build(settings(config, fields), some), some, ("rollout", "update"))
+        print(config, devices, [program.name for program, _ in programs], flush=True)

@@ -9,8 +9,10 @@ import pytest
 
 from jaxrl_llm.evaluation import main as evaluate
 from jaxrl_llm.models.lora import merge
+from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import RunLog
-from jaxrl_llm.run import assembly, run_dir
+from jaxrl_llm.run import assembly, reopened
+from jaxrl_llm.run.opening import opening
 from jaxrl_llm.run.settings import config_hash, validate
 from tests.reference import tiny_run
 
@@ -20,16 +22,11 @@ LORA = {"lora.rank": 2, "objective.kl_coef": 0.01, "checkpoint.every": 2, "log.d
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
 def straight(folder, tmp_path_factory):
     """(config, DIR, last evaluation, what was said) of a run from the first step to the last."""
     workdir, config = tmp_path_factory.mktemp("straight"), tiny_run.make_config(folder, **LORA)
     with RunLog(workdir, config.steps) as log:
-        log.write_config({"config": config.to_dict(), "config_hash": config_hash(config)})
+        log.write_config({"format": FORMAT, "config": config.to_dict(), "config_hash": config_hash(config)})
     return config, workdir, *tiny_run.train(workdir, config)
 
 
@@ -72,9 +69,11 @@ def test_the_first_rollout_is_that_of_all_parameters(straight, folder, tmp_path)
 
 
 def test_the_opening_says_how_much_is_trained(straight):
-    config, _, _, said = straight
-    count = sum(x.size for x in jax.tree.leaves(assembly.build(validate(config)).blank().trained.policy))
-    assert f"trained    {count / 1000:.3g} k parameters: LoRA of rank 2, alpha 16, on attention,mlp" in said
+    config, workdir, *_ = straight
+    run = assembly.build(validate(config))
+    count = sum(x.size for x in jax.tree.leaves(run.blank().trained.policy))
+    shown = opening(run, workdir)
+    assert f"trained    {count / 1000:.3g} k parameters: LoRA of rank 2, alpha 16, on attention,mlp" in shown
 
 
 @pytest.mark.slow
@@ -96,7 +95,7 @@ def test_another_base_is_refused(straight, tmp_path):
 @pytest.mark.slow
 def test_the_policy_of_a_dir_is_merged(straight, capsys):
     workdir = straight[1]
-    run, step, state = run_dir.restored(workdir)
+    run, step, state = reopened.restored(workdir)
     assert step == 4
     params = state.policy.plain(run.model)
     expected = merge(state.base, state.trained.policy, 16 / 2)

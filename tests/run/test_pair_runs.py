@@ -12,6 +12,7 @@ import pytest
 from jaxrl_llm import evaluation, generate
 from jaxrl_llm.main import main
 from jaxrl_llm.objectives.calibration import calibrate
+from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import plain, write_json
 from jaxrl_llm.report import write
 from jaxrl_llm.run import assembly
@@ -23,12 +24,6 @@ pytestmark = pytest.mark.slow  # whole runs; tests/training and tests/objectives
 
 STEPS = 4
 SIZES = {"rollout.prompts": 16, "evaluation.prompts": 16, "steps": STEPS, "checkpoint.every": 2, "evaluation.every": 2}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Data and warm starts of all runs."""
-    return tmp_path_factory.mktemp("shared")
 
 
 def make(folder, name, **changes):
@@ -53,7 +48,10 @@ def rewards(folder, tmp_path_factory):
 
 def record(workdir, config):
     """config.json, which the command line writes."""
-    write_json(workdir / "config.json", {"config": plain(config.to_dict()), "config_hash": config_hash(config)})
+    write_json(
+        workdir / "config.json",
+        {"format": FORMAT, "config": plain(config.to_dict()), "config_hash": config_hash(config)},
+    )
 
 
 def test_dpo_starts_at_its_reference_and_leaves_it(dpo):
@@ -151,7 +149,7 @@ def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = assembly.build(validate(make(folder, "sft", **{"preference.file": str(path)})))
     assert run.data.startswith(f"the chosen answers of {len(run.source.data.splits.train)} pairs of {path}, ")
-    batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank)).batch
+    batch = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank)).rollout
     assert len(batch.tokens) == 16
     for tokens, held, mask in zip(*map(np.asarray, (batch.tokens, batch.segment_ids, batch.loss_mask)), strict=True):
         text = run.settings.task.tokenizer.decode(tokens[: held.sum() - 1].tolist())
@@ -161,7 +159,7 @@ def test_supervised_training_on_the_chosen_answers_of_a_file(folder, tmp_path):
 
 BAD = {
     "empty": ('{"prompt": "1=", "chosen": "", "rejected": "2"}', "chosen has no text"),
-    "equal": ('{"prompt": "1=", "chosen": "1", "rejected": "1"}', "chosen and rejected are both"),
+    "equal": ('{"prompt": "1=", "chosen": "1", "rejected": "1"}', "both answers are"),
     "missing": ('{"prompt": "1=", "chosen": "1"}', "it has no 'rejected'"),
     "broken UTF-8": (b'{"prompt": "1=", "chosen": "\xff", "rejected": "2"}', "is not UTF-8"),
     "overlong": ('{"prompt": "1=", "chosen": "1", "rejected": "12345678"}', "over answer_length=4"),
@@ -196,7 +194,7 @@ def test_lines_that_are_left_out_are_counted(folder, tmp_path):
     run = assembly.build(validate(config))
     assert "lines left out: equal 1" in run.data
     drawn = run.source.next(run.source.stream(), 1, jax.eval_shape(run.blank))
-    np.testing.assert_array_equal(np.unique(drawn.batch.margins), [0, 0.5])
+    np.testing.assert_array_equal(np.unique(drawn.rollout.margins), [0, 0.5])
     config.objective.name = "ipo"
     with pytest.raises(ValueError, match=r"has margins, which a squared loss \(ipo\) has no place for"):
         assembly.build(validate(config))

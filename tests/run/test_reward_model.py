@@ -12,8 +12,10 @@ import pytest
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.objectives.rewards import KlController
 from jaxrl_llm.records.checkpointing import Checkpoints
+from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import plain, write_json
 from jaxrl_llm.run import assembly, run_dir
+from jaxrl_llm.run.opening import opening
 from jaxrl_llm.run.reward_model import RewardModel
 from jaxrl_llm.run.settings import config_hash, validate
 from jaxrl_llm.tasks import CharTokenizer
@@ -34,7 +36,7 @@ def scores(updates=tiny.UPDATES, mesh=None):
     if mesh is not None:
         params = jax.device_put(params, sharding.shardings(parameter_axes(model, params), params, model.mesh))
     judge = RewardModel("runs/rm", 1, "", model, params)
-    return np.asarray(judge.score(ROLLOUT.tokens, ROLLOUT.segment_ids, updates))
+    return np.asarray(judge.score(ROLLOUT, updates))
 
 
 def test_the_score_is_the_head_after_the_last_token_of_each_answer_alone():
@@ -98,6 +100,7 @@ def test_a_dir_is_read_as_it_was_written(folder):
     assert sharding.local_bytes(judge.shapes) == 4 * sum(x.size for x in jax.tree.leaves(written))
 
 
+@pytest.mark.slow
 def test_what_is_no_reward_model_of_this_policy(folder, tmp_path):
     config = tiny_run.make_config(folder)
     tokenizer = validate(config).task.tokenizer
@@ -123,6 +126,7 @@ def test_what_is_no_reward_model_of_this_policy(folder, tmp_path):
         RewardModel.find(tmp_path / "damaged", tokenizer).load()
 
 
+@pytest.mark.slow
 def test_a_run_is_identified_by_what_the_reward_model_is(folder, tmp_path):
     """Not by where it lies; one that was trained further is another one."""
     config = rlhf(folder)
@@ -134,6 +138,7 @@ def test_a_run_is_identified_by_what_the_reward_model_is(folder, tmp_path):
     workdir.mkdir()
     (workdir / "metrics.jsonl").write_text('{"step": 1}\n')
     recorded = {
+        "format": FORMAT,
         "config": plain(config.to_dict()),
         "config_hash": "another",
         **assembly.build(validate(config)).made_from,
@@ -168,12 +173,11 @@ def straight(folder, tmp_path_factory, coefficients):
 
 
 def test_what_a_run_logs(straight):
-    config, workdir, _, said = straight
+    config, workdir, *_ = straight
     rows = tiny_run.metrics(workdir)[1:]
     assert {key for row in rows for key in row} - {"step"} <= documented(), "add them to docs/metrics.md"
-    said = " ".join(said.split())
-    assert f"rewards -0.25 length + 2 reward_model ({config.rewards.reward_model}) updates" in said
-    assert "reward model 79 kB" in said  # the 19.7 k parameters of the policy and a head
+    shown = opening(assembly.build(validate(config)), workdir)
+    assert f"-0.25 length + 2 reward_model ({config.rewards.reward_model})" in " ".join(shown.split())
     centre = rows[0]["reward/reward_model_centre"]
     assert all(row["reward/reward_model_centre"] == centre for row in rows)
     assert abs(centre) > 0.01

@@ -9,7 +9,7 @@ SERVED = {"rollout.engine": "vllm", "rollout.servers": ("http://host:1",)}
 DISAGREE = {
     "servers of the jax engine": (
         {"rollout.launch": ".venv-vllm"},
-        "rollout.launch='.venv-vllm' is of servers, and rollout.engine=jax asks none; set rollout.engine=vllm",
+        "rollout.launch='.venv-vllm': rollout.engine=jax asks no servers; set that to vllm",
     ),
     "vLLM and no server": (
         {"rollout.engine": "vllm"},
@@ -27,15 +27,29 @@ DISAGREE = {
         {"rollout.engine": "vllm", "rollout.servers": ("http://host:1", "http://host:1")},
         "has an address twice; give each once",
     ),
-    "float8 of a server": (SERVED | {"rollout.dtype": "float8_e4m3"}, "'float8_e4m3' is of rollout.engine=jax"),
-    "a router of a server": (SERVED | {"rollout.router_noise": 0.1}, "_noise, _bias and _gates are of rollout.engine"),
+    "weights that are sent and lie in a folder": (
+        SERVED | {"rollout.weights_by": "http", "rollout.weights_dir": "W"},
+        "rollout.weights_dir='W' is a folder that servers see, and rollout.weights_by=http sends the weights; leave",
+    ),
+    "weights that nobody is sent": (
+        {"rollout.weights_by": "http"},
+        "rollout.weights_by='http': rollout.engine=jax asks no servers",
+    ),
+    "float8 of a server": (
+        SERVED | {"rollout.dtype": "float8_e4m3"},
+        "'float8_e4m3': rollout.engine=vllm serves no",
+    ),
+    "a router of a server": (
+        SERVED | {"rollout.router_noise": 0.1},
+        "_noise, _bias and _gates are of an MoE model",
+    ),
     "logits of a server": (
         SERVED | {"replay.mode": "R3", "replay.what": "logits"},
         "replay.what=logits: servers return experts and no logits; set replay.what=experts, or rollout.engine=jax",
     ),
     "a server for given answers": (
         SERVED | {"objective.name": "sft", "rollout.group_size": 1},
-        "rollout.engine=vllm: sft reads answers and samples nothing; set it to jax",
+        "rollout.engine='vllm': sft reads answers and samples nothing; set it to 'jax'",
     ),
 }
 
@@ -48,5 +62,7 @@ def test_what_contradicts_servers_is_named(case):
 
 
 def test_where_the_servers_are_is_no_part_of_a_run():
-    there = changed(SERVED | {"rollout.servers": ("http://other:2",), "rollout.deadline_s": 9.0})
+    there = changed(
+        SERVED | {"rollout.servers": ("http://other:2",), "rollout.weights_by": "http", "rollout.deadline_s": 9.0}
+    )
     assert config_hash(changed(SERVED)) == config_hash(there) != config_hash(changed({}))

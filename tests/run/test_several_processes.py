@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_llm.config import loading
 from jaxrl_llm.config.command_line import fields_and_rest
-from jaxrl_llm.records.checkpointing import saved_payload
+from jaxrl_llm.records.checkpoint_reader import saved_payload
 from jaxrl_llm.records.run_log import read_rows
 from tests.reference import several, tiny_run
 from tests.reference.fake_bucket import fake_bucket
@@ -43,11 +43,6 @@ def command(folder, workdir, count, **changes):
         "processes.heartbeat_timeout_s": 10,
     } | changes
     return line("dapo:smoke", workdir, changes)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("several")
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +154,36 @@ def test_a_pair_saves_to_a_bucket(folder, tmp_path, monkeypatch):
         assert {"checkpoints/2", "reference"} <= {re.findall(r"run/(checkpoints/\d+|\w+)", name)[0] for name in objects}
         where = [f"--workdir={tmp_path / 'elsewhere'}", "--checkpoints=gs://bucket/run"]
         several.ended(tmp_path / "evaluated", 1, ["-m", "jaxrl_llm.evaluation", *where], timeout=300)
+        (tmp_path / "first").rename(tmp_path / "lost")  # its machine is gone; while it is there, the PLACE is its own
         job = several.ended(tmp_path / "job 2", 2, *commands("second", steps=3), timeout=300)
         assert "resumed from step 2" in job.printed(0)
+        (tmp_path / "second").rename(tmp_path / "resumed")
         again = [[*command, "--restart"] for command in commands("whole", steps=3)]
         several.ended(tmp_path / "job 3", 2, *again, timeout=300)
-    assert tiny_run.metrics(tmp_path / "second") == tiny_run.metrics(tmp_path / "whole")
+    assert tiny_run.metrics(tmp_path / "resumed") == tiny_run.metrics(tmp_path / "whole")
+
+
+def test_a_pair_ends_early_and_keeps_its_best_in_a_bucket(folder, tmp_path, monkeypatch):
+    """Fresh parameters answer nothing right at any step: the first is the best, and two more end the run."""
+    pytest.importorskip("gcsfs")
+    changes = {"steps": 9, "evaluation.every": 1, "checkpoint.every": 1, "checkpoint.keep": 1}
+    changes |= {"checkpoint.best": "eval/greedy", "checkpoint.early_stopping_patience": 2}
+    with fake_bucket() as (environment, objects):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        dirs = tmp_path / "here", tmp_path / "there"
+        commands = [[*small(folder, each, **changes), "--checkpoints=gs://bucket/run"] for each in dirs]
+        job = several.ended(tmp_path / "job", 2, *commands, timeout=300)
+        assert "ended early: eval/greedy has not been better than 0 at step 1 for 2 evaluations" in job.printed(0)
+        assert {name.split("/")[2] for name in objects if name.startswith("run/checkpoints/")} == {"1", "3"}
+        rows = tiny_run.metrics(dirs[0])
+        (dirs[0] / "result.json").unlink()  # as where a kill came before it
+        job = several.ended(tmp_path / "again", 2, *commands, timeout=300)
+        assert "resumed from step 3" in job.printed(0)
+        assert tiny_run.metrics(dirs[0]) == rows
+        where = [f"--workdir={tmp_path / 'elsewhere'}", "--checkpoints=gs://bucket/run", "--step=best"]
+        job = several.ended(tmp_path / "best", 1, ["-m", "jaxrl_llm.evaluation", *where], timeout=300)
+        assert "prompts, step 1" in job.printed(0)
 
 
 def final_digests(place):
@@ -236,7 +256,7 @@ def test_a_signal_to_one_stops_all_after_the_same_step(folder, whole, tmp_path):
         job.members[1].send_signal(signal.SIGTERM)
         assert job.codes() == [143, 143], job.printed(0) + job.printed(1)
     last = read_rows(workdir / "metrics.jsonl")[-1]["step"]
-    assert f"stopped after step {last}; the same command goes on" in job.printed(1)
+    assert f"stopped after step {last}, saved in {workdir}; to go on" in job.printed(1)
     again = several.ended(tmp_path / "again", 2, command(folder, workdir, 2))
     assert f"resumed from step {last}" in again.printed(0)
     assert tiny_run.metrics(workdir) == tiny_run.metrics(expected)
@@ -262,7 +282,9 @@ def test_signals_and_notice_save_the_same_step_and_the_start_ends_at_once(folder
             assert job.codes(60) == [128 + number] * 2, job.printed(0) + job.printed(1)
         assert not last or f"resumed from step {last}\n" in job.printed(0)
         last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
-        assert all(f"stopped after step {last}; the same command goes on" in job.printed(i) for i in range(2))
+        assert all(
+            f"stopped after step {last}, saved in {tmp_path / 'run'}; to go on" in job.printed(i) for i in range(2)
+        )
 
 
 def test_a_check_of_several_processes_is_one_table(folder):

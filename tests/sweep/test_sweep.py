@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from jaxrl_llm.sweep.__main__ import load_sweep, main
 from jaxrl_llm.sweep.launch import core_slots
 from jaxrl_llm.sweep.planned import command
 from tests.reference import tiny_run
+from tests.reference.small_sweeps import starts, sweep_command, sweep_file, whole
+from tests.reference.waiting import until
 
 with contextlib.suppress(ImportError):
     import submitit  # noqa: F401 (now, since its import closes the log handlers that pytest gives to a running test)
@@ -30,15 +31,6 @@ with contextlib.suppress(ImportError):
 REFERENCE = Path(__file__).parents[1] / "reference"
 sys.path.append(str(REFERENCE))
 from fake_program import PROGRAM  # noqa: E402 (found through the line above)
-
-FILE = """
-from jaxrl_llm.sweep import Sweep, each, product
-
-def get_sweep(variant="plain"):
-    arms = [{{"arm": "A", "objective": "a"{first}}}, {{"arm": "B", "objective": "b"{extra}}}]
-    runs = product(arms, [{{"steps": 4}}], each("seed", range({seeds})))
-    return Sweep("Is " + variant + " B better?", runs, baseline="A", minutes=0.1)
-"""
 
 REAL = """
 from jaxrl_llm.sweep import Sweep, each, product
@@ -56,31 +48,6 @@ def environment(monkeypatch):
     paths = os.pathsep.join([str(REFERENCE), str(REFERENCE.parents[2])])
     monkeypatch.setenv("PYTHONPATH", paths)
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-
-
-def sweep_file(folder, *, extra="", first="", seeds=2):
-    path = folder / "sweep.py"
-    path.write_text(FILE.format(extra=extra, first=first, seeds=seeds))
-    return path
-
-
-def starts(workdir):
-    return {str(path.parent.relative_to(workdir)): len(read_rows(path)) for path in workdir.rglob("starts.txt")}
-
-
-def sweep_command(path, workdir):
-    return [sys.executable, "-m", "fake_program", "sweep", "--sweep", str(path), "--workdir", str(workdir)]
-
-
-def until(true, seconds=120):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def whole(workdir, name, steps=4):
-    return [row["step"] for row in read_rows(workdir / name / "metrics.jsonl")] == list(range(steps + 1))
 
 
 def test_combinators():
@@ -196,26 +163,22 @@ def test_the_first_run_is_alone_until_its_first_update(tmp_path, environment):
 
 
 def test_a_crash_stays_alone_and_is_reported_and_tried_again(tmp_path, environment, capsys):
-    arguments = ["--sweep", str(sweep_file(tmp_path, extra=', "crash.at": 2')), "--workdir", str(tmp_path / "out")]
-    assert main(arguments, PROGRAM) == 1
+    """Runs share a process until one fails. The second time the two that failed are tried side by side."""
+    workdir = tmp_path / "out"
+    arguments = ["--sweep", str(sweep_file(tmp_path, extra=', "crash.at": 2')), "--workdir", str(workdir)]
+    assert main([*arguments, "--cores", "1"], PROGRAM) == 1
     out = capsys.readouterr().out
     assert "B, seed 1 failed" in out
     assert "RuntimeError: told to crash at step 2" in out
     assert "2 runs finished, 0 diverged, 2 failed" in out
-    assert whole(tmp_path / "out", "A/0")
-    assert whole(tmp_path / "out", "A/1")
-    failure = read_json(tmp_path / "out/B/0/failed.json")
+    assert all(whole(workdir, run) for run in ("A/0", "A/1"))
+    failure = read_json(workdir / "B/0/failed.json")
     assert failure == {"exit_code": 1, "last_line": "RuntimeError: told to crash at step 2"}
-    assert main(arguments, PROGRAM) == 1
-    assert starts(tmp_path / "out") == {"A/0": 1, "A/1": 1, "B/0": 2, "B/1": 2}
-
-
-def test_runs_share_a_process_until_one_fails(tmp_path, environment):
-    workdir, path = tmp_path / "out", sweep_file(tmp_path, extra=', "crash.at": 2')
-    assert main(["--sweep", str(path), "--workdir", str(workdir), "--cores", "1"], PROGRAM) == 1
     processes = [read_rows(workdir / run / "starts.txt")[0]["process"] for run in ("A/0", "B/0", "A/1", "B/1")]
     assert processes[0] == processes[1] != processes[2] == processes[3]
     assert {log.read_text().count("step 1/4") for log in workdir.rglob("process.log")} == {1}  # its own output
+    assert main(arguments, PROGRAM) == 1
+    assert starts(workdir) == {"A/0": 1, "A/1": 1, "B/0": 2, "B/1": 2}
 
 
 def test_a_run_that_diverged_has_ended_and_is_a_result(tmp_path, environment, capsys):
@@ -241,6 +204,7 @@ def test_a_dir_of_another_configuration_is_refused_before_anything_runs(tmp_path
     assert set(starts(workdir).values()) == {1}
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_from_finished_runs(tmp_path, environment):
     path, workdir = sweep_file(tmp_path, seeds=1), tmp_path / "out"
     assert main(["--sweep", str(path), "--workdir", str(workdir)], PROGRAM) == 0
@@ -278,11 +242,31 @@ def test_an_interrupted_sweep_goes_on_with_nothing_lost_or_twice(tmp_path, envir
     assert "the same command goes on from here" in out
     assert not list(workdir.rglob("failed.json"))  # stopped is not failed
     go.touch()
-    assert subprocess.run(sweep_command(path, workdir), capture_output=True).returncode == 0
+    (workdir / "B/0/failed.json").write_text("{}")  # as of a run that failed before
+    assert main(["--sweep", str(path), "--workdir", str(workdir)], PROGRAM) == 0
     assert all(whole(workdir, f"{arm}/0") for arm in "AB")
     assert starts(workdir) == {"A/0": 1, "B/0": 2}
+    assert not list(workdir.rglob("failed.json"))
 
 
+@pytest.mark.slow
+def test_a_second_signal_ends_a_sweep_and_its_runs_at_once(tmp_path, environment):
+    """The run is in a step that lasts for ever, and would save its state after it."""
+    workdir = tmp_path / "out"
+    path = sweep_file(tmp_path, first=', "wait.at": 2, "wait.for": "never", "wait.stubborn": 1', seeds=1)
+    with psutil.Popen(sweep_command(path, workdir), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
+        until((workdir / "A/0/waits").exists)
+        runs = sweep.children(recursive=True)
+        sweep.send_signal(signal.SIGTERM)
+        assert sweep.stderr.readline() == "stopping the runs once they have saved; again ends them now\n"
+        assert {*psutil.wait_procs(runs, 0.5)[1]} == {*runs}
+        sweep.send_signal(signal.SIGTERM)
+        assert sweep.wait(60) == 143
+        assert sweep.stderr.read() == "stopped by SIGTERM\n"
+        assert psutil.wait_procs(runs, 60)[1] == []
+
+
+@pytest.mark.slow
 def test_a_sweep_killed_outright_leaves_its_runs_the_lock(tmp_path, environment):
     go, workdir = tmp_path / "go", tmp_path / "out"
     path = sweep_file(tmp_path, first=f', "wait.at": 2, "wait.for": "{go}"', seeds=1)

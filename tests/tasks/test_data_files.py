@@ -1,12 +1,13 @@
 """Data as people have them: tables, folders of files, conversations, and what is said of them."""
 
 import datetime
-import json
 
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import Prompting, described, messages, splits
+from jaxrl_llm.check import split_table
+from jaxrl_llm.check.doubts import survey
+from jaxrl_llm.tasks import Prompting, drawn_splits, messages, splits
 from tests.reference.data_forms import FILES, written
 
 ROWS = [{"prompt": f"{n} + 1 = é", "answer": n + 1, "level": n % 3, "tags": ["a", None]} for n in range(20)]
@@ -167,12 +168,12 @@ def test_the_chat_template_writes_what_was_said_before(chat, tmp_path):
     }
     given = next(tasks.supervised(task, "train", seed=0, batch_size=4, data_dir=tmp_path))
     assert sorted(given["loss_mask"].sum(1)) == [2, 2, 2, 2]  # a digit and its end
-    found = tasks.survey(task, 8)
+    found = survey(task, 8)
     assert found.splits["train"]["repeated"] == 2
     assert (found.splits["test"]["shared"], found.doubts) == (0, {})  # the same words after other messages
     plain = tasks.make("jsonl", path=str(tmp_path))
     with pytest.raises(ValueError, match=r"'and 1 more\?' follows other messages, .* set task\.chat=True"):
-        splits.generate(plain)
+        drawn_splits.generate(plain)
 
 
 def test_pairs_are_not_made_of_conversations(tmp_path):
@@ -189,7 +190,7 @@ def test_what_the_data_are_said_before_training(tmp_path, monkeypatch):
     test = [train[0], {"prompt": "2 + 2 =", "answer": "four"}, {"prompt": "3 + 3 =", "answer": "6"}]
     folder = written(tmp_path, {"train.jsonl": train, "test.jsonl": test})
     task = tasks.make("jsonl", path=folder, verifier="numeric", prompt_length=32, answer_length=8)
-    found = tasks.survey(task, 8).splits
+    found = survey(task, 8).splits
     assert found["train"] == {
         "rows": 32, "complete": True, "measured": 32,
         "prompt_median": 8, "prompt_longest": 40, "prompt_bound": 32, "prompts_dropped": 1,
@@ -202,24 +203,17 @@ def test_what_the_data_are_said_before_training(tmp_path, monkeypatch):
         "repeated": 0,
     }
     assert found["test"]["reached"] == pytest.approx(2 / 3)
-    lines = tasks.table(found)
+    lines = split_table.table(found)
     assert max(map(len, lines)) <= 69
     assert [line.split()[-2:] for line in lines] == [
         ["train", "test"], ["32", "3"], ["7,", "32"], ["5,", "8"], ["1", "0"], ["1", "0"], ["too", "1"], ["66.7", "%"],
     ]  # fmt: skip
     assert lines[2].split()[-6:] == ["8,", "40,", "32", "7,", "7,", "32"]
-    monkeypatch.setattr(described, "MEASURED", 8)
-    monkeypatch.setattr("jaxrl_llm.tasks.doubts._READ", 30)
-    lines = tasks.table(tasks.survey(task, 8).splits)
+    monkeypatch.setattr(split_table, "MEASURED", 8)
+    monkeypatch.setattr("jaxrl_llm.check.doubts._READ", 30)
+    lines = survey(task, 8).table()
     assert "30 or more" in lines[1]
     assert lines[-1] == "(tokens and drops: of 8 of train, evenly chosen)"
-    assert tasks.table(tasks.survey(tasks.make("sort"), 16).splits) == []  # what a task draws is known
+    assert survey(tasks.make("sort"), 16).table() == []  # what a task draws is known
     own = tasks.make("jsonl", path=folder, verifier="tests.tasks.verifiers_for_tests:length")
-    assert not any("found right" in line for line in tasks.table(tasks.survey(own, 8).splits))
-
-
-def test_options_of_today_name_the_data_as_ever(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    for options in ({}, {"test_path": str(tmp_path / "a.jsonl")}):
-        fingerprint = tasks.make("jsonl", path=str(tmp_path / "a.jsonl"), **options).source.fingerprint()
-        assert len(fingerprint) == 64  # a digest of the files alone
+    assert not any("found right" in line for line in survey(own, 8).table())

@@ -9,14 +9,14 @@ TOKENIZER = CharTokenizer("0123456789+=")
 
 def test_ids_follow_the_vocabulary_after_padding_and_eos():
     assert TOKENIZER.vocab_size == 14
-    assert (TOKENIZER.pad_id, TOKENIZER.eos_id) == (0, 1)
+    assert (TOKENIZER.pad_id, TOKENIZER.end_ids[0]) == (0, 1)
     assert TOKENIZER.encode("09+=") == [2, 11, 12, 13]
 
 
 @given(st.text(alphabet="0123456789+="), st.lists(st.integers(0, 20)))
 def test_round_trip_whatever_follows_eos(text, rest):
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
-    assert TOKENIZER.decode([*TOKENIZER.encode(text), TOKENIZER.eos_id, *rest]) == text
+    assert TOKENIZER.decode([*TOKENIZER.encode(text), TOKENIZER.end_ids[0], *rest]) == text
 
 
 @given(st.lists(st.integers(0, 20)))

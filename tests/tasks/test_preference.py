@@ -102,13 +102,6 @@ def test_the_same_on_every_machine_and_at_every_size(data_dir):
     assert not {pair["prompt"] for pair in held_out} & {pair["prompt"] for pair in got}
 
 
-def test_the_folder_of_the_pairs_is_the_one_on_the_disks_of_users(tmp_path):
-    task = dataclasses.replace(tasks.make("sort", train_size=24, test_size=8), answer_length=13)
-    pairs(task, PairRules(), data_dir=tmp_path)
-    name = "sort-corruption_any-equal_share_0.0-label_noise_0.0-seed_0-7204b72a"
-    assert (tmp_path / "jaxrl_llm_pairs" / name / "1.0.0" / "dataset_info.json").exists()
-
-
 def test_data_of_other_rules_is_never_read(data_dir):
     folders = {
         made(ROOMY["sort"], rules, data_dir)[0]["rejected"]
@@ -189,24 +182,3 @@ def test_every_epoch_has_every_pair_in_another_order(data_dir):
     first, second = next(stream)["uid"], next(stream)["uid"]
     assert sorted(first) == sorted(second) == list(range(SIZE))
     assert first.tolist() != second.tolist()
-
-
-def test_bad_streams(data_dir):
-    task = TASKS["sort"]
-    source, encoder = pairs(task, PairRules(), data_dir=data_dir), PairEncoder.of(task)
-    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
-        pair_stream(source, encoder, seed=0, batch_size=0)
-    with pytest.raises(ValueError, match="seed=-1 is out of range"):
-        pair_stream(source, encoder, seed=-1, batch_size=1)
-    with pytest.raises(ValueError, match="source holds no pair"):
-        pair_stream([], encoder, seed=0, batch_size=1)
-    with pytest.raises(ValueError, match="limit=0 must be at least 1"):
-        all_pairs(source, encoder, limit=0)
-    with pytest.raises(ValueError, match="split='dev' is unknown"):
-        pairs(task, PairRules(), "dev", data_dir=data_dir)
-    with pytest.raises(
-        ValueError, match=r"the chosen '\d{6}' has 7 tokens with EOS, over answer_length=6; raise answer_length"
-    ):
-        all_pairs(source, dataclasses.replace(encoder, answer_length=6))
-    with pytest.raises(IndexError, match="row 96 of a split of 96"):
-        source[SIZE]

@@ -127,10 +127,10 @@ BAD = {
     "empty": ({**GOOD, "rejected": " \n"}, "rejected has no text after the prompt; give it an answer"),
     "empty, prompt": ({**GOOD, "prompt": ""}, "it asks nothing; give it a prompt"),
     "empty, chat": ({"chosen": [user("a")], "rejected": [user("a"), assistant("b")]}, "chosen has no message after"),
-    "equal": ({**GOOD, "rejected": "7"}, "chosen and rejected are both '7'; give two different answers"),
-    "not UTF-8": (b'{"chosen": "\xff"}', "byte 0xff at column 13 is not UTF-8; save it as UTF-8"),
-    "not JSON": (b'{"chosen": ', "Expecting value at column 12; write one JSON object"),
-    "not JSON, list": (b"[1]", "it holds a list; write one JSON object"),
+    "equal": ({**GOOD, "rejected": "7"}, "both answers are '7'; give two different answers"),
+    "not JSON, bytes": (b'{"chosen": "\xff"}', "byte 0xff at column 13 is not UTF-8; save the file as UTF-8"),
+    "not JSON": (b'{"chosen": ', "Expecting value.*; write one JSON object"),
+    "not JSON, list": (b"[1]", "it is no JSON object; write one JSON object"),
     "too long": (
         {**GOOD, "chosen": "7" * 12},
         "the chosen '777777777777' has 13 tokens with EOS, over answer_length=12",
@@ -139,7 +139,7 @@ BAD = {
     "unknown character": ({**GOOD, "chosen": "é"}, "character 'é' at position 0"),
     "wrong type": ({**GOOD, "chosen": 7}, "it has the types .*'chosen': 'int'.*; give all as strings"),
     "wrong type, margin": ({**GOOD, "margin": "big"}, "margin='big' is no finite number"),
-    "wrong type, message": ({"chosen": ["a"], "rejected": [assistant("b")]}, "chosen holds 'a'; give messages"),
+    "wrong type, message": ({"chosen": ["a"], "rejected": [assistant("b")]}, "'chosen' holds 'a', no message"),
     "wrong type, roles": (
         {"prompt": "a", "chosen": [user("b")], "rejected": [assistant("c")]},
         r"chosen answers with the roles \['user'\]; end it with one assistant message",

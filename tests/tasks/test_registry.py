@@ -17,6 +17,19 @@ def test_a_task_knows_its_options_and_lengths():
 
 
 @pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("sort", {}, "sort: Write the digits of the prompt in ascending order"),
+        ("addition", {"digits": 2}, "addition: Add two numbers of at most 2 digits"),
+        ("jsonl", {"path": "a/questions.jsonl"}, "jsonl: Answer the prompts of a/questions.jsonl"),
+        ("gsm8k", {}, "gsm8k: Solve word problems of school arithmetic"),
+    ],
+)
+def test_a_task_says_what_it_asks(name, options, sentence):
+    assert tasks.make(name, **options).sentence == sentence
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("srot", {}, "unknown task 'srot' .did you mean 'sort'.*known tasks: .*countdown"),

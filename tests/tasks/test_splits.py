@@ -8,7 +8,7 @@ import filelock
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import splits
+from jaxrl_llm.tasks import drawn_splits
 from tests.reference.slowly import first_quick
 
 SMALL = {"train_size": 24, "test_size": 8}
@@ -26,18 +26,21 @@ FIRST = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_splits_are_deterministic(name):
-    drawn = splits.generate(tasks.make(name, **SMALL))
+    drawn = drawn_splits.generate(tasks.make(name, **SMALL))
     first = tuple(
         (drawn[split].examples[0]["prompt"], drawn[split].examples[0]["answer"]) for split in ("train", "test")
     )
     assert first == FIRST[name]
-    assert drawn == splits.generate(tasks.make(name, **SMALL))
+    assert drawn == drawn_splits.generate(tasks.make(name, **SMALL))
 
 
-@pytest.mark.parametrize("name", first_quick(2, sorted(FIRST, key=lambda name: name == "countdown")))
+@pytest.mark.parametrize(
+    "name",
+    first_quick(1, ["modular", "addition", "sort", "subtraction", "countdown"]),
+)
 def test_no_prompt_is_in_both_splits_at_any_size(name):
-    large = splits.generate(tasks.make(name, train_size=2000, test_size=200))
-    small = splits.generate(tasks.make(name, **SMALL))
+    large = drawn_splits.generate(tasks.make(name, train_size=2000, test_size=200))
+    small = drawn_splits.generate(tasks.make(name, **SMALL))
     train = [example["prompt"] for example in large["train"].examples]
     test = [example["prompt"] for example in large["test"].examples]
     assert (len(set(train)), len(set(test))) == (2000, 200)
@@ -47,10 +50,13 @@ def test_no_prompt_is_in_both_splits_at_any_size(name):
 
 def test_a_space_that_is_too_small_is_an_error_with_the_size_that_fits():
     with pytest.raises(ValueError, match=r"train_size=100 is more than task 'sort' with \{'digits': 2\}") as error:
-        splits.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
+        drawn_splits.generate(tasks.make("sort", digits=2, train_size=100, test_size=4))
     found = int(str(error.value).split(" different")[0].rsplit(" ", 1)[1])
     assert 80 <= found <= 96  # seven eighths of 100 prompts, give or take the hash
-    assert len(splits.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"].examples) == found
+    assert (
+        len(drawn_splits.generate(tasks.make("sort", digits=2, train_size=found, test_size=4))["train"].examples)
+        == found
+    )
 
 
 def test_the_name_of_the_data_follows_everything_that_changes_it():
@@ -89,12 +95,12 @@ def test_the_name_of_the_data_follows_everything_that_changes_it():
 )
 def test_a_task_that_contradicts_itself_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        splits.generate(dataclasses.replace(tasks.make("sort", **SMALL), **change))
+        drawn_splits.generate(dataclasses.replace(tasks.make("sort", **SMALL), **change))
 
 
 def test_data_on_disk_is_the_generated_data(data_dir, capfd):
     task = tasks.make("countdown", **SMALL)
-    drawn = splits.generate(task)
+    drawn = drawn_splits.generate(task)
     for split in ("train", "test"):
         assert list(tasks.examples(task, split, data_dir)) == drawn[split].examples
     assert capfd.readouterr() == ("", "")  # TFDS keeps quiet
@@ -127,7 +133,7 @@ def test_a_writer_waits_for_the_other_one(tmp_path):
         assert writer.is_alive()
         assert [path.name for path in folder.iterdir()] == ["lock"]
     writer.join()
-    assert (folder / "1.1.0" / "dataset_info.json").exists()
+    assert (folder / "1.2.0" / "dataset_info.json").exists()
 
 
 WRITE_AT_ONCE = """
@@ -142,12 +148,13 @@ print(tasks.examples(task, "train", folder)[23]["prompt"])
 """
 
 
+@pytest.mark.slow
 def test_several_processes_may_write_at_once(tmp_path):
     command = [sys.executable, "-c", WRITE_AT_ONCE, str(tmp_path)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
     (tmp_path / "go").touch()
-    last = splits.generate(tasks.make("sort", **SMALL))["train"].examples[23]["prompt"]
+    last = drawn_splits.generate(tasks.make("sort", **SMALL))["train"].examples[23]["prompt"]
     assert [writer.communicate()[0] for writer in writers] == [f"{last}\n"] * 2
     assert not list(tmp_path.rglob("*incomplete*"))
 

@@ -8,7 +8,8 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.run.settings import validate
-from jaxrl_llm.tasks import base
+from jaxrl_llm.tasks import named_tasks
+from jaxrl_llm.tasks.named_tasks import BUILT_IN
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
 ROWS = [
@@ -18,9 +19,12 @@ ROWS = [
 TEXTUAL = re.findall(r"^\| `(jsonl|gsm8k|reasoning_gym)` \| `([^`]*)` \|", TEXT, re.MULTILINE)
 
 
-def test_the_table_lists_every_task():
-    own = [name for name in tasks.names() if base._REGISTRY[name].__module__.startswith("jaxrl_llm.")]
-    assert sorted([row[0] for row in ROWS] + [row[0] for row in TEXTUAL]) == own  # other tests register theirs
+ENVIRONMENTS = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+OVER_TURNS = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| `[^|]*` -> ", ENVIRONMENTS, re.MULTILINE)
+
+
+def test_the_tables_list_every_task():
+    assert sorted(name for name, *_ in [*ROWS, *TEXTUAL, *OVER_TURNS]) == sorted(BUILT_IN)
 
 
 @pytest.mark.parametrize(("name", "options", "prompt", "answer"), ROWS)
@@ -28,20 +32,20 @@ def test_a_row_of_the_table_is_true(name, options, prompt, answer):
     task = tasks.make(name)
     shown = ", ".join(f"{option}={value!r}".replace("'", '"') for option, value in task.options.items())
     assert options == shown
-    assert list(task.options) == list(inspect.signature(base._REGISTRY[name]).parameters)
+    assert list(task.options) == list(inspect.signature(BUILT_IN[name]).parameters)
     assert task.verify(prompt, answer, answer, {}) == 1.0
     assert len(task.tokenizer.encode(prompt)) <= task.prompt_length
 
 
-@pytest.mark.parametrize(("name", "options"), TEXTUAL)
-def test_the_options_of_a_task_of_text_are_listed(name, options):
-    defaults = {option: p.default for option, p in inspect.signature(base._REGISTRY[name]).parameters.items()}
+@pytest.mark.parametrize(("name", "options"), [*TEXTUAL, *OVER_TURNS])
+def test_the_options_of_other_tasks_are_listed(name, options):
+    defaults = {option: p.default for option, p in inspect.signature(BUILT_IN[name]).parameters.items()}
     assert options == ", ".join(f"{option}={value!r}".replace("'", '"') for option, value in defaults.items())
 
 
 def test_the_code_runs_and_adds_a_task(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(named_tasks, "_REGISTERED", {})
     namespace = {"__name__": "tasks_of_the_docs"}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(block, namespace)

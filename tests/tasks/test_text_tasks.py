@@ -1,17 +1,16 @@
 """Tasks of text: files of one's own, GSM8K as published, reasoning-gym, and what stands around a prompt."""
 
 import dataclasses
-import gzip
 import json
-import lzma
 import sys
 import time
 import urllib.request
 
 import pytest
 
+from configs.stand_ins.trained_tokenizer import write_tokenizer
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import Prompting, reasoning, splits, verifiers
+from jaxrl_llm.tasks import Prompting, drawn_splits, reasoning, verifiers
 from jaxrl_llm.tasks.reasoning import evaluate_no_code
 from jaxrl_llm.tasks.splits import is_test
 
@@ -64,7 +63,7 @@ def test_long_prompts_are_dropped_counted_and_reported(file, tmp_path, capfd):
     assert message in capfd.readouterr().err
     posed = tasks.make("jsonl", path=file, prompt_length=17, prompting=Prompting("Q: {prompt}"), **FIELDS)
     with pytest.raises(ValueError, match=r"empty train split: the shortest of its .* prompts has 20 tokens.*raise"):
-        splits.generate(posed)
+        drawn_splits.generate(posed)
 
 
 def test_other_content_is_other_data(file, tmp_path):
@@ -99,36 +98,13 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     (tmp_path / "x.jsonl").write_bytes(f"{json.dumps(ROWS[0])}\n{line}\n".encode(errors="surrogateescape"))
     task = tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS)
     with pytest.raises(ValueError, match=message):
-        splits.generate(task)
-
-
-def test_a_verifier_whose_file_exits_is_named(tmp_path):
-    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
-    with pytest.raises(ValueError, match=r"leaves\.py:f' cannot be imported \(.*leaves\.py, line 1: SystemExit: 3\)"):
-        tasks.make("jsonl", path="x", verifier=f"{tmp_path / 'leaves.py'}:f")
+        drawn_splits.generate(task)
 
 
 def test_a_file_without_rows_is_named(tmp_path):
     (tmp_path / "x.jsonl").touch()
     with pytest.raises(ValueError, match=r"empty train split: it has no row; .*x\.jsonl"):
-        splits.generate(tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (gzip.compress(b"{}"), "is gzip and not UTF-8 text; unpack it first"),
-        (lzma.compress(b"{}"), "is xz and not UTF-8 text; unpack it first"),
-        (b"\x28\xb5\x2f\xfd{}", "is zstd and not UTF-8 text; unpack it first"),
-        (b"PK\x03\x04{}", "is zip and not UTF-8 text; unpack it first"),
-        ("{}".encode("utf-16"), "is UTF-16 and not UTF-8 text; save it as UTF-8"),
-    ],
-    ids=["gzip", "xz", "zstd", "zip", "UTF-16"],
-)
-def test_a_file_that_is_no_text_is_named_with_what_it_is(tmp_path, content, message):
-    (tmp_path / "x.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"x\.jsonl {message}"):
-        tasks.data_name(tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS))
+        drawn_splits.generate(tasks.make("jsonl", path=str(tmp_path / "x.jsonl"), **FIELDS))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +148,7 @@ def published(tmp_path):
 
 def test_gsm8k_reads_what_is_published(published):
     task = tasks.make("gsm8k", folder=str(published))
-    drawn = splits.generate(task)
+    drawn = drawn_splits.generate(task)
     assert drawn["train"].examples[0] == {
         "uid": 0,
         "prompt": "Ann has 1,000 apples and buys 500. How many?",
@@ -185,7 +161,7 @@ def test_gsm8k_reads_what_is_published(published):
     assert task.verify("", "1,500 or 1,501", "1500", {}) == 0.0
     write(published / "test.jsonl", [{"question": "?", "answer": "42"}])
     with pytest.raises(ValueError, match=r"test\.jsonl:1 cannot be read \(its answer has no ####\)"):
-        splits.generate(task)
+        drawn_splits.generate(task)
 
 
 def test_gsm8k_without_a_network_says_what_to_do_at_once(monkeypatch, tmp_path):
@@ -222,8 +198,8 @@ def test_reasoning_gym_by_name_and_settings():
     pytest.importorskip("reasoning_gym")
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
     task = tasks.make("reasoning_gym", settings=settings, train_size=40, test_size=8)
-    drawn = splits.generate(task)
-    assert drawn == splits.generate(tasks.make("reasoning_gym", settings=settings, train_size=40, test_size=8))
+    drawn = drawn_splits.generate(task)
+    assert drawn == drawn_splits.generate(tasks.make("reasoning_gym", settings=settings, train_size=40, test_size=8))
     assert [len(drawn[split].examples) for split in ("train", "test")] == [40, 8]
     examples = drawn["train"].examples[:3]
     assert all(example["prompt"].startswith("State the final answer") for example in examples)
@@ -232,7 +208,7 @@ def test_reasoning_gym_by_name_and_settings():
     assert [verdict.reward for verdict in verifiers.submit(task, right + wrong).result()] == [1, 1, 1, 0, 0, 0]
     either = {**settings, "min_digits": 1}  # 67 to 69 characters
     short = tasks.make("reasoning_gym", settings=either, train_size=4, test_size=4, prompt_length=68)
-    assert splits.generate(short)["train"].dropped + splits.generate(short)["test"].dropped > 0
+    assert drawn_splits.generate(short)["train"].dropped + drawn_splits.generate(short)["test"].dropped > 0
     with pytest.raises(ValueError, match=r"reasoning_gym\.dataset='chain_sums' is unknown \(did you mean 'chain_sum'"):
         tasks.make("reasoning_gym", dataset="chain_sums")
     with pytest.raises(ValueError, match=r"reasoning_gym\.settings=.* do not fit 'chain_sum' \(.*terms_min"):
@@ -242,7 +218,7 @@ def test_reasoning_gym_by_name_and_settings():
 @pytest.fixture(scope="module")
 def chat_tokenizer(tmp_path_factory):
     pytest.importorskip("tokenizers")
-    return tasks.write_tokenizer(tmp_path_factory.mktemp("chat"), [row["question"] for row in ROWS], 300)
+    return write_tokenizer(tmp_path_factory.mktemp("chat"), [row["question"] for row in ROWS], 300)
 
 
 def test_a_drawn_task_is_put_to_a_published_model(chat_tokenizer, tmp_path):
@@ -266,8 +242,10 @@ def test_a_drawn_task_is_put_to_a_published_model(chat_tokenizer, tmp_path):
 
 def test_plain_text_starts_as_the_tokenizer_starts_it(chat_tokenizer):
     started = dataclasses.replace(chat_tokenizer)
-    object.__setattr__(started, "start", "<|im_start|>")
-    assert Prompting("1+1=2\n{prompt}").text(started, "2+2=") == "<|im_start|>1+1=2\n2+2="
+    object.__setattr__(started, "start_ids", [1])
+    expected = [1, *chat_tokenizer.encode("1+1=2\n2+2=")]
+    assert Prompting("1+1=2\n{prompt}").ids(started, "2+2=") == expected
+    assert Prompting("<|im_start|>1+1=2\n{prompt}").ids(started, "2+2=") == expected  # not twice
 
 
 @pytest.mark.parametrize(
@@ -334,11 +312,6 @@ def test_no_scorer_of_reasoning_gym_runs_an_answer(no_code, tmp_path, name):
         assert dataset.score_answer(answer, dataset[0]) < 0.1
     assert not (tmp_path / "ran").exists()
     assert dataset.score_answer(dataset[0]["answer"], dataset[0]) == 1.0
-
-
-def test_a_list_of_reasoning_gym_is_still_read(no_code):
-    dataset = sys.modules["reasoning_gym"].create_dataset("string_insertion", seed=0, size=1)
-    assert dataset.score_answer(str(list(dataset[0]["answer"])), dataset[0]) == 0.1
 
 
 def test_a_worker_of_reasoning_gym_evaluates_no_code(monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 from datetime import datetime
 from pathlib import Path
 
@@ -10,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer, write_tokenizer
+from configs.stand_ins.trained_tokenizer import write_tokenizer
+from jaxrl_llm.tasks import UNKNOWN, CharTokenizer, TextTokenizer, Tokenizer, load_tokenizer
 from jaxrl_llm.tasks.tokenizers import chat_template
 from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import PRE_TOKENIZERS
 from tests.reference.gguf_files import add_tokenizer, finish
+from tests.reference.slowly import first_quick
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -147,7 +148,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("template", HOSTILE)
+@pytest.mark.parametrize("template", first_quick(5, HOSTILE))
 def test_a_hostile_template_is_one_line(ours, monkeypatch, template):
     """The last ones would never end; Jinja computes the power when it compiles."""
     monkeypatch.setattr(chat_template, "_SECONDS", 0.5 if "takes" in HOSTILE[template] else 5.0)
@@ -195,16 +196,6 @@ def test_an_answer_cut_inside_a_character(ours, text):
     assert ours.decode(ids) == text
 
 
-def test_older_places_of_a_template_and_of_special_tokens(folder, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "{{ eos_token }}!"}]
-    config = {"eos_token": {"content": "<|im_end|>", "special": True}, "chat_template": named}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert load_tokenizer(tmp_path).chat(CHATS[0]) == "<|im_end|>!"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "one"}))
-    assert load_tokenizer(tmp_path).chat(CHATS[0]) == "one"
-
-
 def test_fingerprints_follow_the_tokenizer(folder, ours, tmp_path):
     assert load_tokenizer(folder) == ours
     other = write_tokenizer(tmp_path, CORPUS, vocab_size=300)
@@ -220,8 +211,8 @@ def test_a_tokenizer_that_starts_plain_text_with_a_token(folder):
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
     )
     tokenizer = TextTokenizer(backend, (2,))
-    assert tokenizer.start == "<|im_start|>"
-    assert tokenizer.encode(tokenizer.start + "12") == backend.encode("12").ids
+    assert tokenizer.start_ids == [1]
+    assert tokenizer.encode_plain("12") == backend.encode("12").ids
     assert tokenizer.encode("12") == backend.encode("12", add_special_tokens=False).ids
 
 
@@ -235,7 +226,7 @@ def test_what_cannot_be_read_is_explained(folder, tmp_path):
     with pytest.raises(ValueError, match=r"end_ids=\(\) must name at least one id.*add eos_token"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<none>"}')
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: eos_token='<none>' is no token of tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"eos_token='<none>' is no token of tokenizer\.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
@@ -248,7 +239,7 @@ def test_what_cannot_be_read_is_explained(folder, tmp_path):
 
 def test_smollm2_from_gguf_has_its_published_ids(smollm2):
     """The ids that SmolLM2's own tokenizer.json gives: digits one by one, words with their space."""
-    assert (smollm2.vocab_size, smollm2.end_ids, smollm2.start) == (49152, (2,), "")
+    assert (smollm2.vocab_size, smollm2.end_ids, smollm2.start_ids) == (49152, (2,), [])
     assert smollm2.encode("Hello world") == [19556, 905]
     assert smollm2.encode("12+35=") == [33, 34, 27, 35, 37, 45]
     text = smollm2.chat([{"role": "user", "content": "hi"}])
@@ -273,9 +264,9 @@ def test_gguf_metadata_give_the_tokenizer_they_were_written_from(folder, ours, t
     write_gguf(tmp_path / "x.gguf", folder, "smollm")
     read = load_tokenizer(tmp_path / "x.gguf")
     assert [read.encode(text) for text in CORPUS] == [ours.encode(text) for text in CORPUS]
-    assert (read.end_ids, read.chat([]), read.start) == ((2, 0), "<|im_start|>!", "")
+    assert (read.end_ids, read.chat([]), read.start_ids) == ((2, 0), "<|im_start|>!", [])
     write_gguf(tmp_path / "x.gguf", folder, "llama-bpe")
-    assert load_tokenizer(tmp_path / "x.gguf").start == "<|im_start|>"
+    assert load_tokenizer(tmp_path / "x.gguf").start_ids == [1]
 
 
 def test_the_pre_tokenizer_of_qwen_is_that_of_transformers(folder, tmp_path):
@@ -330,11 +321,3 @@ def test_an_unknown_pre_tokenizer_is_refused(folder, tmp_path):
     write_gguf(tmp_path / "x.gguf", folder, "deepseek-llm")
     with pytest.raises(ValueError, match="pre='deepseek-llm' is not supported; supported is gpt2 with gpt-2, smollm"):
         load_tokenizer(tmp_path / "x.gguf")
-
-
-def test_half_a_surrogate_pair_is_refused_by_file(tmp_path):
-    write_tokenizer(tmp_path, ["a b"], vocab_size=260)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "\ud800"}))
-    with pytest.raises(ValueError, match=r"tokenizer_config.json is not valid JSON .*surrogates"):
-        load_tokenizer(tmp_path)

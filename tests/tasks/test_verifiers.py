@@ -1,5 +1,3 @@
-import ast
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,7 +36,7 @@ CASES = [  # task, options, prompt, right answers, wrong answers
         ["12*3+7", "7+3*12", "(12*3)+7", "((7+((12)*3)))"],
         # another value; a number twice, missing or invented; division; a sign; a gap; an equation; unbalanced, empty ()
         "12+3*7 12*3+7+7-7 36+7 43 12*3+7/1 +7+12*3 12*3\t+7 12*3+7=43 (12*3+7 12*3+7) 12*3+()7 12*3+07 12*3+ "
-        f"12**3+7 12(3)+7 12*3+7+{'9' * 200} {'(' * 40}12*3+7{')' * 40}".split(" "),
+        f"12**3+7 12(3)+7 12*3+7+{'9' * 200} {'(' * 130}12*3+7{')' * 130}".split(" "),
     ),
     ("countdown", {}, "5,5,10:10=", ["5-5+10", "10+5-5", "10-(5-5)"], ["10", "5+5", "5-(5+10)", "10-5-5"]),
 ]
@@ -95,40 +93,36 @@ def test_only_the_one_right_text_is_rewarded(name, data):
     assert task.verify(prompt, text, "", {}) == float(text == answer)
 
 
-def python_value(text, numbers):
-    """The same rule through Python's own parser."""
-
-    def value(node):
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        assert isinstance(node, ast.BinOp)
-        assert isinstance(node.op, ast.Add | ast.Sub | ast.Mult)
-        left, right = value(node.left), value(node.right)
-        return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}[type(node.op)]
-
-    try:
-        tree = ast.parse(text, mode="eval").body
-        used = sorted(str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        return value(tree) if used == sorted(numbers) else None
-    except (SyntaxError, AssertionError):
-        return None
-
-
 NUMBERS = ["3", "7", "12"]
-TREES = st.recursive(
-    st.sampled_from(NUMBERS),
-    lambda part: st.one_of(
-        st.tuples(part, st.sampled_from("+-*"), part).map("".join), part.map(lambda text: f"({text})")
-    ),
-    max_leaves=4,
-)
 LEAVES = st.permutations(NUMBERS)
+REFUSED = [
+    "",
+    "3+7",
+    "3+7*012",
+    "3**7+12",
+    "+3+7*12",
+    "3-+7*12",
+    "3(7)+12",
+    "(3)(7)*12",
+    "3+7*12)",
+    "(3+7*12",
+    "3+(7,12)",
+]
+REFUSED += [
+    "3 +7*12",
+    "3+7/12",
+    "3+7*12+12",
+    "37+12",
+    "3+7*12*",
+    "()+3+7*12",
+    "3+7*12#",
+    f"{'(' * 130}3+7*12{')' * 130}",
+]
 
 
-@settings(max_examples=300)
-@given(st.one_of(TREES, st.text(alphabet="37+-*()12", max_size=9)))
-def test_expressions_agree_with_python_on_any_text(text):
-    assert evaluate(text, NUMBERS) == python_value(text, NUMBERS)
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_sum_of_products_of_the_numbers_has_no_value(text):
+    assert evaluate(text, NUMBERS) is None
 
 
 @settings(max_examples=100)

@@ -16,7 +16,7 @@ from jaxrl_llm.training.pending import check_updates
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
-from jaxrl_llm.training.step import Learner, Scored
+from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 
 MODEL = tiny.make_model()
@@ -41,7 +41,7 @@ def values_in_numpy(params):
 def test_the_critic_on_the_policy():
     params = tiny.draw_params(MODEL, value_head=True)
     state = make_state(MODEL, params, ppo().optimizer)
-    batch = Scorer(ppo(), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
+    batch, _ = tiny.learned(Scorer(ppo(), OFF, tiny.GROUP), state, None, tiny.draw_trajectory(), [PADDED])
     after, before = values_in_numpy(params)
     np.testing.assert_allclose(np.where(MASK, batch.old_values, 0), before, atol=1e-5)
     # gamma = lambda = 1: what is still to come is the reward, and the last state's value where the answer was cut off.
@@ -56,7 +56,7 @@ def test_the_critic_on_the_policy():
 def test_a_separate_critic_values_with_its_own_parameters():
     params, critic = tiny.draw_params(MODEL), tiny.draw_params(MODEL, value_head=True, seed=5)
     state = make_state(MODEL, params, ppo().optimizer, critic)
-    batch = Scorer(ppo(), OFF, tiny.GROUP)(state, None, tiny.draw_trajectory(), [PADDED]).batch
+    batch, _ = tiny.learned(Scorer(ppo(), OFF, tiny.GROUP), state, None, tiny.draw_trajectory(), [PADDED])
     np.testing.assert_allclose(np.where(MASK, batch.old_values, 0), values_in_numpy(critic)[1], atol=1e-5)
 
 
@@ -64,24 +64,25 @@ def test_only_answers_that_were_cut_off_are_bootstrapped():
     """Row 0 reached its bound; all others ended. The value of the last state enters there and nowhere else."""
     t = tiny.draw_trajectory()
     objective = objectives.make("ppo")
-    score = lambda last: Scored(  # noqa: E731
-        logprobs=jnp.zeros(MASK.shape),
-        state_values=jnp.zeros(MASK.shape).at[np.arange(tiny.ROWS), tiny.LENGTHS - 1].set(last),
-    )
-    _, _, returns = _advantages(objective, tiny.GROUP, t, score(0.0), None)
-    _, _, shifted = _advantages(objective, tiny.GROUP, t, score(3.0), None)
+
+    def returns_of(rollout, last):
+        values = jnp.zeros(MASK.shape).at[np.arange(tiny.ROWS), tiny.LENGTHS - 1].set(last)
+        scored = rollout.replace(old_logprobs=jnp.zeros(MASK.shape), state_values=values)
+        return _advantages(objective, tiny.GROUP, scored)[2]
+
+    returns, shifted = returns_of(t, 0.0), returns_of(t, 3.0)
     np.testing.assert_allclose(shifted[0, tiny.PROMPT :], returns[0, tiny.PROMPT :] + 3, rtol=1e-6)
     np.testing.assert_array_equal(shifted[1:], returns[1:])
     none_cut = t.replace(truncated=jnp.zeros(tiny.ROWS, bool))
-    np.testing.assert_array_equal(_advantages(objective, tiny.GROUP, none_cut, score(3.0), None)[2], returns)
+    np.testing.assert_array_equal(returns_of(none_cut, 3.0), returns)
 
 
 def test_a_steered_coefficient_takes_the_place_of_the_objectives_own():
     """gamma = lambda = 1: the return of the first token has all of the answer's KL, times the coefficient."""
     t, batch = tiny.draw_trajectory(), tiny.draw_batch()
     objective = objectives.make("ppo", reward_kl_coef=0.3, kl_target=1.0)
-    old = Scored(logprobs=batch.old_logprobs, state_values=jnp.zeros(MASK.shape))
-    returns = _advantages(objective, tiny.GROUP, t, old, batch.ref_logprobs, jnp.float32(0.05))[2]
+    scored = batch.replace(rewards=t.rewards, truncated=t.truncated, state_values=jnp.zeros(MASK.shape))
+    returns = _advantages(objective, tiny.GROUP, scored, jnp.float32(0.05))[2]
     kl = np.sum(np.asarray(batch.old_logprobs - batch.ref_logprobs), axis=1, where=MASK)
     expected = np.asarray(t.rewards) - 0.05 * kl
     found = np.asarray(returns)[:, tiny.PROMPT]
@@ -90,7 +91,7 @@ def test_a_steered_coefficient_takes_the_place_of_the_objectives_own():
 
 def test_group_advantages_stand_on_answer_tokens_alone():
     t = tiny.draw_trajectory()
-    advantages, values, returns = _advantages(objectives.make("grpo"), tiny.GROUP, t, Scored(), None)
+    advantages, values, returns = _advantages(objectives.make("grpo"), tiny.GROUP, t)
     assert values is None
     assert returns is None
     groups = np.asarray(t.rewards, np.float64).reshape(-1, tiny.GROUP)
@@ -105,8 +106,7 @@ def test_groups_without_a_loss_stay_out_of_the_deviation_of_the_batch():
     t = t.replace(loss_mask=t.loss_mask & ~fills[:, None])
     objective = objectives.make("grpo", std="batch")
     found, other = (
-        _advantages(objective, tiny.GROUP, t.replace(rewards=jnp.where(fills, r, t.rewards)), Scored(), None)[0]
-        for r in (0.0, 100.0)
+        _advantages(objective, tiny.GROUP, t.replace(rewards=jnp.where(fills, r, t.rewards)))[0] for r in (0.0, 100.0)
     )
     assert np.abs(np.asarray(found)).max() > 0.1
     np.testing.assert_array_equal(found, other)
@@ -117,26 +117,25 @@ def test_one_update_a_rollout_scores_nothing():
     learner = Learner(MODEL, objectives.make("grpo"), optax.sgd(1.0))
     state = make_state(MODEL, {}, optax.sgd(1.0))
     scorer = Scorer(learner, OFF, tiny.GROUP, first_forward=True)
-    found = scorer(state, None, tiny.draw_trajectory(), [])
-    assert found.metrics == {}
-    assert found.batch.old_logprobs is None
-    assert found.batch.routing.scored is None
-    assert np.abs(np.asarray(found.batch.advantages)).max() > 0.5
+    batch, metrics = tiny.learned(scorer, state, None, tiny.draw_trajectory(), [])
+    assert metrics == {}
+    assert batch.old_logprobs is None
+    assert batch.routes.scored is None
+    assert np.abs(np.asarray(batch.advantages)).max() > 0.5
 
 
 def test_one_update_a_rollout_compares_itself_with_the_sampler():
     """Its forward gives the numbers that a scoring pass before it would have given. The reference is another policy."""
     learner = Learner(MODEL, objectives.make("grpo", kl_coef=0.1), optax.sgd(1.0), rows="packed")
     state = lambda: make_state(MODEL, tiny.draw_params(MODEL), learner.optimizer)  # noqa: E731
-    other = learner.blank_scores(tiny.draw_trajectory().tokens, record="experts")
     policy = Policy(tiny.draw_params(MODEL, seed=1))
-    other = learner.score(policy, tiny.draw_trajectory().tokens, [PADDED], other)
-    trajectory = tiny.draw_trajectory(other.recorded)
-    scored = Scorer(learner, OFF, tiny.GROUP)(state(), policy, trajectory, [PADDED])
-    np.testing.assert_array_equal(scored.batch.ref_logprobs, other.logprobs)
-    assert np.abs(np.asarray(scored.batch.old_logprobs - other.logprobs)[MASK]).max() > 0.1
-    alone = Scorer(learner, OFF, tiny.GROUP, first_forward=True)(state(), policy, trajectory, [PADDED])
-    found, wanted = M.finalize(learner.update(state(), alone.batch, PADDED)[1]), M.finalize(scored.metrics)
+    other = learner.score(policy, tiny.draw_trajectory(), [PADDED], {"logprobs", "routing"})
+    given = state(), policy, tiny.draw_trajectory(other["routing"]), [PADDED]
+    scored, metrics = tiny.learned(Scorer(learner, OFF, tiny.GROUP), *given)
+    np.testing.assert_array_equal(scored.ref_logprobs, other["logprobs"])
+    assert np.abs(np.asarray(scored.old_logprobs - other["logprobs"])[MASK]).max() > 0.1
+    alone, _ = tiny.learned(Scorer(learner, OFF, tiny.GROUP, first_forward=True), *given)
+    found, wanted = M.finalize(learner.update(state(), alone, PADDED)[1]), M.finalize(metrics)
     names = [f"check/old_sampler_{part}" for part in ("mean", "share")]
     for name in (*names, "routing/flips_sampler_old", "routing/flips_sampler_old_by_layer"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, err_msg=name)

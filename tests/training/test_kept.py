@@ -62,7 +62,7 @@ def trained(updates, mesh=None, once=False):
     answers = jax.tree.map(
         lambda x: x if mesh is None else jax.device_put(x, rollout_sharding(x, own.model.mesh)), rollout()
     )
-    batch, scored = scorer(state, reference, answers, layouts(updates))
+    batch, scored = tiny.learned(scorer, state, reference, answers, layouts(updates))
     before = jax.device_get(state.trained.policy)
     after, update = own.update(state, batch, layouts(updates)[0])
     gradient = jax.tree.map(np.subtract, before, jax.device_get(after.trained.policy))
@@ -99,15 +99,14 @@ def test_the_reference_is_over_the_same_tokens():
     own = learner(UpdateConfig(1), kl_coef=0.1)
     state = make_state(own.model, tiny.draw_params(own.model), own.optimizer)
     scorer = Scorer(own, ReplayConfig(), tiny.GROUP)
-    _, ref = scorer.score(state, state.policy, rollout(), layouts(UpdateConfig(1)))
+    ref = scorer.score(state, state.policy, rollout(), layouts(UpdateConfig(1))).ref_logprobs
     np.testing.assert_allclose(ref * rollout().loss_mask, rollout().sampler_logprobs, atol=1e-5)
 
 
 def test_without_the_record_pi_old_is_another_distribution():
     own = learner(UpdateConfig(1))
     policy = make_state(own.model, tiny.draw_params(own.model), own.optimizer).policy
-    into = own.blank_scores(rollout().tokens)
-    whole = own.score(policy, rollout().tokens, layouts(UpdateConfig(1)), into).logprobs
+    whole = own.score(policy, rollout().replace(kept=None), layouts(UpdateConfig(1)), {"logprobs"})["logprobs"]
     gap = np.abs(whole - rollout().sampler_logprobs)[rollout().loss_mask]
     assert gap.mean() > 0.1
 
@@ -120,9 +119,10 @@ def test_one_update_a_rollout_compares_its_own_forward_with_the_sampler():
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max() + 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
-    [(1, 2, 1, 2), *(pytest.param(m, marks=pytest.mark.slow) for m in ((4, 1, 1, 1), (1, 1, 1, 4), (1, 2, 1, 1, 2)))],
+    [(1, 2, 1, 2), (4, 1, 1, 1), (1, 1, 1, 4), (1, 2, 1, 1, 2)],
     ids=str,
 )
 def test_devices_agree_with_one(mesh):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.ground.masking import bucket
+from jaxrl_llm.training.indexing import take
 from jaxrl_llm.training.layout import epochs_of, lay_out, minibatches, sequence_ids
-from jaxrl_llm.training.micro_batches import padded, take
+from jaxrl_llm.training.micro_batches import padded
 from tests.reference import tiny_training as tiny
 
 TIME = 12

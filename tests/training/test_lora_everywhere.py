@@ -123,14 +123,15 @@ def check(objective, replay, layout, mesh):
         axes = adapter_axes(LORA, one.model)
         return make_state(one.model, trained[0], one.optimizer, trained[1], axes=axes, base=base, scale=LORA.scale)
 
-    scored = Scorer(one, ReplayConfig(*replay), tiny.GROUP)(state(), state().policy, rollout(replay), [cut])
-    if scored.batch.ref_logprobs is not None and replay[0] != "R3":  # the reference never replays
-        np.testing.assert_array_equal(scored.batch.ref_logprobs, scored.batch.old_logprobs)
-    _, metrics = one.update(state(), scored.batch, cut)
+    scorer = Scorer(one, ReplayConfig(*replay), tiny.GROUP)
+    scored, _ = tiny.learned(scorer, state(), state().policy, rollout(replay), [cut])
+    if scored.ref_logprobs is not None and replay[0] != "R3":  # the reference never replays
+        np.testing.assert_array_equal(scored.ref_logprobs, scored.old_logprobs)
+    _, metrics = one.update(state(), scored, cut)
     assert M.finalize(metrics)["check/current_old_mean"] < 1e-6
     # pi has moved away: clips and gates are at work.
     shift = 0.3 * np.random.default_rng(3).normal(size=(tiny.ROWS, tiny.TIME))
-    batch = scored.batch.replace(old_logprobs=scored.batch.old_logprobs + jnp.asarray(shift, jnp.float32))
+    batch = scored.replace(old_logprobs=scored.old_logprobs + jnp.asarray(shift, jnp.float32))
     before = state()
     kept = jax.device_get((before.trained.policy, before.trained.critic))
     after, metrics = one.update(before, batch, cut)

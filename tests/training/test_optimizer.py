@@ -1,4 +1,4 @@
-"""The optimizer against AdamW written out in numpy, and the two masks."""
+"""The optimizer against AdamW written out in numpy, the two masks, and parameters in bfloat16."""
 
 import dataclasses
 
@@ -143,6 +143,74 @@ def test_equal_configs_share_one_optimizer():
     assert make_optimizer(linear, 10) is make_optimizer(linear, 10)
     assert make_optimizer(linear, 10) is not make_optimizer(linear, 20)
     assert make_optimizer(config(), 10) is make_optimizer(config(), 20)
+
+
+RATE, STEPS = 1e-6, 50
+DRAWN = np.random.default_rng(0)
+NARROW = {
+    "moe": {"mlp": {"router": jnp.asarray(DRAWN.normal(0, 0.02, (64, 64)), jnp.bfloat16)}},
+    "value_head": {"kernel": DRAWN.normal(0, 0.02, 64).astype(np.float32)},
+}
+SIGNS = jax.tree.map(lambda p: np.sign(DRAWN.normal(size=p.shape)).astype(p.dtype), NARROW)
+
+
+def trained(optimizer, params=NARROW, gradients=SIGNS, steps=STEPS):
+    """(parameters, state of the optimizer) after steps with the same gradients."""
+
+    def step(_, carry):
+        params, state = carry
+        changes, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state
+
+    run = jax.jit(lambda params: jax.lax.fori_loop(0, steps, step, (params, optimizer.init(params))))
+    return run(jax.tree.map(jnp.asarray, params))
+
+
+def test_a_bfloat16_parameter_moves_by_what_its_updates_sum_to():
+    """50 steps of 1e-6 in one direction are 5e-5: half a unit in the last place is 3.1e-5 for weights of 2^-7 to 2^-6,
+    and 6.1e-5 from there on, where the sum is not seen yet."""
+    optimizer = make_optimizer(config(learning_rate=RATE, eps=1e-8), STEPS)
+    params, state = trained(optimizer)
+    start, end = (np.asarray(tree["moe"]["mlp"]["router"]) for tree in (NARROW, params))
+    assert end.dtype == jnp.bfloat16
+    edge = np.abs(start) == 2.0**-6  # whose neighbours are nearer on one side
+    np.testing.assert_array_equal((start != end)[~edge], np.abs(start.astype(np.float32))[~edge] < 2.0**-6)
+    assert {x.dtype.name for x in jax.tree.leaves(state) if x.ndim} == {"float32"}
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
+def test_masters_are_what_float32_parameters_would_be(factor):
+    """Bit for bit, with decay, clipping and a factor of the router; a parameter is the rounding of its master."""
+    optimizer = make_optimizer(config(weight_decay=0.1, clip_norm=1.0, router_factor=factor, schedule="cosine"), STEPS)
+    params, state = trained(optimizer)
+    wide = jax.tree.map(lambda x: x.astype(np.float32), (NARROW, SIGNS))
+    expected, _ = trained(optimizer, *wide)
+    name = ("moe", "mlp", "router")
+    master, whole, rounded = (tree[name[0]][name[1]][name[2]] for tree in (state.masters, expected, params))
+    np.testing.assert_array_equal(master, whole)
+    np.testing.assert_array_equal(rounded, whole.astype(jnp.bfloat16))
+    assert bool((rounded == NARROW["moe"]["mlp"]["router"]).all()) is (factor == 0)
+    np.testing.assert_array_equal(params["value_head"]["kernel"], expected["value_head"]["kernel"])
+    assert len(jax.tree.leaves(state.masters)) == 1  # a float32 parameter is its own
+
+
+def test_without_masters_an_update_below_the_rounding_is_lost():
+    """A weight of at least 2^-11 is half a unit of 1.9e-6 or more from the next rounding, beyond a step of 1e-6."""
+    optimizer = make_optimizer(config(learning_rate=RATE, eps=1e-8), STEPS, masters=False)
+    params, state = trained(optimizer, steps=1)
+    start, end = (np.asarray(tree["moe"]["mlp"]["router"]) for tree in (NARROW, params))
+    assert not (start != end)[np.abs(start.astype(np.float32)) > 2.0**-11].any()
+    assert 0 < (start != end).mean() < 0.05
+    assert {x.dtype.name for x in jax.tree.leaves(state) if x.ndim} == {"float32"}
+    assert len([x for x in jax.tree.leaves(state) if x.ndim]) == 4  # two moments of each
+
+
+def test_float32_parameters_have_no_masters_and_the_same_numbers():
+    wide = jax.tree.map(lambda x: x.astype(np.float32), (NARROW, SIGNS))
+    (with_, state), (without, plain) = (
+        trained(make_optimizer(config(weight_decay=0.1), STEPS, masters=masters), *wide) for masters in (True, False)
+    )
+    jax.tree.map(np.testing.assert_array_equal, (with_, state), (without, plain))
 
 
 @pytest.mark.parametrize(

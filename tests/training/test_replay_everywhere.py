@@ -21,9 +21,10 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.machine import forget_programs
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import no_record
+from jaxrl_llm.rollout.rollout import Routes
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import ReplayConfig, router_logprobs
+from jaxrl_llm.training.replay import ReplayConfig
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -36,8 +37,8 @@ MESHES = [(1, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (4, 1, 1, 1)]
 OBJECTIVES = ["grpo", "gspo", "rspo", "sapo", "dapo", "cispo", "gmpo"]  # of equal advantages, so that they share scores
 FACTORS = (IMPLEMENTATIONS, WHATS, MESHES[1:3], OBJECTIVES[1:3])
 FIRST = [
-    ("grouped", "experts", (1, 1, 2, 2), "rspo", "R2"),
     ("blocks", "experts", (2, 2, 1, 1), "gspo", "R3"),
+    ("grouped", "experts", (1, 1, 2, 2), "rspo", "R2"),
     ("dense", "logits", (2, 2, 1, 1), "rspo", "R3"),
 ]
 CELLS = pairwise(itertools.product(*FACTORS))
@@ -85,17 +86,19 @@ def rollout():
     The last token of an answer was never fed: it has no record.
     """
     trajectory = tiny.draw_trajectory()
-    into = learner().blank_scores(trajectory.tokens, record="logits")
-    found = learner().score(Policy(params(seed=1)), trajectory.tokens, [LAYOUT], into).recorded
+    wanted = {"logprobs", "routing", "router_logits"}
+    found = learner().score(Policy(params(seed=1)), trajectory, [LAYOUT], wanted)["routing"]
     fed = (np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1)[None, :, :, None]
-    return trajectory.replace(routing=found.replace(experts=jnp.where(fed, found.experts, no_record(found.experts))))
+    sampled = found.replace(experts=jnp.where(fed, found.experts, no_record(found.experts)))
+    return trajectory.replace(routes=Routes(sampled=sampled))
 
 
 @functools.cache
 def experience(replay, implementation="dense", mesh=None, router=False):
     """router: with the old router's logits, which RSPO needs."""
     one = learner("rspo" if router else "grpo", implementation, mesh)
-    return Scorer(one, ReplayConfig(*replay), tiny.GROUP)(fresh_state(one, mesh), None, rollout(), [LAYOUT])
+    scorer = Scorer(one, ReplayConfig(*replay), tiny.GROUP)
+    return tiny.learned(scorer, fresh_state(one, mesh), None, rollout(), [LAYOUT])
 
 
 def old_logprobs(batch):
@@ -122,9 +125,9 @@ def expected(replay, objective):
     """(loss, gradient) of both updates: the objective's own gradient on the whole batch, pulled through one forward."""
     recipe = objectives.make(objective)
     router = "router_logprobs" in recipe.needs
-    batch = experience(replay, router=router).batch
+    batch, _ = experience(replay, router=router)
     logits = jnp.zeros((tiny.CONFIG.num_moe_layers, tiny.ROWS, tiny.TIME, tiny.CONFIG.num_experts))
-    outputs, _ = forward_and_pull(params(), batch.routing.replayed, (jnp.zeros_like(batch.old_logprobs), logits))
+    outputs, _ = forward_and_pull(params(), batch.routes.replayed, (jnp.zeros_like(batch.old_logprobs), logits))
 
     @jax.jit
     @jax.value_and_grad
@@ -132,26 +135,27 @@ def expected(replay, objective):
         logprobs, logits = outputs
         arrays = {"logprobs": logprobs, "old_logprobs": old, "advantages": batch.advantages, "mask": batch.loss_mask}
         if router:
-            arrays["router_logprobs"] = router_logprobs(logits, batch.routing.scored)
-            arrays["old_router_logprobs"] = router_logprobs(batch.routing.scored.logits, batch.routing.scored)
+            gate, scored = tiny.CONFIG.gate, batch.routes.scored
+            arrays["router_logprobs"] = gate.logprob(logits, scored.experts)
+            arrays["old_router_logprobs"] = gate.logprob(scored.logits, scored.experts)
         return recipe(**arrays)[0]
 
     found = []
     for old in old_logprobs(batch):
         value, cotangents = loss(outputs, old)
-        found.append((float(value), jax.device_get(forward_and_pull(params(), batch.routing.replayed, cotangents)[1])))
+        found.append((float(value), jax.device_get(forward_and_pull(params(), batch.routes.replayed, cotangents)[1])))
     return found
 
 
 def check(replay, implementation, mesh, objective):
     """Facts of the first update of a rollout, and of one after pi has moved."""
     one = learner(objective, implementation, mesh)
-    scored = experience(replay, implementation, mesh, "router_logprobs" in one.objective.needs)
-    assert M.finalize(scored.metrics)["check/unrecorded"] == 0
+    scored, gaps = experience(replay, implementation, mesh, "router_logprobs" in one.objective.needs)
+    assert M.finalize(gaps)["check/unrecorded"] == 0
     for first, old, (loss, wanted) in zip(
-        (True, False), old_logprobs(scored.batch), expected(replay, objective), strict=True
+        (True, False), old_logprobs(scored), expected(replay, objective), strict=True
     ):
-        after, metrics = one.update(fresh_state(one, mesh), scored.batch.replace(old_logprobs=old), LAYOUT)
+        after, metrics = one.update(fresh_state(one, mesh), scored.replace(old_logprobs=old), LAYOUT)
         metrics = M.finalize(metrics)
         if first:
             assert metrics["check/current_old_mean"] < 1e-6
@@ -168,7 +172,7 @@ def check(replay, implementation, mesh, objective):
             np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * scale + 1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize((*NAMES, "mode"), first_quick(2, FIRST, several=True), ids=str)
+@pytest.mark.parametrize((*NAMES, "mode"), first_quick(1, FIRST, several=True), ids=str)
 def test_every_value(implementation, what, mesh, objective, mode):
     check((mode, what), implementation, mesh, objective)
 

@@ -13,13 +13,13 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.models.routing import Routing, blank_record, is_recorded, no_record, routing_dtype, select_experts
+from jaxrl_llm.models.routing import Routing, is_recorded, no_record, routing_dtype
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.training.experience import Scorer
 from jaxrl_llm.training.gaps import differ, flips
+from jaxrl_llm.training.indexing import take
 from jaxrl_llm.training.layout import lay_out
-from jaxrl_llm.training.micro_batches import take
 from jaxrl_llm.training.pending import check_updates
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.replay import ReplayConfig
@@ -50,7 +50,7 @@ def state_of(params):
 
 def experience(mode, what="experts", *, moved=False, routing=None, layout=PADDED):
     scorer = Scorer(LEARNER, ReplayConfig(mode, what), tiny.GROUP)
-    return scorer(state_of(params(moved)), Policy(params()), tiny.draw_trajectory(routing), [layout])
+    return tiny.learned(scorer, state_of(params(moved)), Policy(params()), tiny.draw_trajectory(routing), [layout])
 
 
 def update(batch, moved=False, layout=PADDED):
@@ -64,7 +64,7 @@ def update(batch, moved=False, layout=PADDED):
 @functools.cache
 def recorded():
     """What a rollout by the unmoved parameters leaves: no record on padding and on the last token."""
-    routing = experience("off").batch.routing.scored
+    routing = experience("off")[0].routes.scored
     fed = np.arange(tiny.TIME) < tiny.LENGTHS[:, None] - 1
     return routing.replace(experts=jnp.where(fed[None, :, :, None], routing.experts, no_record(routing.experts)))
 
@@ -78,7 +78,7 @@ def assert_equal(a, b):
 def fresh_and_again(model, params, seed=0):
     """A forward that replays nothing and one that replays what it used, by one compiled program."""
     batch = tiny.draw_batch(seed)
-    nothing = blank_record(model.config, tiny.ROWS, tiny.TIME)
+    nothing = tiny.no_record(model)
     first = forward(model, params, batch.tokens, batch.segment_ids, nothing)
     again = forward(model, params, batch.tokens, batch.segment_ids, Routing(first.routing.experts))
     return first, again
@@ -95,7 +95,7 @@ def test_a_replay_is_in_force_once_parameters_move():
     """The opposite of the test above: a replay that silently did nothing would pass that one."""
     batch = tiny.draw_batch()
     old = recorded().experts
-    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
+    nothing = tiny.no_record(MODEL)
     fresh = forward(MODEL, params(True), batch.tokens, batch.segment_ids, nothing)
     replayed = forward(MODEL, params(True), batch.tokens, batch.segment_ids, Routing(old))
     known = is_recorded(old)
@@ -108,17 +108,17 @@ def test_a_replay_is_in_force_once_parameters_move():
 def test_r2_changes_nothing_in_the_first_minibatch():
     """Contract: in float32, at one shape, the experts, loss, gradient and update equal those without replay."""
     off, r2 = experience("off"), experience("R2")
-    assert off.batch.routing.replayed is None
-    assert_equal(off.batch.routing.scored, r2.batch.routing.scored)
-    assert_equal(off.batch.old_logprobs, r2.batch.old_logprobs)
-    (plain, numbers), (replayed, same) = update(off.batch), update(r2.batch)
+    assert off[0].routes.replayed is None
+    assert_equal(off[0].routes.scored, r2[0].routes.scored)
+    assert_equal(off[0].old_logprobs, r2[0].old_logprobs)
+    (plain, numbers), (replayed, same) = update(off[0]), update(r2[0])
     assert_equal(plain, replayed)
     assert numbers == same
     assert numbers["check/current_old_mean"] == 0
 
 
 def test_r2_is_in_force_from_the_second_update_on():
-    batch, replayed = experience("off").batch, experience("R2").batch
+    batch, replayed = experience("off")[0], experience("R2")[0]
     (plain, numbers), (held, metrics) = update(batch, moved=True), update(replayed, moved=True)
     assert np.abs(plain["ends"]["head"] - held["ends"]["head"]).max() > 1e-3
     assert metrics["ratio/token_var"] != numbers["ratio/token_var"]
@@ -131,37 +131,34 @@ def test_r3_replays_the_rollout_when_scoring_and_when_training():
     off = experience("off", moved=True)
     r3 = experience("R3", moved=True, routing=recorded())
     known = np.asarray(is_recorded(recorded().experts))
-    for routing in (r3.batch.routing.scored, r3.batch.routing.replayed):
+    for routing in (r3[0].routes.scored, r3[0].routes.replayed):
         np.testing.assert_array_equal(np.asarray(routing.experts)[known], np.asarray(recorded().experts)[known])
-    assert np.abs(np.asarray(off.batch.old_logprobs - r3.batch.old_logprobs)).max() > 1e-2
-    assert update(r3.batch, moved=True)[1]["check/current_old_mean"] < 1e-6
-    assert (
-        M.finalize(off.metrics | experience("off", moved=True, routing=recorded()).metrics)["routing/flips_sampler_old"]
-        > 0.05
-    )
+    assert np.abs(np.asarray(off[0].old_logprobs - r3[0].old_logprobs)).max() > 1e-2
+    assert update(r3[0], moved=True)[1]["check/current_old_mean"] < 1e-6
+    assert M.finalize(off[1] | experience("off", moved=True, routing=recorded())[1])["routing/flips_sampler_old"] > 0.05
 
 
 @pytest.mark.parametrize("what", ["experts", "logits"])
 def test_under_r3_flips_speak_of_what_the_old_router_would_choose(what):
     """Scoring replays another policy's experts; the choices that they hide are counted, per layer and by hand."""
-    batch, rollout = tiny.draw_batch(), experience("R2", "logits", moved=True).batch.routing.scored
+    batch, rollout = tiny.draw_batch(), experience("R2", "logits", moved=True)[0].routes.scored
     r3 = experience("R3", what, routing=rollout)
-    assert_equal(r3.batch.routing.scored.experts, rollout.experts)  # what was used, in scoring as in the rollout
+    assert_equal(r3[0].routes.scored.experts, rollout.experts)  # what was used, in scoring as in the rollout
     routed = Routing(rollout.experts, rollout.logits if what == "logits" else None)
     logits = forward(MODEL, params(), batch.tokens, batch.segment_ids, routed).routing.logits
     order = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[..., :2]
     same = (order[..., :, None] == np.asarray(rollout.experts)[..., None, :]).any(-1)
     share = (1 - same.mean(-1))[:, np.asarray(batch.segment_ids) > 0].mean(-1)
-    found = M.finalize(r3.metrics)
+    found = M.finalize(r3[1])
     np.testing.assert_allclose(found["routing/flips_sampler_old_by_layer"], share, rtol=1e-5)
     np.testing.assert_allclose(found["routing/flips_sampler_old"], share.mean(), rtol=1e-5)
     assert share.min() > 0.05
 
 
 def test_the_reference_never_replays():
-    off, r3 = experience("off"), experience("R3", routing=experience("off", moved=True).batch.routing.scored)
-    assert_equal(off.batch.ref_logprobs, r3.batch.ref_logprobs)
-    assert np.abs(np.asarray(off.batch.old_logprobs - r3.batch.old_logprobs)).max() > 1e-2
+    off, r3 = experience("off"), experience("R3", routing=experience("off", moved=True)[0].routes.scored)
+    assert_equal(off[0].ref_logprobs, r3[0].ref_logprobs)
+    assert np.abs(np.asarray(off[0].old_logprobs - r3[0].old_logprobs)).max() > 1e-2
 
 
 def test_a_separate_critic_never_replays():
@@ -175,17 +172,21 @@ def test_a_separate_critic_never_replays():
         return make_state(MODEL, policy, learner.optimizer, valued)
 
     off, r3 = (
-        Scorer(learner, ReplayConfig(mode, "experts"), tiny.GROUP)(
-            state(), None, tiny.draw_trajectory(recorded()), [PADDED]
-        ).batch
+        tiny.learned(
+            Scorer(learner, ReplayConfig(mode, "experts"), tiny.GROUP),
+            state(),
+            None,
+            tiny.draw_trajectory(recorded()),
+            [PADDED],
+        )[0]
         for mode in ("off", "R3")
     )
     assert_equal(off.old_values, r3.old_values)
     assert np.abs(np.asarray(off.old_logprobs - r3.old_logprobs)).max() > 1e-2
-    nothing = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
+    nothing = tiny.no_record(MODEL)
     replayed, fresh = (
-        learner.update(state(), r3.replace(routing=r3.routing.replace(replayed=r)), PADDED)[0]
-        for r in (r3.routing.replayed, nothing)
+        learner.update(state(), r3.replace(routes=r3.routes.replace(replayed=r)), PADDED)[0]
+        for r in (r3.routes.replayed, nothing)
     )
     assert_equal(replayed.trained.critic, fresh.trained.critic)
     learnt = replayed.trained.critic["value_head"]["kernel"] - critic["value_head"]["kernel"]
@@ -195,9 +196,9 @@ def test_a_separate_critic_never_replays():
 
 def test_the_router_learns_under_experts_and_not_under_logits():
     router = lambda gradient: np.abs(gradient["moe"]["mlp"]["router"]).max()  # noqa: E731
-    assert router(update(experience("off").batch, moved=True)[0]) > 1e-3
-    assert router(update(experience("R2").batch, moved=True)[0]) > 1e-3
-    frozen, _ = update(experience("R2", "logits", routing=recorded()).batch, moved=True)  # the rollout has no logits
+    assert router(update(experience("off")[0], moved=True)[0]) > 1e-3
+    assert router(update(experience("R2")[0], moved=True)[0]) > 1e-3
+    frozen, _ = update(experience("R2", "logits", routing=recorded())[0], moved=True)  # the rollout has no logits
     assert router(frozen) == 0
     assert np.abs(frozen["moe"]["mlp"]["gate"]).max() > 1e-3
 
@@ -207,18 +208,18 @@ def test_under_logits_a_change_of_the_router_changes_nothing():
     moved = jax.tree.map(lambda x: x, params())
     moved["moe"]["mlp"]["router"] = params(True)["moe"]["mlp"]["router"]
     for what, gap in (("logits", 0.0), ("experts", 1e-2)):
-        metrics = LEARNER.update(state_of(moved), experience("R2", what).batch, PADDED)[1]
+        metrics = LEARNER.update(state_of(moved), experience("R2", what)[0], PADDED)[1]
         found = M.finalize(metrics)["check/current_old_mean"]
         assert found == 0 if gap == 0 else found > gap
 
 
 def test_records_follow_their_tokens_into_packed_rows():
     """Recorded in padded rows, replayed in packed ones: a shifted row or replayed padding would change the gradient."""
-    batch = experience("R2").batch
+    batch = experience("R2")[0]
     padded, packed = update(batch, moved=True), update(batch, moved=True, layout=PACKED)
     for a, b in zip(jax.tree.leaves(padded[0]), jax.tree.leaves(packed[0]), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max() + 1e-9)
-    assert_equal(experience("off", layout=PACKED).batch.routing.scored, experience("off").batch.routing.scored)
+    assert_equal(experience("off", layout=PACKED)[0].routes.scored, experience("off")[0].routes.scored)
 
 
 def test_a_place_has_the_record_of_its_token():
@@ -252,12 +253,12 @@ def test_rollout_and_trainer_record_the_same_experts():
     scorer = Scorer(LEARNER, ReplayConfig("R2", "experts"), tiny.GROUP)
     width = np.asarray(out.segment_ids).sum(1)
     layout = lay_out(np.arange(tiny.ROWS), width, tiny.TIME, tiny.UPDATES)
-    batch = scorer(state_of(params()), Policy(params()), out, [layout]).batch
+    batch, _ = tiny.learned(scorer, state_of(params()), Policy(params()), out, [layout])
     last = np.arange(tiny.TIME) == width[:, None] - 1
     inside = np.asarray(out.segment_ids) > 0
-    np.testing.assert_array_equal(is_recorded(out.routing.experts)[0], inside & ~last)
-    np.testing.assert_array_equal(is_recorded(batch.routing.scored.experts)[0], inside)
-    share, both = differ(out.routing, batch.routing.scored)
+    np.testing.assert_array_equal(is_recorded(out.routes.sampled.experts)[0], inside & ~last)
+    np.testing.assert_array_equal(is_recorded(batch.routes.scored.experts)[0], inside)
+    share, both = differ(out.routes.sampled, batch.routes.scored)
     near_ties = int((share[both] > 0).sum())
     assert near_ties <= 2, f"{near_ties} of {int(both.sum())} records differ"
     np.testing.assert_allclose(jnp.where(out.loss_mask, batch.old_logprobs, 0), out.sampler_logprobs, atol=1e-4)
@@ -282,22 +283,7 @@ def test_dense_layers_do_not_shift_the_record():
         np.testing.assert_array_equal(out.routing.logits[0], first.routing.logits[0])
 
 
-def test_gates_come_from_the_logits_not_from_zeroed_probabilities():
-    """Replayed experts outside the current top two keep a weight and a gradient."""
-    logits = jnp.array([[3.0, 2.0, 1.0, 0.0]])
-    replay = Routing(jnp.array([[[[2, 3]]]], jnp.uint8))
-
-    def first_gate(x):
-        experts, gates = select_experts(x[None, None], 2, True, replay)
-        return gates[0, 0, 0, 0], experts
-
-    (gate, experts), slope = jax.value_and_grad(first_gate, has_aux=True)(logits)
-    np.testing.assert_array_equal(experts.ravel(), [2, 3])
-    p = 1 / (1 + np.exp(-1.0))
-    np.testing.assert_allclose(gate, p, rtol=1e-6)
-    np.testing.assert_allclose(slope[0], [0, 0, p * (1 - p), -p * (1 - p)], rtol=1e-6)
-
-
+@pytest.mark.slow
 def test_rematerialisation_replays_too():
     """Gradients of a replayed forward are the same whether the backward pass recomputes blocks or not."""
     batch = tiny.draw_batch()
@@ -316,7 +302,7 @@ def test_rematerialisation_replays_too():
     for remat in ("block", "dots"):
         for a, b in zip(jax.tree.leaves(found[remat]), jax.tree.leaves(found["none"]), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-9)
-    fresh = jax.device_get(gradients(params(True), blank_record(MODEL.config, tiny.ROWS, tiny.TIME)))
+    fresh = jax.device_get(gradients(params(True), tiny.no_record(MODEL)))
     router = lambda g: g["moe"]["mlp"]["router"]  # noqa: E731
     assert np.abs(router(found["block"]) - router(fresh["block"])).max() > 1e-2
 
@@ -357,11 +343,11 @@ def test_a_record_that_is_missing_raises():
 
 def test_a_lost_row_raises():
     """Of the rollout's record under R3: two layers of one token. Nothing is lost otherwise, nor under R2."""
-    whole = M.finalize(experience("R3", routing=recorded()).metrics)
+    whole = M.finalize(experience("R3", routing=recorded())[1])
     assert whole["check/unrecorded"] == 0
-    assert M.finalize(experience("R2").metrics)["check/unrecorded"] == 0
+    assert M.finalize(experience("R2")[1])["check/unrecorded"] == 0
     lost = recorded().replace(experts=recorded().experts.at[:, 3, 2].set(255))
-    scored = M.finalize(experience("R3", routing=lost).metrics)
+    scored = M.finalize(experience("R3", routing=lost)[1])
     with pytest.raises(ValueError, match=r"step 9: 2 .*no recorded routing"):
         check_updates(9, scored, [], dtype="float32", sampler_dtype="bfloat16", truncated=False, flipped=0.0)
 

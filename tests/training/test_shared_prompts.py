@@ -13,13 +13,13 @@ from configs import base
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.models import Model, scoring
-from jaxrl_llm.models.attention import grouped_query
-from jaxrl_llm.rollout.trajectory import Trajectory
+from jaxrl_llm.models.attention import attend_blocks
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
+from jaxrl_llm.training.indexing import put, take
 from jaxrl_llm.training.layout import UpdateConfig, groups_of, lay_out
-from jaxrl_llm.training.micro_batches import put, take
-from jaxrl_llm.training.state import TrainBatch, make_state
+from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
 
@@ -104,7 +104,7 @@ def test_an_update_is_that_of_padded_rows(name, micro):
     rng = np.random.default_rng(1)
     mask = MASK & (np.arange(6) != 0)[:, None]
     old = np.where(MASK, -2.7 + 0.3 * rng.normal(size=MASK.shape), 0)
-    batch = TrainBatch(
+    batch = Rollout(
         tokens=tokens(),
         segment_ids=jnp.asarray(SEGMENTS),
         loss_mask=jnp.asarray(mask),
@@ -132,10 +132,10 @@ def test_the_trainer_cuts_whole_groups():
     s = validate(config)
     lengths, time = np.full(16, 7), 8
     held = np.arange(time)[None] < lengths[:, None]
-    zeros, answered = jnp.zeros((16, time)), jnp.asarray(held & (np.arange(time) >= 4))
+    answered = jnp.asarray(held & (np.arange(time) >= 4))
     segment_ids = jnp.asarray(held, jnp.int32)
-    trajectory = Trajectory(segment_ids, segment_ids, answered, zeros, jnp.zeros(16, bool))
-    first, second = assembly.build(s).source.layouts(trajectory, step=1)[0]
+    rollout = Rollout(segment_ids, segment_ids, answered)
+    first, second = assembly.build(s).source.layouts(rollout, step=1)[0]
     assert first.index.shape == second.index.shape == (1, 2, time + 3 * s.answer_length)
     groups = [set(layout.index[layout.index >= 0] // time // 4) for layout in (first, second)]
     assert sorted(map(len, groups)) == [2, 2]
@@ -143,17 +143,18 @@ def test_the_trainer_cuts_whole_groups():
     assert (first.segment_ids[0, :, :16] == [1] * 4 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3).all()
 
 
+@pytest.mark.slow
 def test_a_long_row_is_attended_in_blocks(monkeypatch):
     """Two answers of 250 tokens to one prompt, on few cores; on many no block is left out."""
     ids = jnp.asarray(np.repeat([1, 2, 3], [20, 250, 250])[None])
     row = jnp.arange(ids.size)[None] % CONFIG.vocab_size
-    params, calls, of_blocks = init(jax.random.key(0)), [], grouped_query.attend_blocks
+    params, calls, of_blocks = init(jax.random.key(0)), [], attend_blocks.attend_blocks
 
     def attend(*given):
         calls.append(given)
         return of_blocks(*given)
 
-    monkeypatch.setattr(grouped_query, "attend_blocks", attend)
+    monkeypatch.setattr("jaxrl_llm.models.attention.attend_blocks.attend_blocks", attend)
     found = []
     for cores in (2, 8):
         monkeypatch.setattr(machine, "usable_cores", lambda cores=cores: list(range(cores)))
@@ -163,7 +164,7 @@ def test_a_long_row_is_attended_in_blocks(monkeypatch):
 
 
 def test_flash_attention_is_refused(monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.models.transformer.choose_attention", lambda *_: "flash")
+    monkeypatch.setattr("jaxrl_llm.models.kernels.choose_attention", lambda *_: "flash")
     with pytest.raises(ValueError, match=r"need plain attention; set model\.attention_implementation=plain"):
         MODEL.apply(init(jax.random.key(0)), tokens(), rows="shared")
 

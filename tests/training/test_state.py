@@ -12,9 +12,9 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.models import scoring
 from jaxrl_llm.models.routing import Routing
+from jaxrl_llm.rollout.rollout import Routes
 from jaxrl_llm.training.optimizer import make_optimizer
-from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import RoutingRecords
+from jaxrl_llm.training.policy import Policy, with_value_head
 from jaxrl_llm.training.state import make_state, parameter_axes, state_shardings
 from jaxrl_llm.training.step import Learner, check_shapes
 from tests.reference import tiny_training as tiny
@@ -50,6 +50,22 @@ def test_where_a_state_lives_follows_from_names():
     assert not moment.sharding.is_fully_replicated
 
 
+def test_masters_live_where_their_parameters_do():
+    """Those of a policy in bfloat16 and of its critic, whose head in float32 has none; a checkpoint keeps them."""
+    learner, params = spread()
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    optimizer = make_optimizer(tiny.OPTIMIZER, 100, 0.5)
+    state = make_state(learner.model, narrow, optimizer, with_value_head(narrow, 16))
+    saved = state.saved()
+    for moments, trained in ((saved.opt_state, state.trained.policy), (saved.critic_opt_state, state.trained.critic)):
+        master = moments.masters["moe"]["attention"]["q"]
+        assert master.dtype == jnp.float32
+        assert master.sharding.spec == trained["moe"]["attention"]["q"].sharding.spec
+    assert jax.tree.leaves(saved.critic_opt_state.masters["value_head"]) == []
+    chex.assert_trees_all_equal(state.restored(saved), state)
+
+
+@pytest.mark.slow
 def test_an_update_is_lowered_from_shapes_alone():
     """No parameter and no moment is made: what a plan for a machine that is not there needs."""
     learner, params = spread()
@@ -110,9 +126,9 @@ def put_past_the_constructor(batch, **fields):
 def test_what_would_broadcast_is_refused():
     check_shapes(BATCH)
     column = BATCH.advantages[:, :1]
-    record = RoutingRecords(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
+    record = Routes(scored=Routing(jnp.zeros((2, 1, tiny.TIME, 2), jnp.uint8)))
     kept = jnp.zeros((1, tiny.TIME, 3), jnp.int32)
-    for wrong in ({"advantages": column}, {"routing": record}, {"kept": kept}):
+    for wrong in ({"advantages": column}, {"routes": record}, {"kept": kept}):
         with pytest.raises(AssertionError):
             check_shapes(put_past_the_constructor(BATCH, **wrong))
     state = make_state(MODEL, tiny.draw_params(MODEL), LEARNER.optimizer)
@@ -142,8 +158,8 @@ def test_an_update_is_traced_once_a_shape():
 
 def test_scoring_is_traced_once_a_shape():
     policy, tokens = Policy(tiny.draw_params(MODEL)), BATCH.tokens
-    score, into = traced_once("_score"), LEARNER.blank_scores(tokens, record="experts")
+    score, into = traced_once("_score"), LEARNER._blank(tokens, frozenset({"logprobs", "routing"}))
     for seed, layout in enumerate((cut(None, 0), cut([3, 1, 2], 2), cut([7], 1))):
-        score.trace(LEARNER, policy, tiny.draw_batch(seed).tokens, None, scoring.EVERY, layout, into)
+        score.trace(LEARNER, policy, (tiny.draw_batch(seed).tokens, None, None, None), layout, into)
     with pytest.raises(AssertionError, match="is traced > 1 times"):
-        score.trace(LEARNER, policy, tokens, None, scoring.EVERY, tiny.layout_of(), into)
+        score.trace(LEARNER, policy, (tokens, None, None, None), tiny.layout_of(), into)

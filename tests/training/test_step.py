@@ -20,8 +20,8 @@ from jaxrl_llm.objectives.ratios import SequenceRatio
 from jaxrl_llm.objectives.surrogates import GeometricMean, Soft
 from jaxrl_llm.training.optimizer import make_optimizer
 from jaxrl_llm.training.pending import check_updates, moved_by_a_flip
-from jaxrl_llm.training.state import Trained, make_state
-from jaxrl_llm.training.step import Learner
+from jaxrl_llm.training.state import Trained, TrainState, make_state
+from jaxrl_llm.training.step import Learner, _moved
 from tests.reference import tiny_training as tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "train_step.json"
@@ -180,8 +180,28 @@ def test_a_minibatch_without_a_token_takes_no_step():
     _, metrics, before, after = step(learner("token_mean"), batch, WHOLE)
     assert metrics["update/skipped"] == 1
     assert metrics["update/not_finite"] == 0
+    assert np.isnan(metrics["update/moved"])  # no update, so that it does not count among others
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert step(learner("token_mean"), tiny.draw_batch(), WHOLE)[3].updates == 1
+
+
+def test_the_share_of_entries_that_an_update_moves():
+    """By hand: of four entries one has no change, and of the other three one is lost to the rounding of bfloat16."""
+    held = {"a": jnp.array([[1.0, 1.0], [2.0, 2.0]], jnp.bfloat16), "b": jnp.array(0.5)}
+    changes = {"a": jnp.array([[0.0, 2.0**-7], [2.0**-9, 1.0]]), "b": jnp.array(1e-6)}
+    trained = optax.apply_updates(held, changes)
+    found = _moved(held, trained, changes, jnp.array(True))
+    assert (found.total, found.count) == (3, 4)
+    none = _moved(held, trained, changes, jnp.array(False))
+    assert (none.total, none.count) == (0, 0)
+    assert M.finalize(M.merge([{"x": found}, {"x": none}, {"x": found}]))["x"] == 0.75
+
+
+def test_an_update_in_float32_moves_what_has_a_gradient():
+    _, metrics, before, after = step(learner("token_mean"), tiny.draw_batch(), WHOLE)
+    differ = jax.tree.map(lambda a, b: (a != b).sum(), before.trained.policy, after.trained.policy)
+    moved = sum(jax.tree.leaves(differ)) / sum(x.size for x in jax.tree.leaves(before.trained.policy))
+    assert 0.9 < moved <= metrics["update/moved"] <= 1
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -195,6 +215,28 @@ def test_a_loss_that_is_not_finite_leaves_the_state_and_stops_the_run(value):
         check_updates(
             17, {}, [good | FIRST, metrics], dtype="float32", sampler_dtype="bfloat16", truncated=False, flipped=0.0
         )
+
+
+@pytest.mark.parametrize(("loss", "slope", "taken"), [(1.0, 1.0, True), (np.inf, 1.0, False), (1.0, np.nan, False)])
+def test_a_step_is_taken_where_loss_and_gradient_are_finite(loss, slope, taken):
+    own = Learner(tiny.make_model(), objectives.make("grpo"), optax.sgd(0.5))
+    state = TrainState(Trained({"head": jnp.ones(2)}), own.optimizer.init(Trained({"head": jnp.ones(2)})), jnp.int32(3))
+    gradients = Trained({"head": jnp.array([slope, 0.0])})
+    after, metrics = own._apply(state, gradients, jnp.float32(loss), jnp.bool_(True), {})
+    np.testing.assert_array_equal(after.trained.policy["head"], [0.5 if taken else 1, 1])
+    assert after.updates == 3 + taken
+    assert M.finalize(metrics)["update/not_finite"] == 1 - taken
+
+
+def test_a_policy_that_waits_does_not_decay():
+    """Weight decay moves a parameter without a gradient; that of the policy is left out with its gradient."""
+    optimizer = make_optimizer(dataclasses.replace(tiny.OPTIMIZER, weight_decay=0.1), 10, 0.01)
+    own = Learner(tiny.make_model(), objectives.make("ppo"), optimizer, policy_frozen=True)
+    trained = Trained({"head": jnp.full((2, 2), 2.0)}, {"head": jnp.full((2, 2), 2.0)})
+    state = TrainState(trained, optimizer.init(trained), jnp.int32(0))
+    after, _ = own._apply(state, trained, jnp.float32(1), jnp.bool_(True), {})
+    np.testing.assert_array_equal(after.trained.policy["head"], trained.policy["head"])
+    assert (after.trained.critic["head"] < 2).all()
 
 
 FIRST = {"check/current_old_mean": 0.0, "check/current_old_share": 0.0, "check/current_old_rest": 0.0}
@@ -216,6 +258,9 @@ def test_ratios_that_should_be_one_are_checked(name):
     for mean, share in ((2e-4, 0.0), (0.0, 2e-3)):
         with pytest.raises(ValueError, match=f"step 5: {name.replace('_', '/')}"):
             check(mean, share)
+    for flipped in (0.0, 0.05):
+        with pytest.raises(ValueError, match=r"mean .delta log p. nan .bound 1e-04., 0\.00% of tokens above"):
+            check(float("nan"), 0.0, rest=float("nan"), flipped=flipped)  # one log-prob that is no number, in any batch
     if name == "old_sampler":
         check(1.0, 1.0, sampler_dtype="bfloat16")
         check(1.0, 1.0, truncated=True)
@@ -226,6 +271,21 @@ def test_ratios_that_should_be_one_are_checked(name):
                 check(1e-3, share, rest=rest, flipped=flipped)
 
 
+def test_a_token_with_other_bits_ends_an_exact_run():
+    """Another log-prob by whatever little, unless there is no token, or the sampler cut the distribution on purpose."""
+
+    def check(equal, truncated=False):
+        bounds = {"dtype": "bfloat16", "sampler_dtype": "bfloat16", "flipped": 0.0}
+        bounds["exact"] = lambda: "The first difference is in attention of layer 2."
+        check_updates(5, {"check/sampler_equal": equal}, [FIRST], truncated=truncated, **bounds)
+
+    check(1.0)
+    check(float("nan"))
+    check(0.5, truncated=True)
+    with pytest.raises(ValueError, match=r"step 5: 25\.00% of tokens .* in attention of layer 2\."):
+        check(0.75)
+
+
 def test_what_a_flipped_near_tie_may_move():
     """A group of 8 of 256 answers; of few answers a twentieth, or one; of a dense model nothing."""
     cases = ((256, 8, 16, 8 / 256), (64, 8, 16, 0.05), (4, 4, 16, 0.25), (256, 8, 0, 0.0))
@@ -233,6 +293,7 @@ def test_what_a_flipped_near_tie_may_move():
         assert moved_by_a_flip(answers, group, experts) == share
 
 
+@pytest.mark.slow
 def test_at_the_first_update_all_clipped_objectives_have_one_gradient():
     """Identity: at ratio one a clip of tokens and of sequences, a gate and a mean of ratios have REINFORCE's gradient.
 

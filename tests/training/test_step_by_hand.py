@@ -11,10 +11,10 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground import metrics as M
-from jaxrl_llm.models.routing import Routing, blank_record
+from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.objectives.aggregation import TokenMean
+from jaxrl_llm.rollout.rollout import Routes
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.replay import RoutingRecords
 from jaxrl_llm.training.state import make_state
 from jaxrl_llm.training.step import Learner
 from tests.reference import step_by_hand as hand
@@ -26,7 +26,7 @@ TEMPERATURE, AUX, K = 0.5, 0.1, tiny.CONFIG.num_experts_per_tok
 LEARNER = Learner(
     MODEL, tiny.everything(TokenMean()), optax.sgd(1.0), temperature=TEMPERATURE, aux_coef=AUX, rows="packed"
 )
-NO_RECORD = blank_record(MODEL.config, tiny.ROWS, tiny.TIME)
+NO_RECORD = tiny.no_record(MODEL)
 
 
 @functools.cache
@@ -43,14 +43,14 @@ def forward(params, replayed=NO_RECORD):
 
 def update(rows, replayed=NO_RECORD):
     """Metrics of one update on a minibatch of a rollout."""
-    batch = tiny.draw_batch().replace(routing=RoutingRecords(replayed=Routing(replayed.experts)))
+    batch = tiny.draw_batch().replace(routes=Routes(replayed=Routing(replayed.experts)))
     state = make_state(MODEL, jax.tree.map(jnp.copy, params()), LEARNER.optimizer)
     return M.finalize(LEARNER.update(state, batch, tiny.in_one_shape(tiny.layout_of(rows), micro=1))[1])
 
 
 def by_hand(rows, out):
     """The same minibatch, with every equation spelt out; counts are of its own tokens and answers alone."""
-    arrays = {name: x for name, x in vars(tiny.draw_batch()).items() if name != "routing" and x is not None}
+    arrays = {name: x for name, x in vars(tiny.draw_batch()).items() if name != "routes" and x is not None}
     batch = SimpleNamespace(**{name: np.asarray(x)[list(rows)] for name, x in arrays.items()})
     out = out.replace(hidden=out.hidden[np.asarray(rows)])
     logprobs, entropy, values = hand.scores(MODEL, params(), out, batch.tokens, TEMPERATURE)
@@ -84,14 +84,13 @@ def test_every_term_of_an_update(rows):
 def test_scores_of_the_old_policy():
     """At the rollout's temperature, as the updates score it; values are of the state after each token."""
     batch, layout = tiny.draw_batch(), tiny.in_one_shape(tiny.layout_of(), micro=1)
-    into = LEARNER.blank_scores(batch.tokens, values=True, record="experts")
-    found = LEARNER.score(Policy(params()), batch.tokens, [layout], into)
+    found = LEARNER.score(Policy(params()), batch, [layout], {"logprobs", "state_values", "routing"})
     logprobs, _, values = hand.scores(MODEL, params(), forward(params()), batch.tokens, TEMPERATURE)
     inside = np.asarray(batch.segment_ids) > 0
     np.testing.assert_allclose(
-        np.asarray(found.logprobs)[:, 1:][inside[:, 1:]], logprobs[:, 1:][inside[:, 1:]], rtol=1e-4
+        np.asarray(found["logprobs"])[:, 1:][inside[:, 1:]], logprobs[:, 1:][inside[:, 1:]], rtol=1e-4
     )
-    after = np.asarray(found.state_values)[:, :-1]
+    after = np.asarray(found["state_values"])[:, :-1]
     np.testing.assert_allclose(after[inside[:, 1:]], values[:, 1:][inside[:, 1:]], rtol=1e-4, atol=1e-5)
 
 
@@ -114,7 +113,7 @@ def test_router_shift_of_the_token_that_was_fed_at_the_old_experts():
     learner = Learner(MODEL, objectives.make("rspo", gamma_min=0.5), optax.sgd(1.0), temperature=TEMPERATURE)
     old, new = forward(params(0.1)).routing, forward(params())
     batch = tiny.draw_batch(ref_logprobs=None, old_values=None, returns=None)
-    batch = batch.replace(routing=RoutingRecords(scored=Routing(old.experts, old.logits)))
+    batch = batch.replace(routes=Routes(scored=Routing(old.experts, old.logits)))
 
     state = make_state(MODEL, jax.tree.map(jnp.copy, params()), learner.optimizer)
     found = M.finalize(learner.update(state, batch, tiny.layout_of())[1])["loss/total"]

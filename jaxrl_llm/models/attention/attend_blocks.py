@@ -11,21 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
 
-from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float
 from jaxrl_llm.models.attention.attend import MASKED, by_key_head, by_query_head
 
 BLOCK = 64  # queries, and columns, of a block
-_CORES = 2  # blocks follow one another, so that more cores multiply whole rows sooner
-
-
-def skips_blocks(time: int, mesh: Mesh | None) -> bool:
-    """Whether rows that long, of answers to one prompt, are attended in blocks: on one CPU device of few cores. A GPU
-    would wait for the host at each block, and rows that are spread over devices have no block in common."""
-    on_cpu = sharding.platform(mesh) == "cpu" and (mesh is None or mesh.size == 1)
-    return on_cpu and time >= 8 * BLOCK and len(machine.usable_cores()) <= _CORES
 
 
 @jax.custom_vjp
@@ -113,7 +103,7 @@ def _forward(queries: Array, keys: Array, values: Array, visible: Array) -> tupl
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Array, Array, Array, None]:
-    """As that of `attend`, block by block: dq of a block of queries, dk and dv added up over those blocks."""
+    """Backward of `attend`, block by block: dq of a block of queries, dk and dv added up over those blocks."""
     queries, keys, values, visible, *of_blocks = residuals
     all_ = _Blocks(queries, keys, values, visible)
     cotangent = all_.of_queries(cotangent)

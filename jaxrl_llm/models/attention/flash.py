@@ -11,43 +11,11 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, SegmentIds
-from jaxrl_llm.models.architecture import ModelConfig, Rows
+from jaxrl_llm.models.architecture import Rows
+from jaxrl_llm.models.attention.choice import BLOCK, RESULT
 from jaxrl_llm.models.attention.context_parallel import Place, attend_halves, attend_spread
 
-_BLOCK = 128  # queries and columns: the splash kernel takes multiples of the TPU's lanes
 _LARGEST = 512  # block that the splash kernel is given
-_RESULT = "what splash attention gives its backward"
-
-
-def choose_attention(config: ModelConfig, platform: str) -> str:
-    """plain or flash on this platform; `auto` is flash for bfloat16 where there is a kernel for this head size. Raises
-    ValueError if flash is set and there is none."""
-    implementation, head_dim, dtype = config.attention_implementation, config.head_dim, config.dtype
-    on_gpu = platform == "gpu" and head_dim % 8 == 0 and head_dim <= 128 and dtype == "bfloat16"
-    fits = on_gpu or (platform == "tpu" and head_dim % 64 == 0)
-    if implementation == "flash" and not fits:
-        raise ValueError(
-            f"attention_implementation='flash' needs a GPU (bfloat16, head_dim a multiple of 8 up to 128) or a TPU "
-            f"(head_dim a multiple of 64), this is {platform} with {dtype} and head_dim={head_dim}; set it to 'auto'"
-        )
-    if implementation == "auto":
-        return "flash" if fits and dtype == "bfloat16" else "plain"
-    return implementation
-
-
-def kept_of_attention(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """A policy of jax.checkpoint: keep the result of flash attention and the sums of its softmax, for which a backward
-    would compute the forward again."""
-    return primitive.name == "dot_product_attention_fwd_wrapper" or parameters.get("name") == _RESULT
-
-
-def time_multiple(config: ModelConfig, mesh: Mesh | None) -> int:
-    """Rows whose length is a multiple of this are split evenly over devices, and no attention has to pad them."""
-    shards, platform = sharding.shards("time", mesh), sharding.platform(mesh)
-    if shards == 1:
-        return 1
-    of_chunk = {"gpu": 2, "tpu": _BLOCK} if choose_attention(config, platform) == "flash" else {}
-    return 2 * shards * of_chunk.get(platform, 1)
 
 
 def flash_attention(
@@ -64,7 +32,7 @@ def flash_attention(
     if sharding.platform(mesh) == "gpu":
         return _cudnn(queries, keys, values, segment_ids, axes, mesh, rows)
     scaled = queries * queries.shape[-1] ** -0.5
-    return attend_spread(_splash, scaled, keys, values, segment_ids, axes, mesh, multiple=_BLOCK)
+    return attend_spread(_splash, scaled, keys, values, segment_ids, axes, mesh, multiple=BLOCK)
 
 
 def _cudnn(
@@ -99,9 +67,9 @@ def _cudnn(
 def _splash(
     place: Place, queries: Array, keys: Array, values: Array, segment_ids: Array, interpret: bool = False
 ) -> Array:
-    """Attention of one device's queries, of which every chunk is a multiple of _BLOCK. interpret: as plain JAX."""
+    """Attention of one device's queries, of which every chunk is a multiple of BLOCK. interpret: as plain JAX."""
     time = keys.shape[2]
-    block = max(size for size in range(_BLOCK, _LARGEST + 1, _BLOCK) if place.chunk(time) % size == 0)
+    block = max(size for size in range(BLOCK, _LARGEST + 1, BLOCK) if place.chunk(time) % size == 0)
     sides = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     sizes = splash.BlockSizes(**dict.fromkeys(sides, block))
     mask = splash.CausalMask((time, time))
@@ -112,7 +80,7 @@ def _splash(
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=place.shards,
-        residual_checkpoint_name=_RESULT,
+        residual_checkpoint_name=RESULT,
         interpret=interpret,
     )
     attend = jax.vmap(jax.tree.map(place.own, of_all))

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Bool, Float, Integer
-from jaxrl_llm.models.architecture import Kind, ModelConfig
+from jaxrl_llm.models.architecture import DELTA, Kind, ModelConfig
 from jaxrl_llm.models.layers import OfLayer
 
 _SHORTEST = 64  # columns of a stretch
@@ -42,24 +42,29 @@ class Layout(NamedTuple):
 
 
 KERNEL = "jax.experimental.pallas.ops.gpu.decode_attention"
-STRETCHES, WHOLE, FILLED = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 256)
+STRETCHES, WHOLE, FILLED, ROWS = Layout(-1, 8), Layout(-1, 1), Layout(-2, 1, 256), Layout(-2, 1)
 STACKED = Layout(-2, 8, 128, stacked=True)  # eight stretches of whole tiles, which have 16 rows
 
 
 def layout_of(config: ModelConfig, platform: str) -> Layout:
-    """STACKED in bfloat16 on a TPU; in float32 XLA would convert whole stacks at every step. FILLED where the kernel of
-    `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has it, unless plain attention is asked for."""
-    if platform == "tpu" and config.dtype == "bfloat16":
+    """STACKED in bfloat16 on a TPU, but not beside states; in float32 XLA would convert whole stacks at every step.
+    FILLED where the kernel of `flash_decode.py` runs: in bfloat16 on a GPU, if this JAX still has it, unless plain
+    attention is asked for. ROWS for exact numerics, whose attention reads columns by position; on a TPU in whole
+    blocks."""
+    if config.numerics == "exact":
+        return ROWS._replace(multiple=128) if platform == "tpu" else ROWS
+    if platform == "tpu" and config.dtype == "bfloat16" and not config.linear_num_value_heads:
         return STACKED
     if platform != "gpu":
         return STRETCHES
     fits = config.dtype == "bfloat16" and config.head_dim in (16, 32, 64, 128) and importlib.util.find_spec(KERNEL)
+    fits = fits and not (config.sliding_window or config.attention_sinks or config.kv_lora_rank)  # it knows none
     return FILLED if fits and config.attention_implementation != "plain" else WHOLE
 
 
 # The stretches of one layer, or of a stack; those of a prefix have fewer rows.
 Keys = tuple[Float[Array, "... _ kv _ _"], ...]
-Values = tuple[Float[Array, "... _ kv _ head"], ...]
+Values = tuple[Float[Array, "... _ kv _ _"], ...]
 
 
 class Prefix(flax.struct.PyTreeNode):
@@ -70,10 +75,17 @@ class Prefix(flax.struct.PyTreeNode):
     lengths: Integer[Array, "p"]
 
 
-class KVCache(flax.struct.PyTreeNode):
-    """The stretches of each of `groups`."""
+class State(NamedTuple):
+    """A layer of linear attention in a cache, in the place of its keys; it has no values."""
 
-    keys: tuple[Keys, ...]
+    window: Float[Array, "b 1 m c"]  # the last inputs of its convolution
+    matrices: Float[Array, "b h k v"]  # float32
+
+
+class KVCache(flax.struct.PyTreeNode):
+    """The stretches of each of `groups`, or its `State`."""
+
+    keys: tuple[Keys | State, ...]
     values: tuple[Values, ...]
     prefix: Prefix | None = None
 
@@ -86,17 +98,28 @@ def groups(config: ModelConfig, layout: Layout) -> list[tuple[Kind, range]]:
 
 
 def empty(config: ModelConfig, rows: int, length: int, layout: Layout = STRETCHES) -> KVCache:
-    b, kv, d = rows, config.num_key_value_heads, config.head_dim
+    b, (kv, d, v) = rows, config.cached
     length += -length % layout.multiple
     size = max(_SHORTEST, -(-length // layout.stretches))
     sizes = [min(size, length - start) for start in range(0, length, size)]
-    leads = [(len(places),) if layout.stacked else () for _, places in groups(config, layout)]
+    of = [(kind, (len(places),) if layout.stacked else ()) for kind, places in groups(config, layout)]
     across = slice(None, None, 1 if layout.key_columns == -1 else -1)
     zeros = functools.partial(jnp.zeros, dtype=config.compute_dtype)
     return KVCache(
-        keys=tuple(tuple(zeros((*lead, b, kv, *(d, n)[across])) for n in sizes) for lead in leads),
-        values=tuple(tuple(zeros((*lead, b, kv, n, d)) for n in sizes) for lead in leads),
+        keys=tuple(
+            empty_state(config, b) if kind in DELTA else tuple(zeros((*lead, b, kv, *(d, n)[across])) for n in sizes)
+            for kind, lead in of
+        ),
+        values=tuple(() if kind in DELTA else tuple(zeros((*lead, b, kv, n, v)) for n in sizes) for kind, lead in of),
     )
+
+
+def empty_state(config: ModelConfig, rows: int) -> State:
+    """Before the first token."""
+    heads, key, value = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+    inputs = 2 * config.linear_num_key_heads * key + heads * value
+    window = jnp.zeros((rows, 1, config.linear_conv_kernel_dim - 1, inputs), config.compute_dtype)
+    return State(window, jnp.zeros((rows, heads, key, value), jnp.float32))
 
 
 class LayerCache(NamedTuple):
@@ -124,7 +147,7 @@ def by_group(
         lengths = jnp.repeat(prefix.lengths, len(positions) // len(prefix.lengths))[:, None]
         positions, width = positions - lengths, starts(prefix.values[0])[-1]
         visible = [jnp.broadcast_to((jnp.arange(width)[None] < lengths)[:, None], (*positions.shape, width))]
-    columns = jnp.arange(starts(cache.values[0])[-1])[None, None]
+    columns = jnp.arange(max(starts(values)[-1] for values in cache.values))[None, None]
     if layout.stacked:
         own = jnp.tril(jnp.ones((positions.shape[1],) * 2, bool))[None]
         written = columns < positions[:, :1, None]
@@ -136,6 +159,24 @@ def by_group(
     return [LayerCache(k, v, positions[:, 0], p) for k, v, p in layers], jnp.concatenate(visible, axis=-1)
 
 
+def of_prefill(keys: Float[Array, "b kv t d"], values: Float[Array, "b kv t v"], layout: Layout) -> tuple[Keys, Values]:
+    """One layer's cache of the tokens of a prefill."""
+    return (jnp.swapaxes(keys, 2, 3) if layout.key_columns == -1 else keys,), (values,)
+
+
+def extended(
+    cache: LayerCache, keys: Float[Array, "b t kv d"], values: Float[Array, "b t kv v"], layout: Layout
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Return one layer's cache with these columns, and every stretch of keys and of values that its attention reads. Of
+    a stack the first is the columns alone, for `write_stack`, and they are the last stretch."""
+    shared_keys, shared_values = cache.prefix
+    if layout.stacked:
+        own = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+        return (keys, values), (*shared_keys, *cache.keys, own[0]), (*shared_values, *cache.values, own[1])
+    kv = write(*cache[:2], keys, values, cache.column, layout)
+    return kv, (*shared_keys, *kv[0]), (*shared_values, *kv[1])
+
+
 def starts(values: Sequence[Any]) -> list[int]:
     """The first column of each stretch, and the length of all together."""
     return list(itertools.accumulate((stretch.shape[-2] for stretch in values), initial=0))
@@ -145,7 +186,7 @@ def write(
     keys: Keys,
     values: Values,
     new_keys: Float[Array, "b t kv d"],
-    new_values: Float[Array, "b t kv d"],
+    new_values: Float[Array, "b t kv v"],
     column: Integer[Array, "b"],
     layout: Layout = STRETCHES,
 ) -> tuple[Keys, Values]:
@@ -166,7 +207,7 @@ def write(
 
 
 def write_stack(
-    cache: LayerCache, new_keys: Float[Array, "l b t kv d"], new_values: Float[Array, "l b t kv d"], mesh: Mesh | None
+    cache: LayerCache, new_keys: Float[Array, "l b t kv d"], new_values: Float[Array, "l b t kv v"], mesh: Mesh | None
 ) -> tuple[Keys, Values]:
     """`write` for a stack, on each device's rows and heads. Stretches that no row of the device reaches stay as they
     are. A piece of what is written is one vector: XLA:TPU would lay the layers of a longer one side by side, and copy
@@ -211,6 +252,8 @@ def copy_rows(
     """The first `width` columns of `rows` of `source` become those of the rows `into`; one past the end is dropped."""
 
     def copy(old: tuple[Array, ...], new: tuple[Array, ...], axis: int) -> tuple[Array, ...]:
+        if isinstance(old, State) or not old:
+            return jax.tree.map(lambda x, y: x.at[into].set(y[rows], mode="drop"), old, new)
         given, start, out = jnp.concatenate([stretch[..., rows, :, :, :] for stretch in new], axis=axis), 0, []
         for stretch in old:
             end = min(start + stretch.shape[axis], width)

@@ -1,22 +1,38 @@
 """The fields of a run's model block, completed from the checkpoint that it starts from and checked against it."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.architecture import ModelConfig
-from jaxrl_llm.models.checkpoints.pretrained_config import from_published
-from jaxrl_llm.models.checkpoints.published import read_published
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.models.architecture import OF_THE_RUN, ModelConfig
 
-_OF_THE_RUN = ("param_dtype", "dtype", "remat", "experts_implementation", "attention_implementation")
-_OF_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
+# A run from fresh parameters reads no checkpoint.
+_READ = ByName(
+    {
+        "from_published": "jaxrl_llm.models.checkpoints.pretrained_config",
+        "read_config": "jaxrl_llm.models.checkpoints.published",
+    }
+)
 
 
-def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+def published_config(path: str | os.PathLike[str], dtype: str | None = None) -> ModelConfig:
+    """The architecture of a checkpoint from its config.json alone, so that no weights of another family are fetched.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_pretrained`.
+    """
+    return _READ["from_published"](_READ["read_config"](path), dtype, path)
+
+
+def complete_fields(given: Mapping[str, Any], tokens: int, *, frozen: bool = False) -> dict[str, Any]:
     """Every field of a ModelConfig, from the `model` block of a run.
 
-    A field that is None is that of the checkpoint at given["pretrained"]. A field that is set must equal it, but for
-    those that say how the run computes. Without a checkpoint `tokens`, the tokenizer's, is the default of vocab_size.
+    A field that is None is that of the checkpoint at given["pretrained"], but for `param_dtype`: parameters that are
+    trained are float32 whatever the file's type, those that stay `frozen` are as stored. A field that is set must equal
+    the checkpoint's, but for those that say how the run computes. Without a checkpoint `tokens`, the tokenizer's, is
+    the default of vocab_size.
 
     Raises:
       FileNotFoundError, ValueError: the checkpoint is missing or of an unsupported kind, contradicts a field, or has a
@@ -27,9 +43,9 @@ def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     if not isinstance(path, str):
         raise ValueError(f"model.pretrained={path!r} must be the path of a checkpoint, or '' for fresh parameters")
     if path:
-        dtype = fields.get("param_dtype")
-        published = from_published(read_published(path).config, fields.get("dtype") if dtype is None else dtype, path)
-        fields |= {name: getattr(published, name) for name, value in fields.items() if value is None}
+        published = published_config(path, fields.get("dtype"))
+        kept = dataclasses.replace(published, param_dtype=stored_dtype(path) if frozen else "float32")
+        fields |= {name: getattr(kept, name) for name, value in fields.items() if value is None}
         _check_agreement(path, fields, published)
     elif fields.get("vocab_size") is None:
         fields["vocab_size"] = tokens
@@ -47,10 +63,14 @@ def complete_fields(given: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     return fields
 
 
+def stored_dtype(path: str) -> str:
+    """The type that keeps the parameters of a checkpoint as they are stored: bfloat16 if it says so, else float32."""
+    published = _READ["read_config"](path)
+    return "bfloat16" if (published.get("dtype") or published.get("torch_dtype")) == "bfloat16" else "float32"
+
+
 def _check_agreement(path: str, fields: Mapping[str, Any], published: ModelConfig) -> None:
-    kinds = published.kinds
-    free = {*_OF_THE_RUN} | (set() if "moe" in kinds else {*_OF_EXPERTS})
-    free |= set() if "dense" in kinds else {"intermediate_size"}
+    free = {*OF_THE_RUN, *published.of_no_layer} - {"num_experts"}
     differ = [
         f"model.{name}={fields[name]!r} (the checkpoint: {theirs!r})"
         for name, theirs in dataclasses.asdict(published).items()

@@ -1,34 +1,24 @@
-"""config.json of a published checkpoint <-> ModelConfig, in the old and the new spelling, and how families differ."""
+"""config.json of a published checkpoint <-> ModelConfig, in the old and the new spelling."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.architecture import ModelConfig
+from jaxrl_llm.models.architecture import OF_THE_RUN, ModelConfig
+from jaxrl_llm.models.attention.rope_scaling import FIELDS as SCALING
+from jaxrl_llm.models.checkpoints.family_table import FAMILIES, Family
+from jaxrl_llm.models.checkpoints.rope_fields import (
+    read_rope,
+    read_windows,
+    ropes_of,
+    rotary_of,
+    types_of,
+    written_rope,
+    written_windows,
+)
 
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """architecture: the class of transformers. experts: names of config.json -> ours; empty for a dense family."""
-
-    architecture: str
-    qk_norm: str = "none"
-    attention_bias: bool = False
-    experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-_WIDTH_IS_EXPERTS = {"num_experts_per_tok": "num_experts_per_tok", "intermediate_size": "moe_intermediate_size"}
-_QWEN3_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step")
-_FAMILIES = {
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm="head"),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", qk_norm="head", experts={name: name for name in _QWEN3_EXPERTS}),
-    "llama": Family("LlamaForCausalLM"),
-    "qwen2": Family("Qwen2ForCausalLM", attention_bias=True),
-    "olmoe": Family("OlmoeForCausalLM", "full", experts={**_WIDTH_IS_EXPERTS, "norm_topk_prob": "norm_topk_prob"}),
-    "mixtral": Family("MixtralForCausalLM", experts=_WIDTH_IS_EXPERTS),
-    "mistral": Family("MistralForCausalLM"),  # without a window it computes what llama does
-}
 _SAME_NAME = (
     "vocab_size",
     "num_hidden_layers",
@@ -38,26 +28,43 @@ _SAME_NAME = (
     "num_key_value_heads",
     "rms_norm_eps",
 )
-_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_HEAD_DIM_IS_IMPLIED = ("qwen2", "olmoe")  # hidden_size / num_attention_heads, whatever config.json says
+_SPELLINGS = {"num_experts": ("num_local_experts", "num_experts")}
+_SHOWN = ("qk_norm", "attention_bias", "num_experts", "norm_topk_prob")
+_CHOICES = (
+    *_SHOWN,
+    *("scoring_func", "selection_bias", "n_group", "topk_group", "routed_scaling_factor"),
+    *("shared_expert_intermediate_size", "shared_expert_gate", "partial_rotary_factor", "attention_multiplier"),
+    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "sliding_window", "layer_types"),
+    *("no_rope_layers", "sliding_rope_theta", "rope_type", "rope_interleave"),
+    *("attention_output_bias", "attention_sinks", "expert_bias", "swiglu_limit"),
+    *("kv_lora_rank", "group_score", "norm_placement", "norm_offset", "hidden_act"),
+    *("attn_output_gate", "linear_num_value_heads"),
+)
 
 
-def family_of(config: ModelConfig) -> str:
-    """The model_type that computes what `config` asks for; ValueError if none does."""
-    moe = config.num_moe_layers > 0
-    asked = (config.qk_norm, config.attention_bias, moe)
-    for name, family in _FAMILIES.items():
-        same = asked == (family.qk_norm, family.attention_bias, bool(family.experts))
-        whole = name in ("olmoe", "mixtral") and "dense" in config.kinds
-        gates = "norm_topk_prob" not in family.experts and moe and not config.norm_topk_prob
-        width = name in _HEAD_DIM_IS_IMPLIED and config.head_dim * config.num_attention_heads != config.hidden_size
-        if same and not (whole or gates or width):
-            return name
-    raise ValueError(
-        f"no published family has model.qk_norm={config.qk_norm!r}, attention_bias={config.attention_bias}, "
-        f"num_experts={config.num_experts}, norm_topk_prob={config.norm_topk_prob} and these sizes; the families are "
-        f"{', '.join(_FAMILIES)}"
-    )
+def family_of(config: ModelConfig, given: str = "") -> str:
+    """The model_type that computes what `config` asks for: `given`, or the first whose config.json reads back as it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    for name in dict.fromkeys([given] * (given in FAMILIES) + list(FAMILIES)):
+        parts = {"num_experts": config.num_moe_layers > 0, "kv_lora_rank": config.kv_lora_rank > 0}
+        if any((part in FAMILIES[name].named) != has for part, has in parts.items()):
+            continue
+        with contextlib.suppress(ValueError, ArithmeticError):
+            if _read_by_layers(_config_of(_written(config, name), None)) == _read_by_layers(config):
+                return name
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    asked = {name: value for name, value in dataclasses.asdict(config).items() if name in _CHOICES}
+    shown = ", ".join(f"{name}={asked[name]!r}" for name in _CHOICES if name in _SHOWN or asked[name] != defaults[name])
+    raise ValueError(f"no published family has model.{shown} and these sizes; the families are {', '.join(FAMILIES)}")
+
+
+def _read_by_layers(config: ModelConfig) -> dict[str, Any]:
+    """The fields that make another model."""
+    free = {*OF_THE_RUN, *config.of_no_layer}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
 
 
 def from_published(
@@ -76,10 +83,61 @@ def from_published(
         raise ValueError(f"{where}: {error}" if where else str(error)) from error
 
 
-_SIZES = (*_SAME_NAME[:-1], "head_dim", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step")
+_SIZES = (
+    *_SAME_NAME[:-1],
+    "head_dim",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+    "no_rope_layer_interval",
+    "moe_num_experts",
+    "moe_k",
+    "moe_layer_interval",
+    "n_group",
+    "topk_group",
+    "rotary_dim",
+    "sliding_window_pattern",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "full_attention_interval",
+)
+_COUNTS = (  # 0 is one
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+    "moe_num_shared_experts",
+    "sliding_window",
+    "moe_layer_start_index",
+    "first_k_dense_replace",
+    "shared_expert_intermediate_size",
+)
+_NUMBERS = (
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_local_base_freq",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+    "routed_scaling_factor",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "swiglu_limit",
+    "query_pre_attn_scalar",
+)
 _KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, "an object")),
-    **dict.fromkeys(("mlp_only_layers", "layer_types"), (list, "a list")),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), (dict, "an object")),
+    **dict.fromkeys(("mlp_only_layers", "layer_types", "mlp_layer_types", "no_rope_layers"), (list, "a list")),
     **dict.fromkeys(("dtype", "torch_dtype", "hidden_act"), (str, "a word")),
 }
 _MOST = 2**31 - 1  # of a size
@@ -88,21 +146,22 @@ _MOST_LAYERS = 10_000
 
 def _check_kinds(published: Mapping[str, Any]) -> None:
     """Refuses a field that is not of the kind that its name stands for, before anything is computed with it."""
-    wanted = dict.fromkeys((*_SIZES, "num_local_experts", "num_experts"), f"a whole number from 1 to {_MOST}")
+    wanted = dict.fromkeys((*_SIZES, *_COUNTS), f"a whole number from 1 to {_MOST}")
     wanted |= {"num_hidden_layers": f"a whole number from 1 to {_MOST_LAYERS}"}
     wrong = []
     for name, words in wanted.items():
         value, most = published.get(name), _MOST_LAYERS if name == "num_hidden_layers" else _MOST
-        least = 0 if name.endswith("experts") else 1  # a dense model may say so
+        least = 0 if name in _COUNTS else 1
         if value is not None and not (type(value) is int and least <= value <= most):
             wrong.append((name, value, words))
     ropes = [published[name] for name in ("rope_scaling", "rope_parameters") if isinstance(published.get(name), dict)]
+    ropes += [one for rope in ropes for one in rope.values() if isinstance(one, dict)]
     for fields in (published, *ropes):
         for name, (kind, words) in _KINDS.items():
             value = fields.get(name)
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 wrong.append((name, value, words))
-        numbers = (*_SCALING, "rms_norm_eps", "rope_theta")
+        numbers = (*(name for names in SCALING.values() for name in names if name != "truncate"), *_NUMBERS)
         wrong += [(name, fields[name], "a number") for name in numbers if not _is_number(fields.get(name))]
     for rope in ropes:
         texts = [name for name in ("rope_type", "type") if not isinstance(rope.get(name), str | None)]
@@ -118,24 +177,18 @@ def _is_number(value: Any) -> bool:
 
 def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
     kind = published.get("model_type")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"config.json: model_type={kind!r} is not one of {', '.join(_FAMILIES)}; no other loads")
-    family = _FAMILIES[kind]
-    spellings = [published.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
-    rope = {**spellings[0], **spellings[1]}
-    rope_types = {r.get(name) for r in spellings for name in ("rope_type", "type")} - {None, "default"}
-    _refuse_what_is_not_computed(kind, published, rope, rope_types - {"llama3"})
-    fields = {name: _required(published, name) for name in _SAME_NAME}
-    fields["rope_theta"] = float(_required({**published, **rope}, "rope_theta"))
-    if rope_types:
-        fields["rope_scaling"] = tuple(float(_required(rope, name)) for name in _SCALING)
-    fields["head_dim"] = _head_dim(kind, published)
-    fields |= {"qk_norm": family.qk_norm, "attention_bias": family.attention_bias}
-    fields["tie_word_embeddings"] = bool(published.get("tie_word_embeddings", False))
-    if family.experts:
-        fields |= {ours: _required(published, theirs) for theirs, ours in family.experts.items()}
-        fields["num_experts"] = _required(published, "num_local_experts", "num_experts")
-        fields["mlp_only_layers"] = tuple(published.get("mlp_only_layers") or ())
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(f"config.json: model_type={kind!r} is not one of {', '.join(FAMILIES)}; no other loads")
+    family = FAMILIES[kind]
+    _refuse_what_is_not_computed(family, published)
+    fields = {name: _required(published, name) for name in _SAME_NAME if name not in family.named}
+    fields["head_dim"] = _head_dim(family, published)
+    fields |= read_rope(family, published, fields["head_dim"], _required) | read_windows(family, published)
+    fields["tie_word_embeddings"] = bool(published.get("tie_word_embeddings", family.tied))
+    fields |= family.always
+    for ours, theirs in family.named.items():
+        fields[ours] = _required(published, *dict.fromkeys((*_SPELLINGS.get(ours, ()), theirs)))
+    fields |= family.read(published)
     stored = dtype or published.get("dtype") or published.get("torch_dtype")
     if stored in (None, "float16"):  # float32 holds both halves exactly
         stored = "float32"
@@ -148,39 +201,38 @@ def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
 
 def to_published(config: ModelConfig, published: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The config.json of a ModelConfig, in both spellings; fields of `published` beyond the architecture are kept."""
-    kind = family_of(config)
-    if kind == "llama" and (published or {}).get("model_type") == "mistral":
-        kind = "mistral"
-    values = dataclasses.asdict(config)
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if config.rope_scaling:
-        rope |= {"rope_type": "llama3", **dict(zip(_SCALING, config.rope_scaling, strict=True))}
-        rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
-    ours = {
-        "architectures": [_FAMILIES[kind].architecture],
+    kind = family_of(config, (published or {}).get("model_type", ""))
+    kept = {name: value for name, value in (published or {}).items() if name != "quantization_config"}
+    return {**kept, **_written(config, kind)}
+
+
+def _written(config: ModelConfig, kind: str) -> dict[str, Any]:
+    """The fields of config.json that state a ModelConfig of this family."""
+    family, values = FAMILIES[kind], dataclasses.asdict(config)
+    experts = dict.fromkeys(_SPELLINGS["num_experts"], config.num_experts) if "num_experts" in family.named else {}
+    return {
+        "architectures": [family.architecture],
         "model_type": kind,
-        **{name: values[name] for name in (*_SAME_NAME, "head_dim", "tie_word_embeddings", "rope_theta")},
+        **{name: values[name] for name in (*_SAME_NAME, "head_dim", "tie_word_embeddings")},
         "hidden_act": "silu",
-        "rope_parameters": rope | {"rope_theta": config.rope_theta},
-        "rope_scaling": rope if config.rope_scaling else None,
         "dtype": config.param_dtype,
         "torch_dtype": config.param_dtype,
+        **written_rope(family, config),
+        **written_windows(family, config),
+        **experts,
+        **{theirs: values[ours] for ours, theirs in family.named.items()},
+        **family.computed,
+        **family.write(config),
     }
-    if kind in ("qwen3", "qwen3_moe"):
-        ours |= {"attention_bias": False, "use_sliding_window": False}
-    if experts := _FAMILIES[kind].experts:
-        ours |= {theirs: values[name] for theirs, name in experts.items()}
-        ours |= {name: config.num_experts for name in ("num_local_experts", "num_experts")}
-    if kind == "qwen3_moe":
-        ours["mlp_only_layers"] = list(config.mlp_only_layers)
-    return {**(published or {}), **ours}
 
 
-def _head_dim(kind: str, published: Mapping[str, Any]) -> int:
-    implied = published["hidden_size"] // published["num_attention_heads"]
-    if kind in ("qwen3", "qwen3_moe"):  # whose head_dim is not implied by the other sizes
+def _head_dim(family: Family, published: Mapping[str, Any]) -> int:
+    if family.head_dim == "required":  # not implied by the other sizes
         return _required(published, "head_dim")
-    return implied if kind in _HEAD_DIM_IS_IMPLIED else published.get("head_dim") or implied
+    if family.head_dim == "parts":
+        return _required(published, "qk_nope_head_dim") + _required(published, "qk_rope_head_dim")
+    implied = published["hidden_size"] // published["num_attention_heads"]
+    return implied if family.head_dim == "implied" else published.get("head_dim") or implied
 
 
 def _required(published: Mapping[str, Any], *spellings: str) -> Any:
@@ -190,23 +242,38 @@ def _required(published: Mapping[str, Any], *spellings: str) -> Any:
     raise ValueError(f"config.json has no {' or '.join(spellings)}; add it: a default would be a guess")
 
 
-def _refuse_what_is_not_computed(
-    kind: str, published: Mapping[str, Any], rope: Mapping[str, Any], rope_types: set[Any]
-) -> None:
+def _refuse_what_is_not_computed(family: Family, published: Mapping[str, Any]) -> None:
+    def asked(name: str) -> tuple[Any, Any]:
+        return published.get(name), published.get(name)
+
     sliding = published.get("use_sliding_window") or "sliding_attention" in (published.get("layer_types") or ())
-    windows = {"mistral": 4096, "mixtral": None}  # where config.json has none; elsewhere it counts with the flag only
-    window = published.get("sliding_window", windows[kind]) if kind in windows else None
+    window = None if family.window == "by flag" else published.get("sliding_window", family.window)
+    if family.full_every is not None:
+        sliding = window = None
+    quantised = published.get("quantization_config")
+    if family.quantised and quantised and quantised.get("quant_method") == family.quantised:
+        quantised = None
+    rope, of_sliding = ropes_of(published)
+    types = types_of(rope) - set(SCALING) | types_of(of_sliding or {})
+    rotary = 1 if family.rotary is not None else rotary_of(1.0, published, rope, 1)
+    act = family.computed.get("hidden_act", "silu")
     refused = {
-        "attention_bias": (published.get("attention_bias"), published.get("attention_bias")),
-        "mlp_bias": (published.get("mlp_bias"), published.get("mlp_bias")),
+        **{
+            name: asked(name)
+            for name in ("attention_bias", "mlp_bias")
+            if name not in {**family.named, **family.computed}
+        },
         "clip_qkv": (published.get("clip_qkv") is not None, published.get("clip_qkv")),
         "use_sliding_window": (sliding, sliding),
         "sliding_window": (window, window),
-        "rope scaling": (rope_types, ", ".join(sorted(rope_types))),
-        "rope partial_rotary_factor": (rope.get("partial_rotary_factor", 1) != 1, rope.get("partial_rotary_factor")),
-        "hidden_act": (published.get("hidden_act", "silu") != "silu", published.get("hidden_act")),
-        "quantization_config": (published.get("quantization_config"), "of quantised weights"),
+        "rope scaling": (types, ", ".join(sorted(types))),
+        "rope partial_rotary_factor": (rotary != 1, rotary),
+        "hidden_act": (published.get("hidden_act", act) != act, published.get("hidden_act")),
+        "quantization_config": (quantised, "of quantised weights"),
     }
+    for name, value in family.computed.items():
+        given = published.get(name, value)
+        refused.setdefault(name, (given is not None and given != value, given))
     wrong = [f"{name}={value!r}" for name, (is_wrong, value) in refused.items() if is_wrong]
     if wrong:
         raise ValueError(f"config.json asks for {', '.join(wrong)}, which this model does not compute; it cannot load")

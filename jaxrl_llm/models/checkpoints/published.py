@@ -1,7 +1,8 @@
-"""What a published checkpoint holds besides its weights, and a fingerprint that tells checkpoints apart."""
+"""Files of a published checkpoint besides its weights, and a fingerprint that tells checkpoints apart."""
 
 import contextlib
 import dataclasses
+import fnmatch
 import hashlib
 import json
 import os
@@ -9,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground import hub
+from jaxrl_llm.ground import hub, hub_names
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.json_files import json_object
 from jaxrl_llm.models.checkpoints.gguf_file import open_gguf
-from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, weight_files
+from jaxrl_llm.models.checkpoints.safetensors_files import existing, open_folder, read_header, some, weight_files
 from jaxrl_llm.models.checkpoints.tensor_names import StoredTensor
 
 _WHOLE = 256 * 2**20  # weights of up to so many bytes are digested whole,
@@ -31,7 +33,13 @@ _BESIDE = (
     "merges.txt",
     "LICENSE",
 )
-_FETCHED = ("config.json", "model*.safetensors", "model.safetensors.index.json", *_BESIDE)
+_WITH_PICTURES = ByName(
+    {
+        "language_config": "jaxrl_llm.models.checkpoints.language_part",
+        "language_tensors": "jaxrl_llm.models.checkpoints.language_part",
+    }
+)
+_WEIGHTS = ("config.json", "model*.safetensors", "model.safetensors.index.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +50,19 @@ class Published:
     files: Mapping[str, bytes]
 
 
-def read_published(path: str | os.PathLike[str]) -> Published:
-    """What a folder in the Hugging Face layout, or a GGUF file, holds besides the weights. Raises as `load_pretrained`.
+def read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The config.json of a checkpoint, or what a GGUF file holds of it; a name on the hub gives no other file here."""
+    path = _checked(path, ("config.json",))
+    return open_gguf(path)[0] if path.is_file() else _config_of(path)
 
-    A GGUF file has no tokenizer files; its generation_config.json is made of the ids in its metadata.
+
+def read_published(path: str | os.PathLike[str]) -> Published:
+    """Read what a Hugging Face folder or a GGUF file holds besides the weights. Raises as `load_pretrained`.
+
+    No weights of a name on the hub are fetched. A GGUF file has no tokenizer files; its generation_config.json is made
+    of the ids in its metadata.
     """
-    path = _checked(path)
+    path = _checked(path, ("config.json", *_BESIDE))
     if path.is_file():
         config, _ = open_gguf(path)
         ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
@@ -59,9 +74,14 @@ def read_published(path: str | os.PathLike[str]) -> Published:
 @contextlib.contextmanager
 def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, StoredTensor]]]:
     """(config.json, tensors by name) of a folder or a GGUF file, to be read while the context is open."""
-    path = _checked(path)
+    path = _checked(path, _WEIGHTS)
     with contextlib.ExitStack() as stack:
-        yield open_gguf(path) if path.is_file() else (_config_of(path), open_folder(path, stack))
+        if path.is_file():
+            yield open_gguf(path)
+            return
+        tensors = open_folder(path, stack)
+        within = any(name.startswith("model.language_model.") for name in tensors)
+        yield _config_of(path), _WITH_PICTURES["language_tensors"](tensors) if within else tensors
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
@@ -70,7 +90,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     Of weights above 256 MiB safetensors files give their header, which holds every tensor's name, type and shape, and
     4 KiB at both ends of every tensor; a GGUF file 4 KiB at every MiB. This takes seconds, and notices changed weights.
     """
-    path = _checked(path)
+    path = _checked(path, _WEIGHTS)
     digest = hashlib.blake2b(digest_size=16)
     if path.is_file():
         files = [path]
@@ -101,16 +121,37 @@ def _samples(file: Path, size: int) -> list[tuple[int, int]]:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    return json_object(existing(folder / "config.json"), "fetch the checkpoint again")
+    published = json_object(existing(folder / "config.json"), "fetch the checkpoint again")
+    within = published.get("model_type") == "qwen3_5_moe" and isinstance(published.get("text_config"), dict)
+    return _WITH_PICTURES["language_config"](published) if within else published
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
+def _checked(path: str | os.PathLike[str], files: tuple[str, ...]) -> Path:
+    """The folder or the GGUF file; of a name on the hub the folder with those of its files that match `files`."""
     path = Path(path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
-    if hub.is_name(str(path)):
-        return hub.fetched(str(path), "model", _FETCHED)
+    if hub_names.is_name(str(path)):
+        _check_files(str(path))
+        return hub.fetched(str(path), "model", files)
     raise FileNotFoundError(
-        f"pretrained={str(path)!r} is neither a folder nor a .gguf file, nor OWNER/NAME of a checkpoint on the hub; "
+        f"{str(path)!r} is neither a folder nor a .gguf file, nor OWNER/NAME of a checkpoint on the hub; "
         "give one that exists"
     )
+
+
+def _check_files(name: str) -> None:
+    """Refuse a repository that holds no config.json or no safetensors, before anything of it is fetched."""
+    names = hub.listed(name, "model")
+    missing = [kind for kind in _WEIGHTS[:2] if names and not fnmatch.filter(names, kind)]
+    if not missing:
+        return
+    if ggufs := fnmatch.filter(names, "*.gguf"):
+        raise FileNotFoundError(
+            f"{name!r} holds GGUF files ({some(ggufs)}), of which a run reads one: "
+            f"`hf download {name.partition('@')[0]} {ggufs[0]} --local-dir DIR`, then give DIR/{ggufs[0]}"
+        )
+    remedy = "name a repository that does"
+    if fnmatch.filter(names, "*.bin"):
+        remedy = "save them as such by transformers, from_pretrained(...).save_pretrained(DIR), and give DIR"
+    raise FileNotFoundError(f"{name!r} holds no {missing[0]}, but {some(names)}; {remedy}")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.ground.json_files import decoded, json_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}
+_DTYPES = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16, "U8": jnp.uint8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
         data, header = read_header(path)
         for name, entry in header.items():
             if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"{path}: {name} has type {entry['dtype']}; only F32, BF16 and F16 tensors load")
+                raise ValueError(f"{path}: {name} has type {entry['dtype']}; only F32, BF16, F16 and U8 tensors load")
             dtype, (begin, end) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
             if end - begin != math.prod(entry["shape"]) * dtype.itemsize:
                 raise ValueError(
@@ -77,7 +77,7 @@ def open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data of a file begin, and name -> {dtype, shape, data_offsets}."""
+    """Return where the data of a file begin, and name -> {dtype, shape, data_offsets}."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -103,7 +103,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is {"dtype", "shape", "data_offsets"} of a tensor, its offsets in order."""
+    """Return whether this is {"dtype", "shape", "data_offsets"} of a tensor, its offsets in order."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")

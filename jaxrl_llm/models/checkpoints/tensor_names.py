@@ -1,6 +1,7 @@
 """Which tensors of a published checkpoint make up which array of ours: the one table of names.
 
-Linear weights are stored [out, in] and transposed here; layers and experts are stored apart and stacked here.
+Linear weights are stored [out, in] and transposed here; layers and experts are stored apart and stacked here. Names of
+parts of a tensor are read and written by `tensor_parts`.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.models.checkpoints.family_table import FAMILIES
 from jaxrl_llm.models.checkpoints.gguf_file import GGUFTensor
 from jaxrl_llm.models.checkpoints.pretrained_config import family_of
 from jaxrl_llm.models.checkpoints.safetensors_files import FileTensor
@@ -23,16 +25,13 @@ _LAYER = {
     ("attention_norm", "scale"): "input_layernorm.weight",
     ("mlp_norm", "scale"): "post_attention_layernorm.weight",
     **{("attention", name): f"self_attn.{name}_proj.weight" for name in "qkvo"},
-    **{("attention", f"{name}_bias"): f"self_attn.{name}_proj.bias" for name in "qkv"},
+    **{("attention", f"{name}_bias"): f"self_attn.{name}_proj.bias" for name in "qkvo"},
+    ("attention", "sinks"): "self_attn.sinks",
     **{("attention", f"{name}_norm", "scale"): f"self_attn.{name}_norm.weight" for name in "qk"},
     **{("mlp", name): f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
 _EXPERTS = {("mlp", "router"): "mlp.gate.weight"} | {
     ("mlp", name): f"mlp.experts.{{expert}}.{name}_proj.weight" for name in ("gate", "up", "down")
-}
-_MIXTRAL_EXPERTS = {("mlp", "router"): "block_sparse_moe.gate.weight"} | {
-    ("mlp", ours): f"block_sparse_moe.experts.{{expert}}.{theirs}.weight"
-    for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
 }
 StoredTensor = FileTensor | GGUFTensor  # read in strips of its first axis
 _ROWS = 64  # rows of a matrix transposed at a time: a strip that fits the processor's cache
@@ -89,20 +88,24 @@ class Stacked:
         return out
 
 
-def stacked_arrays(model: Model) -> dict[str, Stacked]:
-    """Every array of the model in tree order, by its path, with the names of the tensors that it is made of."""
+def stacked_arrays(model: Model, given: str = "") -> dict[str, Stacked]:
+    """Every array of the model in tree order, by its path, with the names of the tensors that it is made of.
+
+    given: the model_type of the file, if there is one.
+    """
     config, arrays = model.config, {}
-    experts = _MIXTRAL_EXPERTS if family_of(config) == "mixtral" else _EXPERTS
-    table = {"dense": _LAYER, "moe": _LAYER | experts}
+    family = FAMILIES[family_of(config, given)]
+    layer = {**_LAYER, **(family.tensors(config) if callable(family.tensors) else family.tensors)}
+    experts = {**layer, **_EXPERTS, **family.expert_tensors}
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         part, *keys = (entry.key for entry in path)
         if part == "ends":
             names = np.array(_ENDS[tuple(keys)], dtype=object)
         else:
-            name = table[part][tuple(keys)]
+            name = (experts if part.endswith("moe") else layer)[tuple(keys)]
             listed: list[Any] = [f"model.layers.{i}.{name}" for i, kind in enumerate(config.kinds) if kind == part]
-            if "{expert}" in name:
+            if "{expert" in name:
                 listed = [[one.format(expert=e) for e in range(config.num_experts)] for one in listed]
             names = np.array(listed, dtype=object)
         arrays[jax.tree_util.keystr(path)] = Stacked(names, leaf.shape, leaf.dtype)

@@ -89,10 +89,25 @@ def block_experts(
     return _forward(x, experts, gates, weights, keep=False)[0]
 
 
+def of_slots(
+    x: Float[Array, "n d"], experts: Integer[Array, "n k"], weights: tuple[Array, ...], block: int
+) -> Float[Array, "n k d"]:
+    """The output of each expert of a token, in blocks of so many rows; sums in float32."""
+    groups = group_by_expert(experts, len(weights[0]))
+    return _outputs(x, experts, weights, groups, block, keep=False)[0][groups.rank].reshape(*experts.shape, -1)
+
+
 def _forward(x, experts, gates, weights, keep=True):
-    """Keeps a = x W_gate and b = x W_up in expert order for the backward. The last `block` rows are scratch."""
-    num_experts, d, f = weights[0].shape
+    num_experts = len(weights[0])
     groups, block = group_by_expert(experts, num_experts), _block_size(experts.size, num_experts)
+    rows, *kept = _outputs(x, experts, weights, groups, block, keep)
+    y = jnp.einsum("nkd,nk->nd", rows[groups.rank].reshape(*gates.shape, -1), gates)
+    return y.astype(x.dtype), (x, gates, weights, groups, kept)
+
+
+def _outputs(x, experts, weights, groups, block, keep):
+    """The rows in expert order; keeps a = x W_gate and b = x W_up for a backward. The last `block` rows are scratch."""
+    _, d, f = weights[0].shape
     token = jnp.pad(groups.order, (0, block)) // experts.shape[1]
 
     def step(w, row, _, carry):  # rows past the group's end are overwritten by the next group
@@ -106,9 +121,7 @@ def _forward(x, experts, gates, weights, keep=True):
         return walk([w[e].astype(jnp.float32) for w in weights], carry)
 
     start = [jnp.zeros((experts.size + block, n), jnp.float32) for n in ((d, f, f) if keep else (d,))]
-    rows, *kept = _walk(groups, block, step, per_expert, start)
-    y = jnp.einsum("nkd,nk->nd", rows[groups.rank].reshape(*gates.shape, -1), gates)
-    return y.astype(x.dtype), (x, gates, weights, groups, kept)
+    return _walk(groups, block, step, per_expert, start)
 
 
 def _backward(residuals, dy):

@@ -128,7 +128,7 @@ class _Pairs:
             return lax.while_loop(lambda carry: carry[0] < self.fullest, turn, (jnp.int32(self.first), totals))[1]
 
     def to_experts(self, places: Array, *of_tokens: Array) -> list[Array]:
-        """What this device receives in a round, [devices x places, ...]: rows of these arrays, experts and gates. An
+        """Rows that this device receives in a round, [devices x places, ...]: of these arrays, experts and gates. An
         empty row has an expert past the last and gate 0, and holds anything."""
         local = self.experts % self.local_experts
         used = (places[None] < self.sizes[:, None]).ravel()

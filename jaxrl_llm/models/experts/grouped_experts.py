@@ -43,23 +43,23 @@ def _forward(dot: Dot, x: Array, experts: Array, gates: Array, weights: Sequence
     w_gate, w_up, w_down = weights
     groups = group_by_expert(experts, len(w_gate))
     dot = functools.partial(dot, counts=groups.counts)
-    rows = x[_tokens(groups, experts, len(w_gate))]
+    rows = x[tokens_of(groups, experts, len(w_gate))]
     if len(rows) < _TILE * len(w_gate):
         a, b = dot(rows, w_gate), dot(rows, w_up)
     else:
         a, b = jnp.split(dot(rows, jnp.concatenate([whole(w_gate), whole(w_up)], axis=2)), 2, axis=1)
     hidden = jax.nn.silu(a.astype(jnp.float32)) * b.astype(jnp.float32)
-    out = _of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
+    out = of_pairs(dot(hidden.astype(x.dtype), w_down), groups, gates.shape)
     y = jnp.einsum("nkd,nk->nd", out, gates, preferred_element_type=jnp.float32)
     return y.astype(x.dtype), (x, experts, gates, weights, groups, a, b)
 
 
 def _backward(dot: Dot, residuals: Any, dy: Array) -> tuple[Array, None, Array, tuple[Array, ...]]:
-    """As of `block_experts`: with h = silu(a) b and v = dy W_down^T, dg = <v, h>, dh = g v, dW_down = (g h)^T dy. What
+    """Backward as in `block_experts`: h = silu(a) b, v = dy W_down^T, dg = <v, h>, dh = g v, dW_down = (g h)^T dy. What
     the last product gives is not needed, so it is not computed again."""
     x, experts, gates, (w_gate, w_up, w_down), groups, a, b = residuals
     dot = functools.partial(dot, counts=groups.counts)
-    token = _tokens(groups, experts, len(w_gate))
+    token = tokens_of(groups, experts, len(w_gate))
     rows, dtype = x[token], x.dtype
     g = gates.reshape(-1)[groups.order[: len(token)]].astype(jnp.float32)[:, None]
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
@@ -72,21 +72,21 @@ def _backward(dot: Dot, residuals: Any, dy: Array) -> tuple[Array, None, Array, 
     da, db = (g * v * b * (s + act * (1.0 - s))).astype(dtype), (g * v * act).astype(dtype)
     d_rows, d_both = jax.vjp(dot, rows, jnp.concatenate([w_gate, w_up], axis=2))[1](jnp.concatenate([da, db], axis=1))
     d_gate, d_up = jnp.split(d_both, 2, axis=2)
-    dx = _of_pairs(d_rows, groups, gates.shape)
-    dg = _of_pairs(dg, groups, gates.shape)[..., 0]
+    dx = of_pairs(d_rows, groups, gates.shape)
+    dg = of_pairs(dg, groups, gates.shape)[..., 0]
     return jnp.sum(dx, axis=1, dtype=jnp.float32).astype(dtype), None, dg.astype(gates.dtype), (d_gate, d_up, d_down)
 
 
 grouped_experts.defvjp(_forward, _backward)
 
 
-def _tokens(groups: Groups, experts: Array, num_experts: int) -> Array:
-    """Of each sorted row that can hold a pair of an expert here."""
+def tokens_of(groups: Groups, experts: Array, num_experts: int) -> Array:
+    """Return the token of each sorted row that can hold a pair of an expert here."""
     n, k = experts.shape
     return groups.order[: n * min(k, num_experts)] // k
 
 
-def _of_pairs(rows: Array, groups: Groups, shape: tuple[int, ...]) -> Array:
+def of_pairs(rows: Array, groups: Groups, shape: tuple[int, ...]) -> Array:
     """Sorted rows as [n k x], 0 where a pair has no expert here."""
     here = (groups.rank < jnp.sum(groups.counts))[:, None]
     return jnp.where(here, rows[jnp.minimum(groups.rank, len(rows) - 1)], 0).reshape(*shape, -1)

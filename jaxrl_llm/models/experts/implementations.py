@@ -19,11 +19,18 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import Array, Float, Integer
-from jaxrl_llm.models.experts.expert_blocks import block_experts
-from jaxrl_llm.models.experts.expert_parallel import Axes, move_tokens
-from jaxrl_llm.models.experts.grouped_experts import grouped_experts
-from jaxrl_llm.models.experts.grouped_matmul import grouped_matmul
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.models.layers import OfLayer, whole
+
+_KERNELS = ByName(
+    {
+        "Axes": "jaxrl_llm.models.experts.expert_parallel",
+        "block_experts": "jaxrl_llm.models.experts.expert_blocks",
+        "grouped_experts": "jaxrl_llm.models.experts.grouped_experts",
+        "grouped_matmul": "jaxrl_llm.models.experts.grouped_matmul",
+        "move_tokens": "jaxrl_llm.models.experts.expert_parallel",
+    }
+)
 
 _TINY = 8e7  # FLOPs of the dense form up to which `auto` takes it on a CPU: under a millisecond, and quick to compile
 
@@ -62,20 +69,25 @@ def apply_experts(
     args = (x, experts, gates, weights)
     if form == "dense":
         return _dense(*args)
-    local: Any = block_experts
     if form == "grouped":
-        local = functools.partial(grouped_experts, functools.partial(grouped_matmul, platform=sharding.platform(mesh)))
-    return local(*args) if mesh is None or mesh.size == 1 else _on_mesh(local, *args, mesh=mesh)
+        matmul = functools.partial(_KERNELS["grouped_matmul"], platform=sharding.platform(mesh))
+        local = functools.partial(_KERNELS["grouped_experts"], matmul)
+    else:
+        local = _KERNELS["block_experts"]
+    return on_mesh(local, *args, mesh=mesh)
 
 
-def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh) -> Array:
+def on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, mesh: Mesh | None) -> Array:
     """`local` on each device's rows; their number is padded to a multiple of the devices by rows of gate 0."""
+    if mesh is None or mesh.size == 1:
+        return local(x, experts, gates, weights)
     # XLA:GPU moves fewer bytes if its partitioner gathers the weights.
-    width = "embed" if sharding.platform(mesh) == "tpu" else None
-    axes = (("expert", width, "mlp"), ("expert", width, "mlp"), ("expert", "mlp", width))
-    specs: Any = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=True))
+    on_tpu = sharding.platform(mesh) == "tpu"
+    width = "embed" if on_tpu else None
+    axes = (("expert", width, "mlp"), ("expert", width, "mlp"), ("expert", "mlp", width), *[("expert", "mlp")] * 2)
+    specs: Any = tuple(sharding.spec(a, w.shape, mesh) for a, w in zip(axes, weights, strict=False))
     of_experts, of_width, of_hidden = specs[0]
-    cuts = (None, of_width), (None, of_width), (None, None, of_width)
+    cuts = ((None, of_width), (None, of_width), (None, None, of_width), (), ())[: len(weights)]
     spread, summed = sharding.cutting(of_experts, mesh), sharding.cutting(of_hidden, mesh)
     rows = sharding.rows(mesh).spec
     layer = None
@@ -91,8 +103,8 @@ def _on_mesh(local: Any, x: Array, experts: Array, gates: Array, weights: Any, m
         if layer is not None:
             weights = tuple(OfLayer(one, layer) for one in weights)
         if spread:
-            places = Axes(spread[0], mesh.axis_names, ragged=sharding.platform(mesh) == "tpu")
-            y: Any = move_tokens(local, places, x, experts, gates, weights)
+            places = _KERNELS["Axes"](spread[0], mesh.axis_names, ragged=on_tpu)
+            y: Any = _KERNELS["move_tokens"](local, places, x, experts, gates, weights)
         else:
             y = local(x, experts, gates, weights)
         return lax.psum(y.astype(jnp.float32), summed).astype(x.dtype) if summed else y

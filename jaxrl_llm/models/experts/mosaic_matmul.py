@@ -22,7 +22,7 @@ _MANY = 3072  # rows of a group at an even load: so many were measured, and at 2
 
 
 def fits(rows: Array, weights: Array) -> bool:
-    """Whether the kernel is here, takes these arrays, and has many rows for each group at an even load."""
+    """Return whether the kernel is here, takes these arrays, and has many rows for each group at an even load."""
     (m, d), groups = rows.shape, len(weights)
     whole = m % 8 == 0 and d % _SUMMED == 0 and weights.shape[2] % _SIDE == 0 and m >= _MANY * groups
     return whole and rows.dtype == weights.dtype == jnp.bfloat16 and _on_hopper() and installed()

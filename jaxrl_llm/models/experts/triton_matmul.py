@@ -154,7 +154,7 @@ class _Span(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all places count wherever the span starts, because its size divides the array."""
+        """Return whether all places count wherever the span starts, because its size divides the array."""
         return isinstance(self.stop, int) and self.stop % self.size == 0
 
 

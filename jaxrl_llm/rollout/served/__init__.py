@@ -1,2 +1,2 @@
-"""What runs inside a vLLM server, in the server's environment: this folder is on its path, and nothing of it imports
-jax or the package. In: weights in files. Out: answers with the experts of every token."""
+"""Code inside a vLLM server, in the server's environment: this folder is on its path, and nothing of it imports
+jax or the package. In: weights, in files or over HTTP. Out: answers with the experts of every token."""

@@ -5,11 +5,14 @@ by SIGTERM, so that its shared memory goes too, and what is left of its process 
 """
 
 # pyright: reportMissingImports=false, reportOptionalMemberAccess=false
+import argparse
+import atexit
 import os
 import runpy
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -19,6 +22,7 @@ _OPTIONS = [
     "--enforce-eager",
     "--no-enable-prefix-caching",  # what is cached belongs to the weights of before
     "--worker-extension-cls=vllm_worker.Extension",
+    "--middleware=vllm_guard.Guard",
     "--logprobs-mode=processed_logprobs",  # of the distribution that was sampled from
 ]
 
@@ -29,14 +33,36 @@ _PATIENCE_S = 15
 def _end_with_the_starter() -> None:
     while os.read(0, 4096):
         pass
-    if weights := os.environ.get("JAXRL_LLM_WEIGHTS"):
-        shutil.rmtree(weights, ignore_errors=True)
+    for folder in ("JAXRL_LLM_WEIGHTS", "JAXRL_LLM_RECEIVED"):
+        if weights := os.environ.get(folder):
+            shutil.rmtree(weights, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_S)
     os.killpg(0, signal.SIGKILL)
 
 
+def _check_host(arguments: list[str]) -> None:
+    """End the program where other machines could replace the weights without a token."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="")
+    host = parser.parse_known_args(arguments)[0].host
+    if host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("JAXRL_LLM_TOKEN"):
+        sys.exit(
+            f"error: --host={host} lets other machines replace the weights; set JAXRL_LLM_TOKEN to a secret, here and "
+            "where the run is started, or give --host=127.0.0.1"
+        )
+
+
+def _own_folder() -> None:
+    """A folder for weights that come over HTTP, which goes with the server."""
+    folder = tempfile.mkdtemp(prefix="jaxrl-llm-received-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    os.environ["JAXRL_LLM_RECEIVED"] = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
 def main() -> None:
+    _check_host(sys.argv)
+    _own_folder()
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
     from vllm.platforms import current_platform
 

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class Extension:
-    """What `/collective_rpc` of the server can call in its workers beside vLLM's own."""
+    """Methods that the server's `/collective_rpc` can call in its workers beside vLLM's own."""
 
     def describe_model(self) -> dict[str, Any]:
         """The sizes that tell models apart, and the dtype that is computed in."""

@@ -1,26 +1,27 @@
-"""Which pairs a run learns from: those made of its task, or those of a file."""
+"""Which pairs a run learns from, as its config says: those made of its task, or those of a file."""
 
 import dataclasses
-import hashlib
-from collections.abc import Sequence
-from pathlib import Path
 
 from jaxrl_llm.ground.declared import Block, declared, declared_by
-from jaxrl_llm.tasks.base import Task
-from jaxrl_llm.tasks.preference.pair_file import read_pairs
-from jaxrl_llm.tasks.preference.pair_rules import Pair, PairRules, pairs
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
-from jaxrl_llm.tasks.tokenizers.text_tokenizer import TextTokenizer
+
+CORRUPTIONS = ("replace", "drop", "repeat", "swap")
 
 
 @dataclasses.dataclass(frozen=True)
-class PairSplits:
-    """Pairs without a common prompt, their encoder, and one line on where they come from and what was left out."""
+class PairRules(Block, prefix="preference."):
+    """How the two answers of a pair are made.
 
-    train: Sequence[Pair]
-    test: Sequence[Pair]
-    encoder: PairEncoder
-    source: str
+    A larger `label_noise` swaps the pairs of a smaller one and more.
+    """
+
+    corruption: str = declared("any", "how a right answer becomes a wrong one", among=(*CORRUPTIONS, "any"))
+    equal_share: float = declared(
+        0.0, "share of pairs whose answers are equally correct, the shorter one chosen", least=0, most=1
+    )
+    label_noise: float = declared(
+        0.0, "probability that chosen and rejected of a training pair are swapped", least=0, most=1
+    )
+    seed: int = declared(0, "of the pairs", least=0, most=2**32 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,33 +49,3 @@ class PreferenceConfig(Block, prefix="preference."):
 
     def rules(self) -> PairRules:
         return PairRules(self.corruption, self.equal_share, self.label_noise, self.seed)
-
-    def read(self, task: Task, encoder: PairEncoder, data_dir: str | None) -> PairSplits:
-        """The pairs of both splits; a task's pairs are written first if they are not on disk.
-
-        Raises:
-            ValueError: see `pairs` and `read_pairs`; or no pair is held out.
-        """
-        if not self.file:
-            clean = dataclasses.replace(self.rules(), label_noise=0.0)
-            train = pairs(task, self.rules(), "train", data_dir=data_dir)
-            test = pairs(task, clean, "test", data_dir=data_dir)
-            return PairSplits(train, test, encoder, f"{len(train)} pairs of {task.name}, {len(test)} held out")
-        tokenizer = encoder.tokenizer
-        render = tokenizer.chat if isinstance(tokenizer, TextTokenizer) and tokenizer.template else None
-        own = read_pairs(Path(self.file).expanduser(), encoder, render=render, bad=self.bad_lines)
-        if not own.test:
-            raise ValueError(
-                f"preference.file={self.file!r} has no held-out pair among {len(own.train)}: one prompt in eight is "
-                "held out; give it more prompts"
-            )
-        skipped = ", ".join(f"{reason} {count}" for reason, count in own.skipped.items())
-        said = f"{len(own.train)} pairs of {self.file}, {len(own.test)} held out"
-        whole = dataclasses.replace(encoder, prompting=None)
-        return PairSplits(own.train, own.test, whole, said + (f"; lines left out: {skipped}" if skipped else ""))
-
-
-def file_identity(path: str) -> str:
-    """A digest of the file's content, or the path itself if there is no such file."""
-    file = Path(path).expanduser()
-    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() if file.is_file() else path

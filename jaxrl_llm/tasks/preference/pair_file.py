@@ -1,23 +1,24 @@
-"""Preference pairs from a JSONL file: chosen and rejected as strings or chat messages, with or without a prompt."""
+"""Preference pairs of a run: those of a JSONL file, whose answers are strings or chat messages, or made of a task."""
 
-import codecs
 import collections
 import dataclasses
+import functools
 import itertools
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground.json_files import check_encoding, decoded
 from jaxrl_llm.ground.ranges import one_of, suggestion
-from jaxrl_llm.tasks.base import TooLong
-from jaxrl_llm.tasks.preference.pair_rules import Pair
-from jaxrl_llm.tasks.preference.pair_stream import PairEncoder
+from jaxrl_llm.tasks.base import Task, TooLong
+from jaxrl_llm.tasks.data_files import digest, json_lines, json_row
+from jaxrl_llm.tasks.messages import Message, message
+from jaxrl_llm.tasks.preference.pair_batches import PairEncoder
+from jaxrl_llm.tasks.preference.pair_config import PreferenceConfig
+from jaxrl_llm.tasks.preference.pair_rules import FilePair, Pair, pairs
 from jaxrl_llm.tasks.splits import is_test
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import PublishedTokenizer
 
-Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
 
 
@@ -25,17 +26,16 @@ Render = Callable[[Sequence[Message]], str]
 class PairFile:
     """The pairs of a file, in its order.
 
-    `uid` is the number of the line. `prompt` is the whole text before an answer, to be encoded without `prompting`.
-    `skipped` counts the lines that were left out, by reason.
+    `uid` is the number of the line. `skipped` counts the lines that were left out, by reason.
     """
 
-    train: Sequence[Pair]
-    test: Sequence[Pair]
+    train: Sequence[FilePair]
+    test: Sequence[FilePair]
     skipped: Mapping[str, int]
 
 
 class _BadLine(Exception):
-    """What is wrong with a line: a reason to count, what was seen, and the remedy."""
+    """A line that is no pair: a reason to count, what was seen, and the remedy."""
 
     def __init__(self, reason: str, seen: str, remedy: str):
         super().__init__(f"{seen}; {remedy}")
@@ -63,16 +63,12 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     """
     one_of("bad", bad, ("raise", "skip"))
     path, skipped = Path(path), collections.Counter()
-    good: list[Pair] = []
+    good: list[FilePair] = []
     try:
-        content = path.read_bytes()
+        lines = list(json_lines(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}); name a JSONL file of preference pairs") from error
-    check_encoding(path, content)
-    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
             pair = _pair(number, line, encoder, render)
         except _BadLine as error:
@@ -89,7 +85,7 @@ def read_pairs(path: str | Path, encoder: PairEncoder, *, render: Render | None 
     return PairFile(train=train, test=test, skipped=dict(skipped))
 
 
-def _split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+def _split(pairs: Sequence[FilePair]) -> tuple[list[FilePair], list[FilePair]]:
     """(train, test) by the hash that splits tasks, so that no prompt on which a policy is evaluated is trained on.
 
     If that leaves no test pair, the file is about the train prompts of a task, and another hash decides.
@@ -99,18 +95,18 @@ def _split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     return train, test
 
 
-def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None) -> Pair:
+def _pair(number: int, line: str, encoder: PairEncoder, render: Render | None) -> FilePair:
     row = _row(line)
-    prompt, chosen, rejected = _texts(row, encoder, render)
+    prompt, chosen, rejected, rendered = _texts(row, encoder, render)
     if not prompt:
         raise _BadLine("empty", "it asks nothing", "give it a prompt")
     for field, text in (("chosen", chosen), ("rejected", rejected)):
         if not text.strip():
             raise _BadLine("empty", f"{field} has no text after the prompt", "give it an answer")
-    verbatim = dataclasses.replace(encoder, prompting=None)
-    for kind, text in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected)):
+    pair = FilePair(uid=number, prompt=prompt, chosen=chosen, rejected=rejected, margin=0.0, rendered=rendered)
+    for field in ("prompt", "chosen", "rejected"):
         try:
-            verbatim.ids(kind, text)
+            encoder.ids(field, pair)
         except ValueError as error:
             reason = "too long" if isinstance(error, TooLong) else "unknown character"
             seen, _, remedy = str(error).rpartition("; ")
@@ -118,47 +114,36 @@ def _pair(number: int, line: bytes, encoder: PairEncoder, render: Render | None)
     margin = row.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) <= sys.float_info.max:
         raise _BadLine("wrong type", f"margin={margin!r} is no finite number", "give a number or leave it out")
-    return Pair(uid=number, prompt=prompt, chosen=chosen, rejected=rejected, margin=float(margin))
+    pair["margin"] = float(margin)
+    return pair
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _row(line: str) -> dict[str, Any]:
     try:
-        row = decoded(line.decode())
-    except UnicodeDecodeError as error:
-        raise _BadLine(
-            "not UTF-8", f"byte {line[error.start]:#04x} at column {error.start + 1} is not UTF-8", "save it as UTF-8"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise _BadLine(
-            "not JSON", f"{error.msg} at column {error.colno}", "write one JSON object on each line"
-        ) from None
-    except ValueError as error:
-        raise _BadLine("not JSON", str(error), "write one JSON object on each line") from None
-    if not isinstance(row, dict):
-        raise _BadLine("not JSON", f"it holds a {type(row).__name__}", "write one JSON object on each line")
+        row = json_row(line)
+    except (TypeError, ValueError) as error:
+        raise _BadLine("not JSON", str(error), "write one JSON object in UTF-8 on each line") from None
     for field in ("chosen", "rejected"):
         if row.get(field) is None:
             raise _BadLine("missing field", f"it has no {field!r}{suggestion(field, row)}", f"give {field!r}")
     if row["chosen"] == row["rejected"]:
-        raise _BadLine(
-            "equal", f"chosen and rejected are both {str(row['chosen'])[:40]!r}", "give two different answers"
-        )
+        raise _BadLine("equal", f"both answers are {str(row['chosen'])[:40]!r}", "give two different answers")
     return row
 
 
-def _texts(row: Mapping[str, Any], encoder: PairEncoder, render: Render | None) -> tuple[str, str, str]:
-    """(whole prompt, chosen, rejected) as text."""
+def _texts(row: Mapping[str, Any], encoder: PairEncoder, render: Render | None) -> tuple[str, str, str, bool]:
+    """(whole prompt, chosen, rejected) as text, and whether a chat template rendered the prompt."""
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
         if prompt is None:
             prompt, chosen, rejected = _split_text(chosen, rejected)
         if isinstance(prompt, str):
-            return encoder.whole(prompt), chosen, rejected
+            return encoder.prompting.text(encoder.tokenizer, prompt), chosen, rejected, encoder.prompting.chat
     elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list | None):
         asked, chosen, rejected = _split_messages(prompt, _messages("chosen", chosen), _messages("rejected", rejected))
         if render is None:
             raise _BadLine("chat", "it holds chat messages", "use a tokenizer with a chat template")
-        return render(asked), chosen, rejected
+        return render(asked), chosen, rejected, True
     kinds = {field: type(row.get(field)).__name__ for field in ("prompt", "chosen", "rejected")}
     raise _BadLine("wrong type", f"it has the types {kinds}", "give all as strings, or all as lists of messages")
 
@@ -176,11 +161,10 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def _messages(field: str, given: Sequence[Any]) -> list[Message]:
-    for message in given:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            shown = repr(message)[:60]
-            raise _BadLine("wrong type", f"{field} holds {shown}", 'give messages {"role": "...", "content": "..."}')
-    return list(given)
+    try:
+        return [message(field, one) for one in given]
+    except TypeError as error:
+        raise _BadLine("wrong type", str(error), "correct the message") from None
 
 
 def _split_messages(prompt: Any, chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], str, str]:
@@ -208,3 +192,45 @@ def _split_messages(prompt: Any, chosen: list[Message], rejected: list[Message])
 def _shared(left: Sequence[Any], right: Sequence[Any]) -> int:
     """How many items both begin with."""
     return sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(left, right, strict=False)))
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSplits:
+    """Pairs without a common prompt, their encoder, and one line on where they come from and what was left out."""
+
+    train: Sequence[Pair]
+    test: Sequence[Pair]
+    encoder: PairEncoder
+    source: str
+
+
+def read_splits(config: PreferenceConfig, task: Task, encoder: PairEncoder, data_dir: str | None) -> PairSplits:
+    """The pairs of both splits; a task's pairs are written first if they are not on disk.
+
+    Raises:
+        ValueError: see `pairs` and `read_pairs`; or no pair is held out.
+    """
+    if not config.file:
+        clean = dataclasses.replace(config.rules(), label_noise=0.0)
+        train = pairs(task, config.rules(), "train", data_dir=data_dir)
+        test = pairs(task, clean, "test", data_dir=data_dir)
+        return PairSplits(train, test, encoder, f"{len(train)} pairs of {task.name}, {len(test)} held out")
+    tokenizer = encoder.tokenizer
+    render = None
+    if isinstance(tokenizer, PublishedTokenizer) and tokenizer.template:
+        render = functools.partial(tokenizer.chat, **encoder.prompting.chat_options)
+    own = read_pairs(Path(config.file).expanduser(), encoder, render=render, bad=config.bad_lines)
+    if not own.test:
+        raise ValueError(
+            f"preference.file={config.file!r} has no held-out pair among {len(own.train)}: one prompt in eight is "
+            "held out; give it more prompts"
+        )
+    skipped = ", ".join(f"{reason} {count}" for reason, count in own.skipped.items())
+    said = f"{len(own.train)} pairs of {config.file}, {len(own.test)} held out"
+    return PairSplits(own.train, own.test, encoder, said + (f"; lines left out: {skipped}" if skipped else ""))
+
+
+def file_identity(path: str) -> str:
+    """A digest of the file's content, or the path itself if there is no such file."""
+    file = Path(path).expanduser()
+    return digest(file) if file.is_file() else path

@@ -9,11 +9,11 @@ from typing import TypedDict
 
 import numpy as np
 
-from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.ranges import one_of
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.data import examples, numbered
 from jaxrl_llm.tasks.messages import EARLIER
+from jaxrl_llm.tasks.preference.pair_config import CORRUPTIONS, PairRules
 from jaxrl_llm.tasks.splits import data_name
 
 _SPLITS = ("train", "test")
@@ -31,7 +31,10 @@ class Pair(TypedDict):
     margin: float  # how far apart the rewards should be; 0: only their order is known
 
 
-CORRUPTIONS = ("replace", "drop", "repeat", "swap")
+class FilePair(Pair):
+    """A pair of a file. Its prompt is the whole text before an answer."""
+
+    rendered: bool  # by a chat template; otherwise a plain text, which the tokenizer begins
 
 
 def _corrupt(kind: str, rng: np.random.Generator, text: str, alphabet: str) -> str:
@@ -47,23 +50,6 @@ def _corrupt(kind: str, rng: np.random.Generator, text: str, alphabet: str) -> s
     if kind == "repeat":
         return before + character + character + after
     return before + after[0] + character + after[1:]
-
-
-@dataclasses.dataclass(frozen=True)
-class PairRules(Block, prefix="preference."):
-    """How the two answers of a pair are made.
-
-    A larger `label_noise` swaps the pairs of a smaller one and more.
-    """
-
-    corruption: str = declared("any", "how a right answer becomes a wrong one", among=(*CORRUPTIONS, "any"))
-    equal_share: float = declared(
-        0.0, "share of pairs whose answers are equally correct, the shorter one chosen", least=0, most=1
-    )
-    label_noise: float = declared(
-        0.0, "probability that chosen and rejected of a training pair are swapped", least=0, most=1
-    )
-    seed: int = declared(0, "of the pairs", least=0, most=2**32 - 1)
 
 
 def pairs(task: Task, rules: PairRules, split: str = "train", *, data_dir: str | Path | None = None) -> Sequence[Pair]:
@@ -130,7 +116,7 @@ class _Judge:
         return self.task.verify(self.example["prompt"], answer, self.example["answer"], self.example["row"])
 
     def fits(self, answer: str) -> bool:
-        """Whether the task's tokenizer can write the answer, and its end, within the task's bound."""
+        """Return whether the task's tokenizer can write the answer, and its end, within the task's bound."""
         try:
             return bool(answer) and len(self.task.ids_of_answer(answer)) <= self.task.answer_length
         except ValueError:  # a character that no answer of this task has

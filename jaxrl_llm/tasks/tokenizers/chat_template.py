@@ -1,28 +1,34 @@
-"""The text of a chat by the template of a checkpoint: a program of others, which runs in a worker process with limits
-of time, of memory and of its output, and there in Jinja's sandbox."""
+"""The text of a chat by the template of a checkpoint: a stranger's program, which runs in a worker process with limits
+of time, of memory and of its output, and there in the sandbox of `transformers`."""
 
-import functools
-import json
+import os
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jaxrl_llm.ground.workers import DIED, TIMEOUT, Pool
+from jaxrl_llm.ground.worker_errors import DIED, TIMEOUT
+from jaxrl_llm.ground.workers import Pool
 
 _SECONDS, _GIBIBYTES, _LONGEST = 5.0, 1, 2**24  # a text of 2^24 characters
 _POOL = Pool(1, _GIBIBYTES * 2**30)
 
 
-def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """What the template writes with these variables.
+def rendered(template: str, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], day: str = "") -> str:
+    """The text that the template writes.
+
+    Args:
+        values: its variables beside the messages.
+        day: YYYY-MM-DD that the template takes for today; "": the present.
 
     Raises:
         ValueError: what it or Jinja raises, or it takes longer than 5 s, more than 1 GiB, or writes more than 2^24
             characters.
     """
-    (reply,) = _POOL.ask("the chat template", _WRITE, _SECONDS, [(template, dict(values))])
+    given = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    variables = {"tools": None, "documents": None, **values, "messages": given}
+    (reply,) = _POOL.ask("the chat template", _WRITE, _SECONDS, [(template, variables, day)])
     memory = f"it needs more than {_GIBIBYTES} GiB of memory"
     words = {TIMEOUT: f"it takes longer than {_SECONDS:g} s", DIED: f"{memory}, or crashes", "MemoryError: ": memory}
     if reply.error:
@@ -30,50 +36,37 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     return reply.value
 
 
-def write(template: str, values: Mapping[str, Any]) -> str:
-    """`rendered`, in this process and without its limits of time and memory."""
-    pieces, length = [], 0
-    for piece in _compiled(template).generate(values):
-        length += len(piece)
-        if length > _LONGEST:
-            raise ValueError(f"it writes more than {_LONGEST} characters")
-        pieces.append(piece)
-    return "".join(pieces)
+def import_transformers() -> Any:
+    """Import what tokenizers and templates need, which takes seconds; without a word on torch, which they do not need.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        import transformers
+        from transformers.utils import chat_template_utils  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the tokenizer of a checkpoint needs transformers; pip install 'jaxrl_llm[hf]'") from error
+    return transformers
 
 
-_WRITE = pickle.dumps(write)
+class _Write:
+    """Render in this process, without the limits of time and memory."""
+
+    load = staticmethod(import_transformers)
+
+    def __call__(self, template: str, variables: Mapping[str, Any], day: str) -> str:
+        compiled = import_transformers().utils.chat_template_utils._compile_jinja_template(template)
+        today = datetime.fromisoformat(day) if day else datetime.now()
+        compiled.globals["strftime_now"] = today.strftime
+        pieces, length = [], 0
+        for piece in compiled.generate(variables):
+            length += len(piece)
+            if length > _LONGEST:
+                raise ValueError(f"it writes more than {_LONGEST} characters")
+            pieces.append(piece)
+        return "".join(pieces)
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
-    """The template, which is untrusted, in Jinja's immutable sandbox."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant wrote; here its body is rendered unchanged."""
-
-        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:  # Jinja's own escapes HTML
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment.from_string(template)
+_WRITE = pickle.dumps(_Write())

@@ -48,11 +48,10 @@ def read_gguf(path: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
 
 
 def _read(reader: Any, path: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
-    meta = {
-        name.removeprefix("tokenizer."): field.contents()
-        for name, field in reader.fields.items()
-        if name.startswith("tokenizer.")
-    }
+    from tokenizers.processors import TemplateProcessing
+
+    own = [(name, field) for name, field in reader.fields.items() if name.startswith("tokenizer.")]
+    meta = {name.removeprefix("tokenizer."): field.contents() for name, field in own}
     kind, pre = meta.get("ggml.model"), meta.get("ggml.pre")
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ValueError(
@@ -69,12 +68,8 @@ def _read(reader: Any, path: Path) -> tuple[Any, tuple[int, ...], str, dict[str,
     }
     ends = tuple(dict.fromkeys(int(i) for i in end_ids if i is not None))
     if meta.get("ggml.add_bos_token"):
-        from tokenizers import processors
-
-        bos = special["bos_token"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, meta["ggml.bos_token_id"])]
-        )
+        bos = (special["bos_token"], meta["ggml.bos_token_id"])
+        backend.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])  # pyright: ignore
     return backend, ends, meta.get("chat_template", ""), special
 
 

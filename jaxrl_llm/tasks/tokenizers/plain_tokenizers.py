@@ -1,9 +1,9 @@
-"""What a tokenizer is, and two that need no file: of single characters, which a tiny model can learn, and of bytes."""
+"""Types of tokenizers, and two that need no file: of single characters, which tiny models learn, and of bytes."""
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the text of an id that a tokenizer does not know, and of broken UTF-8
 
@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """What an array holds where there is no token."""
+        """The value that an array holds where there is no token."""
         ...
 
     @property
@@ -45,6 +45,18 @@ class Tokenizer(Protocol):
         ...
 
 
+@runtime_checkable
+class PublishedTokenizer(Tokenizer, Protocol):
+    """The tokenizer of a published checkpoint, which may bring a chat template and knows how a plain text begins."""
+
+    @property
+    def template(self) -> str: ...
+
+    def encode_plain(self, text: str) -> list[int]: ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str: ...
+
+
 def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
     """The ids before the first of `end_ids`, as Python ints; a negative one is a ValueError."""
     kept: list[int] = []
@@ -60,7 +72,6 @@ def before_end(ids: Iterable[int], end_ids: tuple[int, ...]) -> list[int]:
 class _Plain:
     """Id 0 is padding, id 1 ends an answer, and the symbols follow."""
 
-    eos_id = 1
     end_ids = (1,)
     pad_id = 0
 

@@ -8,18 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.ground import hub
+from jaxrl_llm.ground import hub, hub_names
 from jaxrl_llm.ground.json_files import json_object
-from jaxrl_llm.tasks.tokenizers.chat_template import rendered
+from jaxrl_llm.tasks.tokenizers.chat_template import import_transformers, rendered
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import UNKNOWN, before_end
 
-_FETCHED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "config.json",
-)
+_FETCHED = ("*token*.json", "chat_template*", "additional_chat_templates/*", "generation_config.json", "config.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +25,7 @@ class TextTokenizer:
     template: str = dataclasses.field(default="", repr=False)  # Jinja source as published; "": no chat model
     # Name -> text (bos_token, eos_token, ...), for the template.
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    day: str = dataclasses.field(default="", compare=False)  # today of the template, YYYY-MM-DD; "": the present
     pad_id = 0  # may be an ordinary token too: see `Tokenizer`
     vocab_size: int = dataclasses.field(init=False)
     fingerprint: str = dataclasses.field(init=False)
@@ -46,13 +41,20 @@ class TextTokenizer:
         object.__setattr__(self, "fingerprint", hashlib.sha256(whole.encode()).hexdigest()[:16])
 
     @functools.cached_property
-    def start(self) -> str:
-        """What this tokenizer writes before plain text ("<s>" or nothing); a chat template writes it by itself."""
-        return self.backend.decode(self.backend.encode("", add_special_tokens=True).ids, skip_special_tokens=False)
+    def start_ids(self) -> list[int]:
+        """The ids before a plain text, such as BOS; a chat template writes them by itself."""
+        encoding = self.backend.encode(str(self.backend.id_to_token(self.end_ids[0])))
+        return encoding.ids[: encoding.sequence_ids.index(0)]
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; the names of special tokens inside it are read as those tokens."""
         return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text to be continued: those of transformers without what it appends (EOS), and with one BOS
+        where the text begins with BOS already."""
+        start, ids = self.start_ids, self.encode(text)
+        return ids if ids[: len(start)] == start else start + ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first end id, special tokens written out.
@@ -68,7 +70,7 @@ class TextTokenizer:
         return UNKNOWN.join(self.backend.decode(run, skip_special_tokens=False) for run in runs)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
-        """The text of a chat, equal to what transformers' `apply_chat_template(tokenize=False)` gives.
+        """The text of a chat, equal to what transformers' `apply_chat_template(tokenize=False)` gives on that day.
 
         Args:
             messages: {"role": ..., "content": ...} each.
@@ -80,10 +82,9 @@ class TextTokenizer:
         """
         if not self.template:
             raise ValueError("the tokenizer has no chat template; set task.chat=False or add chat_template.jinja")
-        values = {"tools": None, "documents": None, **self.special_tokens, **options}
-        values |= {"messages": [dict(one) for one in messages], "add_generation_prompt": add_generation_prompt}
+        values = {**self.special_tokens, **options, "add_generation_prompt": add_generation_prompt}
         try:
-            return rendered(self.template, values)
+            return rendered(self.template, messages, values, self.day)
         except ValueError as error:
             shown = [f"{message.get('role')}: {str(message.get('content'))[:40]!r}" for message in messages]
             raise ValueError(
@@ -92,93 +93,86 @@ class TextTokenizer:
             ) from error
 
 
-def load_tokenizer(path: str | Path) -> TextTokenizer:
+def load_tokenizer(path: str | Path, day: str = "") -> TextTokenizer:
     """The tokenizer of a checkpoint: a GGUF file, a folder in the Hugging Face layout, or OWNER/NAME on the hub.
 
-    The folder holds tokenizer.json, and may hold tokenizer_config.json, chat_template.jinja, generation_config.json and
-    config.json.
+    A folder holds tokenizer.json, and what `transformers` reads beside it. Nothing else is fetched, and no code of the
+    folder is run.
+
+    Args:
+        day: YYYY-MM-DD that a chat template which asks for the date takes for today; "": the present.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or no tokenizer in it.
         ValueError: it cannot be read, or no id ends an answer.
-        ImportError: the package tokenizers (or gguf) is not installed.
+        ImportError: the package transformers (or gguf) is not installed.
     """
     path = Path(path)
-    if hub.is_name(str(path)):
+    if hub_names.is_name(str(path)):
         path = hub.fetched(str(path), "model", _FETCHED)
     if path.is_file():
-        from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import read_gguf
+        from jaxrl_llm.tasks.tokenizers.gguf_tokenizer import read_gguf as read
+    else:
+        read = _read_folder
+    try:
+        backend, end_ids, template, special_tokens = read(path)
+        return TextTokenizer(backend, end_ids, template, special_tokens, day if "strftime_now" in template else "")
+    except ValueError as error:
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from None
 
-        read = read_gguf(path)
-        try:
-            return TextTokenizer(*read)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    if not (path / "tokenizer.json").is_file():
+
+def _read_folder(folder: Path) -> tuple[Any, tuple[int, ...], str, dict[str, str]]:
+    """(tokenizers.Tokenizer, end ids, chat template, special tokens) by transformers."""
+    if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(
-            f"{path} holds no tokenizer.json; name a folder in the Hugging Face layout or a GGUF file"
+            f"{folder} holds no tokenizer.json; name a folder in the Hugging Face layout or a GGUF file, or convert "
+            "other files with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
         )
-    return _from_folder(path)
+    config = _json(folder / "tokenizer_config.json")
+    transformers = import_transformers()
+    from tokenizers import Tokenizer
 
-
-def _from_folder(folder: Path) -> TextTokenizer:
     try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError("the tokenizer of a checkpoint needs tokenizers; pip install 'jaxrl_llm[hf]'") from error
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); save the tokenizer again") from error
+        read = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        backend, special = read.backend_tokenizer, dict(read.special_tokens_map)
+        known = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # it raises whatever a damaged file makes it raise
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
+        remedy = "correct it or what stands beside it (tokenizer_config.json, chat_template.jinja), or fetch it again"
+        if "auto_map" in config:
+            remedy = "tokenizer_config.json asks for code of its own (auto_map), which is never run: remove auto_map"
+        raise ValueError(f"{folder / 'tokenizer.json'} cannot be read by transformers ({said}); {remedy}") from error
+    numbered = json.dumps(config.get("added_tokens_decoder"))
+    # transformers numbers a special token that has no number, which then lies beyond the rows of the model.
+    beyond = [x for x in special.values() if known.token_to_id(x) is None and json.dumps(x) not in numbered]
+    if special.get("eos_token") in beyond:
+        raise ValueError(f"eos_token={special['eos_token']!r:.60} is no token of tokenizer.json; correct one of them")
+    if beyond:
+        whole = json.loads(backend.to_str())
+        whole["added_tokens"] = [token for token in whole["added_tokens"] if token["content"] not in beyond]
+        backend = Tokenizer.from_str(json.dumps(whole))
+    backend.encode_special_tokens = read.split_special_tokens  # a setting that no tokenizer.json holds
     backend.no_padding()
     backend.no_truncation()
-    config = _json(folder / "tokenizer_config.json")
-    special = {
-        name: text
-        for name, token in config.items()
-        if name.endswith("_token")
-        and isinstance(text := token.get("content") if isinstance(token, dict) else token, str)
-    }
-    own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    if "eos_token" in special and own is None:
-        raise ValueError(
-            f"{folder / 'tokenizer_config.json'}: eos_token={special['eos_token']!r:.60} is no token of "
-            "tokenizer.json; correct it"
-        )
-    ids = [] if own is None else [own]
+    own = [] if read.eos_token is None else [read.eos_token_id]
+    end_ids = tuple(dict.fromkeys([*own, *_published_ends(folder)]))
+    template = read.chat_template or _json(folder / "chat_template.json").get("chat_template", "")
+    template = template.get("default", "") if isinstance(template, dict) else template
+    if not isinstance(template, str):
+        raise ValueError(f"chat_template={template!r:.60} must be text, or named texts; correct tokenizer_config.json")
+    return backend, end_ids, template, special
+
+
+def _published_ends(folder: Path) -> list[int]:
+    """The end ids of generation_config.json, or else of config.json."""
     for name in ("generation_config.json", "config.json"):
         published = _json(folder / name).get("eos_token_id")
         if published is not None:
             listed = published if isinstance(published, list) else [published]
             if not all(type(i) is int for i in listed):
-                raise ValueError(
-                    f"{folder / name}: eos_token_id={published!r:.60} must be the id of a token, or a list of ids; "
-                    "correct it"
-                )
-            ids += listed
-            break
-    return TextTokenizer(backend, tuple(dict.fromkeys(ids)), _template(folder, config), special)
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """chat_template.jinja, or an older place: a string, or a list of named templates with a "default"."""
-    if (folder / "chat_template.jinja").is_file():
-        try:
-            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{folder / 'chat_template.jinja'} is not UTF-8 ({error}); write the file again"
-            ) from error
-    written = config.get("chat_template") or ""
-    if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
-        named = {str(entry.get("name")): entry.get("template") for entry in written}
-        written = named.get("default", "")
-    if not isinstance(written, str):
-        raise ValueError(
-            f"{folder / 'tokenizer_config.json'}: chat_template must be text, or a list of objects with name and "
-            "template; correct it"
-        )
-    return written
+                raise ValueError(f"{name}: eos_token_id={published!r:.60} must be an id, or a list of ids; correct it")
+            return listed
+    return []
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Wrong inputs of every kind, each made from a valid one, and what the real commands make of them.
+"""Wrong inputs that people make, each from a valid one, and what the real commands say to them.
 
-    python -m tests.reference.wrong_inputs [--only WORD ...] [--tree FOLDER] [--all]
+    python -m tests.reference.wrong_inputs [--only WORD ...] [--all]
 
 A kind is a row of a table: what is wrong, the command line, the files that are changed, and what has to be said. It is
 right if the command ends in one line that says so (`line`), goes on with a warning of that name (`warning`), or does
@@ -29,7 +29,6 @@ class Kind:
     files: Mapping[str, Change] = field(default_factory=dict)
     expects: str = "line"  # line | warning | runs
     code: int = 2  # of `line`: 1 if the run had started
-    typed: str = ""  # on standard input
     environment: Mapping[str, str] = field(default_factory=dict)
     most_bytes: int = 0  # no file may grow beyond: a write fails as on a full disk
     alone: bool = False  # in a fresh process, which imports what the command imports and no more
@@ -57,23 +56,6 @@ def cut(path: Path) -> None:
 def json_with(**values: Any) -> Change:
     """The JSON object with these values."""
     return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def json_without(name: str) -> Change:
-    """The JSON object without this key."""
-    return lambda path: path.write_text(
-        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != name})
-    )
-
-
-def link(to: str) -> Change:
-    """A symbolic link in place of the file."""
-
-    def change(path: Path) -> None:
-        path.unlink(missing_ok=True)
-        path.symlink_to(to)
-
-    return change
 
 
 def mode(bits: int) -> Change:

@@ -1,4 +1,4 @@
-"""python -m tests.reference.wrong_inputs [--only WORD ...] [--tree FOLDER] [--all]: the table of endings by class."""
+"""python -m tests.reference.wrong_inputs [--only WORD ...] [--all]: the table of endings by class."""
 
 import argparse
 import collections
@@ -6,14 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.reference.wrong_inputs.running import BAD, GOOD, ROOT, Outcome, run
+from tests.reference.wrong_inputs.running import BAD, GOOD, Outcome, run
 from tests.reference.wrong_inputs.tables import TABLES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the commands say to wrong inputs, by class.")
     parser.add_argument("--only", nargs="+", default=[], help="kinds whose class, words or line hold one of these")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout, whose commands run")
     parser.add_argument("--all", action="store_true", help="print what every kind said")
     given = parser.parse_args()
     chosen = [
@@ -23,7 +22,7 @@ def main() -> int:
     ]
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
-        for outcome in run(chosen, Path(folder), given.tree.resolve()):
+        for outcome in run(chosen, Path(folder)):
             outcomes.append(outcome)
             if given.all or outcome.ending in BAD:
                 print(told(outcome), flush=True)

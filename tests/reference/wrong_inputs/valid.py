@@ -66,7 +66,6 @@ def make(folder: Path, command: Callable[[str, Path], Any]) -> None:
     (folder / "shout.py").write_text(TASK)
     (folder / "reward.py").write_text(REWARD)
     (folder / "pairs.jsonl").write_text(rows_of(*PAIRS))
-    (folder / "margins.jsonl").write_text(rows_of(*({**pair, "margin": 0.5} for pair in PAIRS)))
     for form in ("rows.jsonl", "rows.parquet", "rows.arrow"):
         FILES[form](folder / form, ROWS)
     kept = "--config.steps=2 --config.checkpoint.every=1 --config.checkpoint.keep=2"

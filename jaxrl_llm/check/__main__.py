@@ -1,0 +1,75 @@
+"""python -m jaxrl_llm.check --config gspo[:variant] [--config.block.field=value ...]"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.config.command_line import FAILED, Parser, add_processes, fields_and_rest
+from jaxrl_llm.config.guard import Guard, command
+
+if TYPE_CHECKING:
+    from jaxrl_llm.check.findings import Finding
+    from jaxrl_llm.run.assembly import Run
+
+
+@command
+def main(arguments: list[str], guard: Guard) -> int:
+    """Rehearse a run and print what is doubtful; returns the exit code: 1 where a row says stop."""
+    from jaxrl_llm.config import loading
+    from jaxrl_llm.config.listed import check_names
+
+    parser = Parser(prog="jaxrl-llm check", description="Rehearse two steps of a run on this machine, without a DIR.")
+    parser.add_argument("--config", required=True, help="NAME[:variant], or the path of a file with get_config")
+    add_processes(parser)
+    fields, rest = fields_and_rest(arguments)
+    given = parser.parse_args(rest)
+    source = loading.find(given.config)
+    check_names(path for path, _ in fields)
+
+    # JAX is imported from here on.
+    from jaxrl_llm.check.findings import STOP, table
+    from jaxrl_llm.config import start_up
+    from jaxrl_llm.records.progress import told
+    from jaxrl_llm.run import assembly, joint_start
+    from jaxrl_llm.run.settings import validate
+
+    def note(text: str) -> None:
+        if start_up.is_first():
+            print(text, file=sys.stderr)
+
+    config = loading.load(source, fields)
+    settings = validate(config)
+    start_up.start_jax()
+    start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
+    joint_start.check(config.to_dict(), settings, "", restart=True)  # no DIR, and no checkpoint that counts
+    run = assembly.build(settings)
+    guard.started = True
+    with told(note):
+        findings, answers = checked(run, note)
+    if start_up.is_first():
+        print("\n\n".join(filter(None, [table(findings), answers])))
+    return FAILED if any(found.verdict == STOP for found in findings) else 0
+
+
+def checked(run: "Run", note: Callable[[str], None]) -> "tuple[list[Finding], str]":
+    """The rows of a check, and a few answers to read; a run that does not fit the memory is not rehearsed."""
+    from jaxrl_llm.check import data_rows, rehearsal_rows
+    from jaxrl_llm.check.findings import STOP, Finding
+    from jaxrl_llm.check.fits import fits
+    from jaxrl_llm.check.rehearsal import rehearse
+
+    examples = data_rows.examples_of(run)
+    found = data_rows.rows(run, examples)
+    try:
+        predicted = fits(run, note)
+        predicted.check()
+    except ValueError as error:
+        seen, _, remedy = str(error).rpartition("; ")
+        return [*found, Finding("memory", seen, STOP, remedy)], ""
+    rehearsal = rehearse(run, note)
+    found += rehearsal_rows.rows(run, rehearsal, examples, predicted)
+    return found, rehearsal_rows.shown_answers(run.settings, rehearsal.answers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Episodes of several turns: the engine answers, an environment observes, and both stay in one row of tokens.
+
+Episodes are at different turns: what a sampler has answered goes to the environments while others go on.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxrl_llm.ground import processes, sharding
+from jaxrl_llm.ground.array_typing import Key
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.episode_slots import EpisodeSlots, slot_traces
+from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.rollout.verification import VERIFIER, Judged
+from jaxrl_llm.tasks import Prompts, Task
+from jaxrl_llm.tasks.environments.continuation import Continuation
+from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
+from jaxrl_llm.tasks.environments.open_episodes import opened
+
+_ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
+
+
+class Turn(NamedTuple):
+    """An answer and what the environment said to it."""
+
+    answer: str
+    observation: Observation
+    reward: float
+
+
+@dataclasses.dataclass
+class Episode:
+    """One episode on the host. context: the ids of its prompt, its answers and the observations between them."""
+
+    context: list[int]
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    ends: list[int] = dataclasses.field(default_factory=list)  # the place of the last token of each answer
+    sampled: int = 0  # tokens of the answers
+    error: str = ""  # why the environment ended it, with a reward of 0
+    cut: bool = False  # ended by a bound on tokens or turns, and not by the environment
+
+    @property
+    def reward(self) -> float:
+        return 0.0 if self.error else sum(turn.reward for turn in self.turns)
+
+    @property
+    def dialogue(self) -> str:
+        """The answers, each on a line, and behind "> " what was observed between them."""
+        said = [f"{turn.answer}\n> {text_of(turn.observation)}\n" for turn in self.turns[:-1]]
+        return "".join([*said, *(turn.answer for turn in self.turns[-1:])])
+
+
+class Played(NamedTuple):
+    """Episodes in (prompt, sample) order, as a rollout and on the host."""
+
+    rollout: Rollout
+    episodes: list[Episode]
+    seconds: float  # that the environments took
+
+    def discounted(self, gamma: float) -> "Played":
+        """The episodes with the reward of turn k times gamma^(k - 1)."""
+        kept = [
+            dataclasses.replace(
+                one, turns=[turn._replace(reward=gamma**k * turn.reward) for k, turn in enumerate(one.turns)]
+            )
+            for one in self.episodes
+        ]
+        return self._replace(episodes=kept)
+
+    @property
+    def judged(self) -> Judged:
+        """Dialogues, rewards and errors, as the verifier of single answers gives them."""
+        rewards = np.asarray([one.reward for one in self.episodes], np.float32)
+        errors = [{VERIFIER: one.error} if one.error else {} for one in self.episodes]
+        return [one.dialogue for one in self.episodes], {VERIFIER: rewards}, errors
+
+    @property
+    def earlier_rewards(self) -> Float[np.ndarray, "b t"]:
+        """Rewards of all turns but the last, at the tokens that end them."""
+        placed = np.zeros(self.rollout.tokens.shape, np.float32)
+        for row, one in zip(placed, self.episodes, strict=True):
+            if not one.error:
+                for place, turn in zip(one.ends[:-1], one.turns, strict=False):
+                    row[place] = turn.reward
+        return placed
+
+    @property
+    def turns(self) -> float:
+        """Turns of an episode, on average."""
+        return float(np.mean([len(one.turns) for one in self.episodes]))
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """A source of answers, as a policy gives them or as they were recorded."""
+
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
+        """Return answers as `EpisodeSlots.answered` does."""
+        ...
+
+
+def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> Played:
+    """`engine.group_size` episodes for every prompt, each to its end or to a bound.
+
+    Those of one turn are the rollout of single answers, with its bits.
+
+    Args:
+      engine: an `Engine`, or a `RemoteEngine`.
+      weights: from `engine.take_weights`.
+
+    Raises:
+      ValueError: an isolated environment cannot be loaded in a process; or what `engine.generate` raises.
+    """
+    uids, given = prompts["draw"].astype(np.uint32), prompts["tokens"]
+    if task.turns == 1:
+        return heard_again(engine.generate(weights, given, prompts["lengths"], uids, key), engine, task, prompts)
+    bounds = {"width": given.shape[1], "length": task.row_length(engine.max_new_tokens)}
+    kind = _ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots
+    slots = kind(engine, weights, uids, key, observed=task.observation_length, **bounds)
+    table = converse(slots, engine, task, prompts)
+    lengths, cut = zip(*((len(one.context), one.cut) for one in table.episodes), strict=True)
+    return Played(slots.rollout(np.asarray(lengths, np.int32), np.asarray(cut)), table.episodes, table.seconds)
+
+
+def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> Played:
+    """Episodes whose answers were sampled before; an environment that says the same twice ends them as it did."""
+    table = converse(_Sampled(rollout, engine), engine, task, prompts)
+    cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
+    return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
+
+
+def traces(engine: Engine, params: Any, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
+    """The programs of so many prompts of so many tokens, for abstract parameters; the last returns the rollout."""
+    if task.turns == 1:
+        return [engine.trace(params, prompts, width)]
+    return slot_traces(
+        engine, params, (prompts, width), task.row_length(engine.max_new_tokens), task.observation_length
+    )
+
+
+def converse(sampler: Sampler, engine: Any, task: Task, prompts: Prompts) -> "Table":
+    """Let sampler and environments speak until all episodes are over."""
+    table = Table(task, prompts, engine.group_size, task.row_length(engine.max_new_tokens) - engine.max_new_tokens)
+    wanted = {i: one.context for i, one in enumerate(table.episodes)}
+    while answers := sampler.answered(wanted):
+        wanted = table.after(answers)
+    return table
+
+
+class _Sampled:
+    """Answers that were sampled before: each ends with an end, or at its bound."""
+
+    def __init__(self, rollout: Rollout, engine: Any):
+        self.end_ids, self.left = engine.end_ids, list[deque[list[int]]]()
+        for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
+            answers, before = deque[list[int]](), False
+            for token, sampled in zip(tokens.tolist(), mask.tolist(), strict=True):
+                if sampled:
+                    if not before:
+                        answers.append([])
+                    answers[-1].append(token)
+                before = sampled and token not in self.end_ids
+            self.left.append(answers)
+
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
+        said = {i: self.left[i].popleft() for i in wanted if self.left[i]}
+        return {i: (ids, ids[-1] in self.end_ids) for i, ids in said.items()}
+
+
+class Table:
+    """The episodes of one rollout, and their environments."""
+
+    def __init__(self, task: Task, prompts: Prompts, group: int, width: int):
+        self.task, self.width, self.seconds = task, width, 0.0  # width: most tokens of the context of an answer
+        self.between, self.open = Continuation(task), opened(task)
+        held = zip(prompts["tokens"], prompts["lengths"], strict=True)
+        ids = [tokens[:n].tolist() for tokens, n in held for _ in range(group)]
+        self.episodes = [Episode(context) for context in ids]
+        rows = [
+            row_of({"prompt": prompt, "answer": answer, "row": row})
+            for prompt, answer, row in zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True)
+        ]
+        begun = self._ask("init", {i: rows[i // group] for i in range(len(self.episodes))})
+        for i, step in begun.items():
+            self.episodes[i].error = step.error
+
+    def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
+        began = time.monotonic()
+        steps = self.open.ask([(i, what, argument) for i, argument in given.items()]) if given else []
+        self.seconds += time.monotonic() - began
+        return dict(zip(given, steps, strict=True))
+
+    def after(self, answers: Mapping[int, tuple[list[int], bool]]) -> dict[int, list[int]]:
+        """Return the contexts of those episodes that go on after these answers.
+
+        answers: their tokens, and whether each ended by itself.
+        """
+        seen, on = dict[int, str](), dict[int, list[int]]()
+        for i, (ids, ended) in answers.items():
+            episode = self.episodes[i]
+            episode.context = [*episode.context, *ids]
+            episode.sampled += len(ids)
+            episode.ends.append(len(episode.context) - 1)
+            text = self.task.tokenizer.decode(ids)
+            if episode.error or not (ended or self.task.verify_truncated):
+                episode.cut = not ended
+                episode.turns.append(Turn(text, "", 0.0))
+            else:
+                seen[i] = text
+        steps = self._ask("step", seen)
+        for i, step in steps.items():
+            episode = self.episodes[i]
+            episode.turns.append(Turn(seen[i], step.observation, step.reward))
+            episode.error = step.error
+            if not step.done and self._observed(episode, step.observation, answers[i][1]):
+                on[i] = episode.context
+        failed = {i for i, step in steps.items() if step.error}
+        self._ask("close", {i: None for i in {*answers} - {*on} - failed})
+        return on
+
+    def _observed(self, episode: Episode, observation: Observation, ended: bool) -> bool:
+        """Put an observation behind the last answer; returns whether the episode goes on."""
+        if len(episode.turns) == self.task.turns:
+            episode.cut = True
+            return False
+        try:
+            ids = self.between.ids(observation, ended)
+        except ValueError as error:
+            episode.error = f"the observation {text_of(observation)!r:.60} cannot be read: {error}"[:500]
+            return False
+        if len(ids) > self.task.observation_length:
+            episode.error = (
+                f"the observation {text_of(observation)!r:.60} has {len(ids)} tokens, over observation_length="
+                f"{self.task.observation_length}"
+            )
+            return False
+        if len(episode.context) + len(ids) > self.width:
+            episode.cut = True
+            return False
+        episode.context = [*episode.context, *ids]
+        return True

@@ -1,0 +1,55 @@
+"""Episodes whose answers servers sample: every turn is a question whose prompt is the ids of all that was before it.
+
+Servers have as many questions before them as `RemoteEngine.at_once`, of episodes that are at different turns.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Integer
+
+from jaxrl_llm.ground.array_typing import Key
+from jaxrl_llm.rollout.answer_fields import Answer, Question
+from jaxrl_llm.rollout.remote import Asked, Held, RemoteEngine, answer_seeds
+from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.rollout.spread import Asking
+
+
+class ServedEpisodes:
+    """The episodes of one rollout on their way, with the methods of `EpisodeSlots`.
+
+    Args:
+      uids, key: of `Engine.generate`.
+      length: most tokens of an episode.
+    """
+
+    def __init__(
+        self, engine: RemoteEngine, weights: Held, uids: Integer[np.ndarray, "p"], key: Key, *, length: int, **_: Any
+    ):
+        self._engine, self._weights, self._length = engine, weights, length
+        self._seeds = np.asarray(answer_seeds(key, jnp.asarray(uids), engine.group_size))
+        self._asking = Asking(*engine.asking(weights))
+        self._asked, self._turns = dict[int, Question](), np.zeros(len(self._seeds), np.int32)
+        self._said = list[tuple[int, Question, Answer]]()
+
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
+        """Return some of the answers that are wanted, as `EpisodeSlots.answered`."""
+        engine = self._engine
+        for i, context in wanted.items():
+            seed = int(self._seeds[i])
+            if self._turns[i]:
+                (seed,) = np.random.SeedSequence([seed, self._turns[i]]).generate_state(1).tolist()
+            self._turns[i] += 1
+            self._asked[i] = engine.question(self._weights, context, seed, engine.max_new_tokens, engine.end_ids)
+        self._asking.put({i: self._asked[i] for i in wanted})
+        answers = self._asking.some() if self._asked else {}
+        self._said += [(i, self._asked.pop(i), answer) for i, answer in answers.items()]
+        given = {i: answer.tokens.tolist() for i, answer in answers.items()}
+        return {i: (ids, ids[-1] in engine.end_ids) for i, ids in given.items()}
+
+    def rollout(self, lengths: Integer[np.ndarray, "b"], cut: Bool[np.ndarray, "b"]) -> Rollout:
+        """Return the episodes. cut: ended by a bound."""
+        arrays = self._engine.rows(self._weights, self._said, (len(cut), self._length))
+        return self._engine.gathered(Asked(len(cut), arrays | {"truncated": cut}))

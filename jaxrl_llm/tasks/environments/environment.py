@@ -1,0 +1,74 @@
+"""The protocol of an environment, and what it may say."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxrl_llm.tasks.base import Row
+from jaxrl_llm.tasks.messages import Message, message
+
+DEMONSTRATION = "demonstration"  # the field of a row with [answer, observation, answer, ...] to be imitated
+
+Observation = str | Sequence[Message]  # a text, or messages of a chat; a text is one of the user there
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode. The model reads the prompt of a row, then each observation, and answers after each."""
+
+    def init(self, row: Row) -> None:
+        """Begin an episode. row: "prompt", "answer" and the other fields of the data."""
+        ...
+
+    def step(self, answer: str) -> tuple[Observation, float, bool]:
+        """Return what the model reads next, the reward of this answer, and whether the episode is over."""
+        ...
+
+    def close(self) -> None:
+        """Free what the episode holds."""
+        ...
+
+
+class Step(NamedTuple):
+    """An environment's word on an answer. error: "", or why the episode is over, with a reward of 0."""
+
+    observation: Observation = ""
+    reward: float = 0.0
+    done: bool = True
+    error: str = ""
+
+
+Asked = tuple[int, str, Any]  # the number of an episode, "init", "step" or "close", and the row or the answer
+
+
+def told(environment: Environment, what: str, given: Any) -> Step:
+    """Call the method `what`; raises what it raises, and ValueError where it returns something else."""
+    if what == "init":
+        begun: Any = environment.init(given)
+        if begun is not None:
+            raise ValueError(f"init returned {begun!r:.80}; return nothing: the model reads the row's prompt first")
+        return Step(done=False)
+    if what == "close":
+        environment.close()
+        return Step()
+    said = environment.step(given)
+    if not isinstance(said, tuple) or len(said) != 3:
+        raise ValueError(f"step returned {said!r:.80}; return (observation, reward, done)")
+    observation, reward, done = said
+    if not isinstance(observation, str):
+        if not isinstance(observation, list | tuple):
+            raise ValueError(f"step returned the observation {observation!r:.80}; return a text, or messages")
+        observation = [message("observation", one) for one in observation]
+    if not math.isfinite(float(reward)):
+        raise ValueError(f"step returned the reward {reward!r:.80}; return a finite number")
+    return Step(observation, float(reward), bool(done))
+
+
+def text_of(observation: Observation) -> str:
+    """The observation as a person reads it."""
+    return observation if isinstance(observation, str) else "\n".join(one["content"] for one in observation)
+
+
+def row_of(example: Mapping[str, Any]) -> Row:
+    """Return what `Environment.init` is given of an example with its prompt, its answer and its row."""
+    return {**example["row"], "prompt": example["prompt"], "answer": example["answer"]}
