@@ -91,16 +91,18 @@ ESTIMATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "k3": lambda log_q, token, own: kl_loss(log_q, token, "k3"),
     "k3_unbiased": lambda log_q, token, own: kl_loss(log_q, token, "k3_unbiased"),
     "k3_times_sequence_ratio": lambda log_q, token, own: kl_loss(log_q, own, "k3_unbiased"),
-    "k3_at_most_10": lambda log_q, token, own: jnp.minimum(kl_loss(log_q, token, "k3"), 10.0),
+    "low_var_kl": lambda log_q, token, own: kl_loss(log_q, token, "low_var_kl"),
     "k2": lambda log_q, token, own: kl_loss(log_q, token, "k2"),
     "k2_without_ratio": lambda log_q, token, own: kl_loss(log_q, 0 * token, "k2"),
     "k1": lambda log_q, token, own: -log_q,
-    "abs": lambda log_q, token, own: jnp.abs(log_q),
+    "abs": lambda log_q, token, own: kl_loss(log_q, token, "abs"),
+    "abs_without_ratio": lambda log_q, token, own: kl_loss(log_q, 0 * token, "abs"),
     "k3_of_the_inverse": lambda log_q, token, own: kl_loss(-log_q, token, "k3"),
     "k3_of_the_inverse_times_ratio": lambda log_q, token, own: kl_loss(-log_q, token, "k3_unbiased"),
 }  # fmt: skip
 SOUND = ("k3", "k3_unbiased", "k3_times_sequence_ratio", "k2")
-DOUBTFUL = ("k1", "abs", "k3_of_the_inverse", "k3_of_the_inverse_times_ratio")  # their gradient is not the KL's
+# Their gradient is not the KL's.
+DOUBTFUL = ("k1", "abs", "abs_without_ratio", "k3_of_the_inverse", "k3_of_the_inverse_times_ratio")
 
 
 def kl(estimator: str, objective: Objective, inputs: Inputs) -> Column:

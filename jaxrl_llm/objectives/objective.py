@@ -60,7 +60,7 @@ class Objective(TermsBase):
     surrogate: Surrogate
     aggregation: Aggregation
     kl_coef: float = hyperparameter(0.0, "weight of the KL to the start, as a loss term", least=0, below=math.inf)
-    kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased: estimator of that KL")
+    kl_estimator: str = hyperparameter("k3", "k2 | k3 | k3_unbiased | low_var_kl | abs: estimator of that KL")
     entropy_coef: float = hyperparameter(0.0, "weight of the entropy bonus", least=0, below=math.inf)
     teacher_coef: float = hyperparameter(
         0.0, "weight of the divergence from the teacher, as a loss term", least=0, below=math.inf

@@ -39,6 +39,8 @@ GOLDEN = {
     "k2": (lambda: divergences.kl_loss(-X, X, "k2"), jnp.exp(X) * X**2 / 2),
     "k3": (lambda: divergences.kl_loss(-X, X, "k3"), jnp.exp(-X) + X - 1),
     "k3_unbiased": (lambda: divergences.kl_loss(-X, X, "k3_unbiased"), 1 + jnp.exp(X) * (X - 1)),
+    "low_var_kl": (lambda: divergences.kl_loss(4 * X, X, "low_var_kl"), jnp.minimum(jnp.exp(4 * X) - 4 * X - 1, 10)),
+    "abs": (lambda: divergences.kl_loss(-2 * X, X, "abs"), jnp.exp(X) * jnp.abs(2 * X)),
     "value": (lambda: value.value_loss(jnp.asarray([[0.5, 0.1]] * 2), 0 * A, A**0, 0.2), [[0.32, 0.405]] * 2),
     "last token": (lambda: pair_parts.last_token_scores(A, MASK), [[0, 1], [-1, 0]]),
     "logistic": (lambda: pair_parts.logistic_loss(jnp.asarray([1.5, -0.5]), 0.1, 0.1), [0.6359570, 0.7134596]),

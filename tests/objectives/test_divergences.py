@@ -55,6 +55,16 @@ def test_exact_gradients(estimator, on_policy):
         np.testing.assert_allclose(value, kl, rtol=1e-10)
 
 
+@pytest.mark.parametrize("on_policy", [True, False], ids=["on_policy", "off_policy"])
+def test_abs_has_the_gradient_of_the_total_variation(on_policy):
+    with jax.enable_x64(True):
+        current, old, reference = policies()
+        _, gradient = expected_gradient("abs", current, current if on_policy else old, reference)
+        twice_tv = jax.grad(lambda x: jnp.abs(jax.nn.softmax(x) - jax.nn.softmax(reference)).sum())
+        expected = jax.jit(twice_tv)(current)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_plain_k3_is_biased_and_k1_says_nothing():
     with jax.enable_x64(True):
         current, _, reference = policies()

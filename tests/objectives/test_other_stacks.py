@@ -48,11 +48,11 @@ def gradient(name, arrays, **hyperparameters):
     return -jax.grad(lambda x: objective(logprobs=x, **rest)[0])(arrays["logprobs"])
 
 
-def our_k3():
-    def k3(log_pi):
-        return kl_loss(3.0 - log_pi, jnp.zeros((1, 1)), "k3").sum()
+def our_kl(estimator="k3"):
+    def kl(log_pi):
+        return kl_loss(3.0 - log_pi, jnp.zeros((1, 1)), estimator).sum()
 
-    value, slope = jax.value_and_grad(k3)(jnp.zeros((1, 1)))
+    value, slope = jax.value_and_grad(kl)(jnp.zeros((1, 1)))
     return [float(value), float(slope[0, 0])]
 
 
@@ -94,8 +94,8 @@ def our_gspo():
 
 K3 = math.exp(3) - 1 - 3  # its slope by log pi is 1 - e^3
 CASES = {  # a word of the row: (there, by its formula; here)
-    "`k3` as a loss": ([min(K3, 10), 0], our_k3),
-    "KL of Tunix": ([-3, 1], our_k3),
+    "`k3` as a loss": ([min(K3, 10), 0], our_kl),
+    "KL of Tunix": ([-3, 1], our_kl),
     "`dppo` in verl": ([min(0.3 / 0.05, 3)], our_dppo),
     "seq-mask-tis": ([1.5, 0.8], lambda: our_weights("sequence_mask")),
     "OPSM in TRL": ([min(math.exp(0.3), 1.2)], our_opsm),
@@ -192,6 +192,8 @@ def test_their_k3(source, torch):
     assert slope_of(torch, lambda x: verl(x, log_ref, "low_var_kl")) == there
     assert slope_of(torch, lambda x: skyrl(x, log_ref, None, "k3")) == there
     assert slope_of(torch, lambda x: openrlhf(x, log_ref, kl_estimator="k3")) == there
+    for name in ("low_var_kl", "abs"):
+        assert our_kl(name) == slope_of(torch, lambda x, name=name: verl(x, log_ref, name))
     tunix_file = ("google-tunix==0.1.7", "tunix/rl/common.py")
     (tunix,) = source(*tunix_file, {"jnp": jnp, "jax": jax}, "compute_kl_divergence")
     value, slope = jax.value_and_grad(lambda x: tunix(x, jnp.asarray(3.0), "kl"))(0.0)
