@@ -104,7 +104,7 @@ r = jnp.linspace(0.5, 1.6, 200)
 
 
 def weights(name, advantage):
-    """What a token of ratio r keeps of its gradient: each answer has one token."""
+    """Share of its gradient that a token of ratio r keeps; each answer has one token."""
     objective, old = objectives.make(name), jnp.full((len(r), 1), -1.0)
     batch = {"advantages": jnp.full(len(r), advantage), "mask": jnp.ones((len(r), 1), bool)}
 

@@ -54,7 +54,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def set_qwen3(config: ConfigDict) -> None:
-    """What every Qwen3 has, and how it is computed: float32 parameters for the optimizer, bfloat16 for all else."""
+    """Set what every Qwen3 has, and its types: float32 parameters for the optimizer, bfloat16 for all else."""
     config.model.vocab_size = 151_936
     config.model.head_dim = 128
     config.model.rope_theta = 1_000_000.0

@@ -96,8 +96,8 @@ def test_docstrings_open_with_a_phrase_that_stands_alone():
     """An imperative or a noun phrase."""
     riddles = {"Of", "What", "Whether", "Where", "Those", "As"}
     found = []
-    for path in sources("jaxrl_llm"):
-        name = path.relative_to(ROOT / "jaxrl_llm").as_posix()
+    for path in sources("jaxrl_llm", "configs", "experiments", "docs", "colab"):
+        name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)

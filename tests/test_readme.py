@@ -34,6 +34,12 @@ def test_one_version():
     assert jaxrl_llm.__version__ == newest == cited
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_every_notebook_is_counted(page):
+    (number,) = re.findall(r"(\w+) \[?notebooks\b", (ROOT / page).read_text())
+    assert {"five": 5, "six": 6, "seven": 7}[number] == len([*ROOT.glob("colab/*.ipynb")])
+
+
 def anchors(page):
     """What a link may name behind # on a page: its headings, as GitHub spells them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

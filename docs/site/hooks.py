@@ -1,4 +1,4 @@
-"""What MkDocs does here beyond docs/: the gallery, notebooks, pages of other folders, and the links between them."""
+"""Steps of MkDocs beyond docs/: the gallery, notebooks, pages of other folders, and the links between them."""
 
 import posixpath
 import re

@@ -1,1 +1,1 @@
-"""Where two computations of one token differ, how far, and what exact numerics leave of it."""
+"""Differences between two computations of one token, their sources, and what exact numerics leave of them."""

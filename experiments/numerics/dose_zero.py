@@ -1,4 +1,4 @@
-"""What training loses to the mismatch of sampler and trainer: runs without any (exact) against runs with it (fast).
+"""Loss of accuracy to the mismatch of sampler and trainer: runs without any (exact) against runs with it (fast).
 
 python -m experiments.numerics.dose_zero [--seeds 10] [--json OUT.jsonl] [--minutes 35]
 python -m experiments.numerics.dose_zero --seeds 20 --rates "too high" --without "exact + R3,GSPO exact,GSPO fast"

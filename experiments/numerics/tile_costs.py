@@ -1,4 +1,4 @@
-"""What exact numerics cost in scoring, by width, tokens of a tile and type: CPU seconds over those of fast.
+"""Cost of exact numerics in scoring, by width, tokens of a tile and type: CPU seconds over those of fast.
 
 python -m experiments.numerics.tile_costs --json OUT.json [--widths 64,256,512] [--rows 8,16,32,64] [--repeats 5]
 """

@@ -1,4 +1,4 @@
-"""What exact numerics cost: steps of one workload under fast and exact, turn by turn in one process, CPU seconds.
+"""Cost of exact numerics: steps of one workload under fast and exact, turn by turn in one process, CPU seconds.
 
 python -m experiments.performance.numerics --workload S --json OUT.json [--dtypes float32,bfloat16] [--rows 32]
     [--repeats 3]

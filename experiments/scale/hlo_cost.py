@@ -177,7 +177,7 @@ class _Reader:
         return min(whole, parts)
 
     def _fused(self, fusion: Instruction, body: Computation) -> Cost:
-        """What a fusion computes and sends; it moves only what crosses its edge."""
+        """Cost of a fusion: it computes and sends what is inside, and moves only what crosses its edge."""
         cost, later = Cost(), _STEP in body.name
         for i in body.instructions:
             cost += Cost(flops_of(body, i) or 0.0)
@@ -245,7 +245,7 @@ def _written(body: Computation, i: Instruction) -> float:
 
 
 def _behind(body: Computation, part: Instruction) -> Instruction:
-    """What is written, whatever its shape and type."""
+    """Return the instruction that is written, whatever its shape and type."""
     while part.opcode in ("bitcast", "reshape", "convert", "copy"):
         part = body.by_name[part.operands[0]]
     return part

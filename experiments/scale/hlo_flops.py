@@ -28,7 +28,7 @@ def flops_of(inside: Computation, i: Instruction) -> float | None:
 
 
 def grouped(i: Instruction) -> bool:
-    """Whether it is the kernel of a grouped matmul, which skips rows past the last group."""
+    """True for the kernel of a grouped matmul, which skips rows past the last group."""
     if i.opcode != "custom-call":
         return False
     mosaic = i.attribute("custom_call_target").strip('"').startswith("mosaic_gpu")  # of tokamax, the only one there is
@@ -59,7 +59,7 @@ def _convolution(i: Instruction, left: tuple[int, ...], right: tuple[int, ...]) 
 
 
 def _kernel(inside: Computation, i: Instruction) -> float | None:
-    """What the kernel states (a Pallas kernel's cost estimate), otherwise what is known of it by name; None: unknown.
+    """FLOPs that a kernel states (a Pallas kernel's cost estimate), else those known by its name; None: unknown.
 
     Sources: a cuBLAS call carries its contracting dimensions; attention by the count of its products, forward
     q k^T and w v, backward per FlashAttention-2 (arXiv 2307.08691, section 3.1). A grouped matmul multiplies each row

@@ -58,7 +58,7 @@ _DIE_TO_DIE = 6  # the two devices of a TPU7x chip, in links of its torus (cloud
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a device sends over some axes of the mesh (several: one collective over all of them)."""
+    """Bytes that a device sends over some axes of the mesh (several: one collective over all of them)."""
 
     axes: tuple[str, ...]
     link: str  # that takes longest
@@ -123,8 +123,8 @@ class Wires:
         return max(stages)
 
     def _on_torus(self, kind: str, at: Sequence[tuple[int, ...]], within: float, most: int) -> tuple[float, str]:
-        """Of devices of one slice, each of which sends `within` bytes to the others over at most so many links (0: all
-        that there are)."""
+        """Seconds and slowest link of devices of one slice, each of which sends `within` bytes to the others over at
+        most so many links (0: all that there are)."""
         *axes, cores = ([min(along), max(along), len(set(along))] for along in zip(*at, strict=True))
         spans = [
             (places, (last - first) // (places - 1), size, ring)

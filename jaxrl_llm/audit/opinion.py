@@ -15,6 +15,8 @@ from jaxrl_llm.audit.recomputed import DOUBTFUL, Inputs
 from jaxrl_llm.audit.search import Fit
 from jaxrl_llm.audit.value_conventions import Critic
 
+_REPORTED = ("reported_loss", "reported_dlogprobs")
+
 
 @dataclasses.dataclass(frozen=True)
 class Opinion:
@@ -34,6 +36,7 @@ class Opinion:
         return bool(self.fits) and self.fits[0].reproduces
 
 
+@np.errstate(all="ignore")  # of arrays with faults that are named
 def opinion(capture: Capture, scored: Sequence[Fault] = (), scores: Sequence[str] = ()) -> Opinion:
     """Replay a capture under every objective and convention, then under known mistakes if none fits.
 
@@ -49,7 +52,7 @@ def opinion(capture: Capture, scored: Sequence[Fault] = (), scores: Sequence[str
         doubts = [dict(_of_fit(capture, fit)) for fit in shown]
         named += [(name, said) for name, said in doubts[0].items() if all(name in other for other in doubts)]
         named = [*shown[0].faults, *named, *batch_faults.metric_faults(capture)]
-    elif capture.has("reported_dlogprobs") and np.isfinite(capture["reported_loss"]) and capture["advantages"].any():
+    elif capture.has("reported_dlogprobs") and _finite(capture) and capture["advantages"].any():
         named.append(_unexplained(capture, shown))
     of_advantages = advantage_conventions.faults(capture, generation)
     faults = dict([*named, *critic.faults, *batch_faults.faults(capture), *of_advantages, *scored])
@@ -66,7 +69,7 @@ def _with_critic(fit: Fit, critic: Critic) -> Fit:
 def _searched(capture: Capture) -> tuple[list[Fit], list[Fit]]:
     """(fits, misses) of the first kind of replay that fits: plain, conventions, mistaken divisors, mistakes."""
     inputs, misses = Inputs.of(capture), []
-    if not all(np.isfinite(capture.get(name, 0)).all() for name in ("reported_loss", "reported_dlogprobs")):
+    if not _finite(capture):
         return [], []
     if not capture.has("reported_dlogprobs"):
         return [fit for replay in variants.plain(capture, inputs) for fit in replay.losses()], []
@@ -75,12 +78,18 @@ def _searched(capture: Capture) -> tuple[list[Fit], list[Fit]]:
         for replay in (replays or variants.plain)(capture, inputs):
             tried = list(replay.fits(mistaken=replays is None))
             found += [fit for fit in tried if fit.reproduces]
-            misses += [fit for fit in tried if not fit.reproduces]
+            misses += [fit for fit in tried if not fit.reproduces and np.isfinite(fit.loss_difference)]
             if found and replays is variants.mistakes:
                 break
         if found:
             return found, misses
     return [], misses
+
+
+def _finite(capture: Capture) -> bool:
+    """True if there are numbers to replay and to compare; `batch_faults` names those that are none."""
+    counted = capture["logprobs"][capture.mask]
+    return all(np.isfinite(x).all() for x in (counted, *(capture.get(name, 0) for name in _REPORTED)))
 
 
 def _settled(fits: list[Fit], conventions: list[Convention]) -> list[Fit]:

@@ -53,9 +53,9 @@ def _off(fit: Fit) -> list[str]:
 
 def table(made: Opinion) -> str:
     """A table of at most 80 columns: fits or nearest misses, advantages, faults."""
-    lines = [_verdict(made), ""]
+    lines = textwrap.wrap(_verdict(made), 80)
     if made.fits:
-        lines.append(f"{'objective':12}{'loss off':>11}{'gradient off':>14}  settings")
+        lines += ["", f"{'objective':12}{'loss off':>11}{'gradient off':>14}  settings"]
     for fit, texts in classes(made)[:12]:
         defaults = objectives.hyperparameters(fit.objective)
         of_advantages = ("std", "std_eps", "baseline")
@@ -102,7 +102,7 @@ def page(made: Opinion, name: str) -> str:
 
 def _page(made: Opinion, name: str) -> Iterator[str]:
     mask, found = made.capture.mask, classes(made)
-    yield from (f"# Audit of {_cell(name)}", "", f"{_verdict(made).capitalize()}.", "")
+    yield from (f"# Audit of {_cell(name)}", "", f"{_sentence(_verdict(made))}.", "")
     yield f"The batch has {len(mask)} answers of up to {mask.shape[1]} tokens, {mask.sum()} of which count."
     if made.faults:
         yield from _rows("Faults", ("fault", "evidence"), [(f"`{name}`", said) for name, said in made.faults])
@@ -115,17 +115,22 @@ def _page(made: Opinion, name: str) -> Iterator[str]:
     if len(found) > 1 and made.reproduced:
         yield from ("", "This batch cannot tell these apart. A second pass over the same answers, in which ratios are "
                     "no longer 1, tells more.")  # fmt: skip
-    yield from ("", "## Advantages", "", f"{_cell(_advantages(made)).capitalize()}.")
+    yield from ("", "## Advantages", "", f"{_sentence(_cell(_advantages(made)))}.")
     if made.scores:
         yield from ("", "## Log-probs against the model", "", *(f"- {_cell(told)}" for told in made.scores))
     if made.capture.unknown:
-        yield from ("", f"{_unread(made).capitalize()}.")
+        yield from ("", f"{_sentence(_unread(made))}.")
 
 
 def _rows(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
     yield from ("", f"## {title}", "")
     for row in (heads, ["--"] * len(heads), *rows):
         yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital in front; names in it keep theirs."""
+    return text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:

@@ -76,6 +76,9 @@ def update(s: Settings, r: Rehearsal) -> Finding:
         seen += f"; it moves {moved:.1%} of the parameters (update/moved), {s.model.param_dtype} rounds the rest back"
         wider = "set model.param_dtype=float32, or " if s.model.param_dtype != "float32" else ""
         return Finding("update", seen, LOOK, f"{wider}raise optimizer.learning_rate")
+    if math.isnan(moved) and s.model.param_dtype != "float32":
+        seen += f"; without a gradient it does not show how much of an update {s.model.param_dtype} parameters keep"
+        return Finding("update", seen, LOOK, "set model.param_dtype=float32")
     return Finding("update", seen)
 
 

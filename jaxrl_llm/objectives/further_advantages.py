@@ -149,6 +149,37 @@ class ReturnToGo(KlRewards):
 
 
 @dataclasses.dataclass(frozen=True)
+class GroupOfKlRewards(GroupAdvantage, KlRewards):
+    """`group_advantages` of R_i - beta sum_t (log pi_old - log pi_ref)_t, with beta = `reward_kl_coef`.
+
+    A group of equal rewards is not 0 here, because its answers differ in their KL.
+
+    Source: RLOO, arXiv 2402.14740 section 2; `RLOOTrainer` of TRL (`beta`), `use_kl_in_reward` of verl and SkyRL.
+    """
+
+    reads_tokens: ClassVar[bool] = True
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        rewards: PerAnswer | PerToken,
+        *,
+        group_size: int,
+        mask: Mask,
+        where: Bool[Array, "g"] | None = None,
+        old_logprobs: PerToken | None = None,
+        ref_logprobs: PerToken | None = None,
+        kl_coef: Float[Array, ""] | None = None,
+        **arrays: Any,
+    ) -> PerAnswer:
+        earned = rewards if rewards.ndim == 1 else jnp.sum(rewards, axis=1, where=mask)
+        costs = self.token_rewards(jnp.zeros_like(earned), mask, old_logprobs, ref_logprobs, kl_coef)
+        return super().__call__(earned + jnp.sum(costs, axis=1), group_size=group_size, where=where)
+
+    def formula(self) -> str:
+        return f"{super().formula()}, R = {self.rewarded.replace('R', 'reward')}"
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupWhitened(Advantage):
     """R less the mean of its group, then `whiten` over the tokens of the batch.
 

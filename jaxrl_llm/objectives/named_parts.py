@@ -8,6 +8,7 @@ ADVANTAGES = ByName(
     {
         "group": "jaxrl_llm.objectives.advantages:GroupAdvantage",
         "reinforce_pp": "jaxrl_llm.objectives.further_advantages:ReturnToGo",
+        "group_kl": "jaxrl_llm.objectives.further_advantages:GroupOfKlRewards",
         "group_whitened": "jaxrl_llm.objectives.further_advantages:GroupWhitened",
         "pass_at_k": "jaxrl_llm.objectives.further_advantages:PassAtK",
         "best_of_group": "jaxrl_llm.objectives.further_advantages:BestOfGroup",

@@ -83,7 +83,8 @@ def shown(said: bytes | str) -> str:
 
 
 def _silent(address: str, error: OSError) -> Fault:
-    return Fault(f"{address} does not answer ({error.strerror or error}); start it as docs/engines.md says")
+    start = "start it as docs/engines.md says, a teacher as docs/distillation.md"
+    return Fault(f"{address} does not answer ({error.strerror or error}); {start}")
 
 
 class _TooLong(Exception):

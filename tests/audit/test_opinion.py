@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_llm.audit.__main__ import main
 from jaxrl_llm.audit.capture import checked, read
-from jaxrl_llm.audit.opinion import opinion
-from jaxrl_llm.audit.opinion_page import table
+from jaxrl_llm.audit.opinion import as_json, opinion
+from jaxrl_llm.audit.opinion_page import page, table
 from tests.audit.test_batch_faults import CAPTURES, HEALTHY, load
 from tests.reference.planted_faults import FAULTS, STORED
 
@@ -137,6 +137,27 @@ def test_the_command(capsys, tmp_path):
     assert abs(best["loss_difference"]) < 5e-7
     assert best["gradient_difference"] < 1e-6
     assert made["faults"] == []
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [pytest.param(float("nan"), id="not finite"), pytest.param(1e6, id="far below any", marks=pytest.mark.slow)],
+)
+def test_log_probs_that_none_can_have(factor):
+    """No fit and no number of the table is NaN, no warning is printed, and the JSON is one that any reader takes."""
+    arrays = load("grpo-1")
+    made = told(checked(arrays | {"logprobs": arrays["logprobs"] * arrays["logprobs"].dtype.type(factor)}))
+    assert not made.reproduced
+    assert "nan" not in table(made).replace("not finite", "")
+    json.loads(as_json(made), parse_constant=pytest.fail)
+    assert list(dict(made.faults)) == (["logprobs_not_finite"] if factor != factor else ["not_reproduced"])
+
+
+def test_a_class_and_an_array_that_is_not_read():
+    arrays = load("grpo-0")
+    made = told(checked(arrays | {"MyLogits": arrays["logprobs"]}))
+    assert max(map(len, table(made).splitlines())) <= 80
+    assert "Not read, as the schema does not have them: MyLogits." in page(made, "x")
 
 
 def test_a_file_that_is_no_capture(capsys, tmp_path):

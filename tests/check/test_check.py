@@ -143,6 +143,14 @@ def test_what_a_rehearsal_shows_is_judged(rehearsed, judged, fault):
     assert rows[row].remedy
 
 
+@pytest.mark.parametrize(("dtype", "verdict"), [("float32", OK), ("bfloat16", LOOK)])
+def test_a_rehearsal_without_a_gradient_says_that_it_saw_no_rounding(run, rehearsed, dtype, verdict):
+    model = dataclasses.replace(run.settings.model, param_dtype=dtype)
+    r = dataclasses.replace(rehearsed, row=rehearsed.row | {"update/moved": math.nan})
+    row = rehearsal_rows.update(dataclasses.replace(run.settings, model=model), r)
+    assert (row.verdict, bool(row.remedy)) == (verdict, verdict == LOOK)
+
+
 def test_answers_that_are_cut_off_stop_a_run_that_does_not_verify_them(run, rehearsed):
     strict = dataclasses.replace(run.settings, task=dataclasses.replace(run.settings.task, verify_truncated=False))
     r = dataclasses.replace(rehearsed, answers=[one | {"ended": False} for one in rehearsed.answers])

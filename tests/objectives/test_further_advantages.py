@@ -103,6 +103,25 @@ def test_group_whitened_equals_the_loop(std):
         assert not row[~mask].any()
 
 
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_a_kl_inside_the_rewards_of_a_group_equals_the_loop(baseline):
+    """As TRL's RLOOTrainer: rewards - beta * (per_token_kl * completion_mask).sum(-1), then the baseline."""
+    rng = np.random.default_rng(2)
+    old, ref = rng.normal(size=(2, *RAGGED.shape))
+    shaped = [x - 0.1 * (o - r)[m].sum() for x, o, r, m in zip(REWARDS, old, ref, RAGGED, strict=True)]
+    scale = 4 / 3 if baseline == "leave_one_out" else 1.0
+    expected = [scale * x for x in loops.centred(shaped, 4)]
+    part = further.GroupOfKlRewards(std="none", baseline=baseline, reward_kl_coef=0.1)
+    arrays = {"mask": jnp.asarray(RAGGED), "old_logprobs": jnp.asarray(old), "ref_logprobs": jnp.asarray(ref)}
+    np.testing.assert_allclose(part(jnp.asarray(REWARDS), group_size=4, **arrays), expected, rtol=1e-4, atol=1e-6)
+    by_turn = jnp.asarray(REWARDS)[:, None] / RAGGED.sum(1, keepdims=True) * RAGGED
+    np.testing.assert_allclose(part(by_turn, group_size=4, **arrays), expected, rtol=1e-4, atol=1e-6)
+    steered = part(jnp.asarray(REWARDS), group_size=4, **arrays, kl_coef=jnp.zeros(()))
+    np.testing.assert_allclose(steered, [scale * x for x in loops.centred(REWARDS.tolist(), 4)], rtol=1e-5, atol=1e-6)
+    assert part.needs == {"old_logprobs", "ref_logprobs"}
+    assert not further.GroupOfKlRewards().needs
+
+
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_return_to_go_equals_the_loop(gamma, beta):

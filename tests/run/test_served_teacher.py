@@ -101,7 +101,7 @@ def test_what_is_no_teacher_of_this_policy(taught, monkeypatch):
     monkeypatch.setattr(server, "holds", 2)
     with pytest.raises(ValueError, match=r"holds at most 2 tokens, .* takes \d+; start it with --max-model-len \d+"):
         ServedTeacher.find(s)
-    with pytest.raises(ValueError, match=r"teacher.path=http://localhost:1: http://localhost:1 does not answer"):
+    with pytest.raises(ValueError, match=r"teacher.path=http://localhost:1: .*does not answer .* docs/distillation.md"):
         ServedTeacher.find(s, path="http://localhost:1")
 
 
