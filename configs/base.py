@@ -271,6 +271,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.teacher.beta = 1.0  # of D: 0 forward KL(pi_T, pi), 1 reverse KL(pi, pi_T), between: Jensen-Shannon
     config.teacher.mesh_shape = ()  # mesh of devices that mesh.shape leaves, or if none of its; (): mesh.shape
     config.teacher.top_k = 0  # tokens of D, the teacher's likeliest, all others as one; 0: every token
+    config.teacher.add_tail = True  # all others as one; False leaves them out, with top_k and beta=0
 
     config.evaluation = ConfigDict()  # On held-out prompts with fixed keys
     config.evaluation.every = 10  # steps; also before the first and after the last

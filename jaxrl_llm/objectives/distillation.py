@@ -56,19 +56,22 @@ def generalized_jsd(
 
 
 def top_and_rest(
-    logprobs: Float[Array, "n v"], teacher_logprobs: Float[Array, "n v"], k: int
+    logprobs: Float[Array, "n v"], teacher_logprobs: Float[Array, "n v"], k: int, add_tail: bool = True
 ) -> tuple[Float[Array, "n k1"], Float[Array, "n k1"]]:
     """Both distributions on k + 1 entries: the k tokens that the teacher finds likeliest, and all others as one.
 
     A divergence of these is at most that of the whole distributions (data processing), and its gradient moves the
-    probability of the others only together: how the teacher ranks them is lost.
+    probability of the others only together: how the teacher ranks them is lost. Without `add_tail` the k entries stand
+    alone, and their forward KL is least at the teacher's distribution over these k.
+
+    Source: TRL's server distillation with `loss_add_tail`; without a tail `forward_kl_topk` of verl.
     """
     top = jax.lax.top_k(teacher_logprobs, k)[1]
     inside = jnp.zeros(logprobs.shape, bool).at[jnp.arange(len(top))[:, None], top].set(True)
 
     def merged(x: Array) -> Array:
         rest = jax.nn.logsumexp(jnp.where(inside, _OUT, x), axis=-1, keepdims=True)
-        return jnp.concatenate([jnp.take_along_axis(x, top, axis=-1), rest], axis=-1)
+        return jnp.concatenate([jnp.take_along_axis(x, top, axis=-1), rest], axis=-1)[:, : k + add_tail]
 
     return merged(logprobs), merged(teacher_logprobs)
 

@@ -180,6 +180,15 @@ class TeacherConfig(Block, prefix="teacher."):
         (), "mesh of devices that mesh.shape leaves, or if none of its; (): mesh.shape"
     )
     top_k: int = declared(0, "tokens of D, the teacher's likeliest, all others as one; 0: every token", least=0)
+    add_tail: bool = declared(True, "all others as one; False leaves them out, with top_k and beta=0")
+
+    def check(self) -> None:
+        if not self.add_tail and (self.beta or not self.top_k):
+            raise ValueError(
+                f"teacher.add_tail=False with teacher.top_k={self.top_k} and beta={self.beta:g}: without the others "
+                "only the forward KL of a teacher's likeliest has its least value at the teacher; set teacher.beta=0 "
+                "and top_k to at least 1, or add_tail=True"
+            )
 
     @property
     def paths(self) -> list[str]:

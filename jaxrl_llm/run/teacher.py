@@ -91,7 +91,7 @@ class Teacher:
 
     def divergence(self, s: Settings) -> TeacherDivergence:
         """The divergence that the run's updates take of it."""
-        return TeacherDivergence(self.model, s.teacher.beta, s.teacher.top_k)
+        return TeacherDivergence(self.model, s.teacher.beta, s.teacher.top_k, s.teacher.add_tail)
 
 
 def mesh_of_teacher(shape: Sequence[int], mesh: Any) -> Any:

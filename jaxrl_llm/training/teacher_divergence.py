@@ -23,12 +23,13 @@ class TeacherDivergence:
     The teacher reads each micro-batch once and routes freshly. Both logits of a chunk are computed again in the
     backward, so the memory is 2 x chunk x vocabulary however many tokens there are.
 
-    model: the teacher's. top_k: as in `top_and_rest`; 0: the whole vocabulary.
+    model: the teacher's. top_k: as in `top_and_rest`; 0: the whole vocabulary. add_tail: False leaves the rest out.
     """
 
     model: Model
     beta: float
     top_k: int = 0
+    add_tail: bool = True
 
     def __call__(
         self,
@@ -52,7 +53,7 @@ class TeacherDivergence:
         taught = self.model.apply(frozen, micro.tokens, segment_ids=micro.segment_ids, rows=rows).hidden
         heads = student.head(params), self.model.head(frozen)
         divisors = [temperature * model.config.logits_scaling for model in (student, self.model)]
-        how: Any = {"divisors": divisors, "beta": self.beta, "top_k": self.top_k}
+        how: Any = {"divisors": divisors, "beta": self.beta, "top_k": self.top_k, "add_tail": self.add_tail}
         how["platform"] = sharding.platform(student.mesh)
         of_states = _on_devices(student.mesh, functools.partial(divergence_of_states, **how))
 
@@ -77,6 +78,7 @@ def divergence_of_states(
     divisors: Sequence[float] = (1.0, 1.0),
     beta: float = 1.0,
     top_k: int = 0,
+    add_tail: bool = True,
     platform: str = "cpu",
 ) -> Float[Array, "n"]:
     """`generalized_jsd` of softmax(states @ head / divisor) of policy and teacher, float32, by chunks of tokens.
@@ -93,7 +95,7 @@ def divergence_of_states(
             columns = matrix[:, :vocabulary].astype(x.dtype)
             logs.append(jax.nn.log_softmax(jnp.matmul(x, columns, preferred_element_type=jnp.float32) / divisor))
         if 0 < top_k < vocabulary:
-            logs = top_and_rest(logs[0], logs[1], top_k)
+            logs = top_and_rest(logs[0], logs[1], top_k, add_tail)
         return generalized_jsd(logs[0], logs[1], beta)
 
     cut = jax.tree.map(functools.partial(in_chunks, chunk=score_chunk(platform)), (own, taught))

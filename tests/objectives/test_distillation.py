@@ -92,6 +92,18 @@ def test_the_rest_is_one_entry():
         assert generalized_jsd(own, taught, beta)[0] < generalized_jsd(policy, teacher, beta)[0]
 
 
+def test_without_the_rest_the_forward_kl_is_least_on_the_likeliest():
+    """Teacher 0.5 0.3 0.15 0.05, k = 2: no gradient, and a KL of 0.8 log 0.8, at (5/8, 3/8, 0, 0)."""
+    teacher, best = jnp.log(jnp.asarray([[0.5, 0.3, 0.15, 0.05]])), jnp.log(jnp.asarray([[5, 3, 1e-6, 1e-6]]) / 8)
+
+    def forward(logits):
+        return generalized_jsd(*top_and_rest(jax.nn.log_softmax(logits), teacher, 2, add_tail=False), 0.0)[0]
+
+    value, gradient = jax.value_and_grad(forward)(best)
+    np.testing.assert_allclose(value, 0.8 * math.log(0.8), rtol=1e-5)
+    np.testing.assert_allclose(gradient, np.zeros((1, 4)), atol=1e-6)
+
+
 @functools.cache
 def enumerated():
     """Every answer of two tokens out of three: (student's logits, teacher's log-probs by state, answers, states)."""
@@ -195,16 +207,16 @@ def test_chunks_and_padded_vocabularies_change_nothing(beta, monkeypatch):
     own, taught, head, wider = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in [(5, 3), (5, 4), (3, 6), (4, 8)])
     monkeypatch.setattr("jaxrl_llm.training.teacher_divergence.score_chunk", lambda platform: 2)
 
-    def chunked(own, head, top_k=0):
-        how = {"divisors": (0.7, 1.4), "beta": beta, "top_k": top_k}
+    def chunked(own, head, **top):
+        how = {"divisors": (0.7, 1.4), "beta": beta, **top}
         return jnp.cos(divergence_of_states(own, taught, head, wider, **how)).sum()
 
-    def plain(own, head, top_k=0):
+    def plain(own, head, top_k=0, **tail):
         logs = jax.nn.log_softmax(own @ head / 0.7), jax.nn.log_softmax(taught @ wider[:, :6] / 1.4)
-        return jnp.cos(generalized_jsd(*(top_and_rest(*logs, top_k) if top_k else logs), beta)).sum()
+        return jnp.cos(generalized_jsd(*(top_and_rest(*logs, top_k, **tail) if top_k else logs), beta)).sum()
 
-    for top_k in (0, 2):
-        both = [jax.jit(jax.value_and_grad(functools.partial(f, top_k=top_k), (0, 1))) for f in (chunked, plain)]
+    for top in ({}, {"top_k": 2}, {"top_k": 2, "add_tail": False}):
+        both = [jax.jit(jax.value_and_grad(functools.partial(f, **top), (0, 1))) for f in (chunked, plain)]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), *(f(own, head) for f in both))
 
 

@@ -45,6 +45,7 @@ def config_of(folder, name="distill", **changes):
         ("distill", {"teacher.path": ""}, "read a teacher; set teacher.path to a DIR or a checkpoint"),
         ("grpo", {}, r"teacher.path='.*' teaches grpo nothing; set objective.advantage=teacher, or clear it"),
         ("gkd", {"teacher.beta": 1.5}, r"teacher.beta=1.5 is out of range"),
+        ("gkd", {"teacher.add_tail": False}, r"add_tail=False with teacher.top_k=0 and beta=1: .* set teacher.beta=0"),
         ("gkd", {"teacher.mesh_shape": (1, 1, 1, 2)}, "the exact form reads the teacher inside the update"),
     ],
 )
