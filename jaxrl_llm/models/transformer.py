@@ -201,7 +201,6 @@ class Model:
 
     def empty_cache(self, rows: int, length: int) -> KVCache:
         """For so many tokens of each row, to be filled by `apply`."""
-        self.config.check_length(length)
         return kv_cache.empty(self.config, rows, length, self.cache_layout)
 
     def head(self, params: Params) -> Float[Array, "d v"]:
