@@ -19,6 +19,7 @@ OF_THE_RUN = ("param_dtype", "dtype", "numerics", "remat", "experts_implementati
 _OF_SOME = ByName(
     {
         "check_scaling": "jaxrl_llm.models.attention.rope_scaling",
+        "check_length": "jaxrl_llm.models.attention.rope_scaling",
         "check_layers": "jaxrl_llm.models.attention.layer_kinds",
         "attention_parameters": "jaxrl_llm.models.attention.layer_kinds",
         "further_parameters": "jaxrl_llm.models.attention.layer_kinds",
@@ -87,7 +88,9 @@ class ModelConfig(Block, prefix="model."):
     rope_scaling: tuple[float, ...] = declared(
         (), "Llama 3: factor, low and high frequency factor, original length; (): none"
     )
-    rope_type: str = declared("llama3", "of rope_scaling, see docs/models.md", among=("llama3", "linear", "yarn"))
+    rope_type: str = declared(
+        "llama3", "of rope_scaling, see docs/models.md", among=("llama3", "linear", "yarn", "dynamic")
+    )
     rope_interleave: bool = declared(False, "RoPE rotates neighbours, not the halves of a head (ERNIE)")
     sliding_rope_theta: float = declared(0.0, "of sliding layers, without scaling; 0: that of others", least=0)
     no_rope_layers: tuple[int, ...] = declared((), "layers without RoPE (SmolLM3)")
@@ -153,6 +156,11 @@ class ModelConfig(Block, prefix="model."):
             _OF_SOME["check_scaling"](self.rope_type, self.rope_scaling)
         if any(getattr(self, name) for name in _RARE) or not self.alike:
             _OF_SOME["check_layers"](self)
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError where rotary positions do not reach as far as the longest sequence."""
+        if self.rope_scaling and self.rope_type == "dynamic":
+            _OF_SOME["check_length"](length, self.rope_scaling)
 
     @property
     def alike(self) -> bool:

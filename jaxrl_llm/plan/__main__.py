@@ -23,6 +23,9 @@ def main(arguments: list[str], guard: Guard) -> int:
     parser.add_argument(
         "--only", nargs="+", default=(), choices=PROGRAMS, metavar="PROGRAM", help="only move, rollout, score or update"
     )
+    parser.add_argument(
+        "--trace", action="store_true", help="trace, do not compile: times, and the memory of what stays"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
@@ -39,7 +42,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     logging.set_verbosity(logging.WARNING)
     settings = validate(loading.load(source, fields))
     with compilers_to_a_file() as log:
-        made = plan(settings, given.topology, given.only)
+        made = plan(settings, given.topology, given.only, compiles=not given.trace)
     print(table(made))
     if log.stat().st_size:
         print(f"the compiler's messages: {log}")

@@ -24,19 +24,21 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One compiled program: its bytes on each device and the roofline of each of its parts."""
+    """One program: its bytes on each device and the roofline of each of its parts. Of one that is traced only, the
+    arguments are those that stay, and the others are None."""
 
     name: str
     arguments: int
-    outputs: int
-    temporaries: int
-    code: int
+    outputs: int | None
+    temporaries: int | None
+    code: int | None
     parts: tuple[tuple[Part, Roofline], ...]
 
     @property
     def memory(self) -> int:
-        """Bytes in use while it runs; outputs that reuse an argument's memory are counted once."""
-        return self.arguments + self.outputs + self.temporaries + self.code
+        """Bytes in use while it runs, as far as they are known; outputs that reuse an argument's memory are counted
+        once."""
+        return self.arguments + sum(size or 0 for size in (self.outputs, self.temporaries, self.code))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Plan:
     programs: tuple[Compiled, ...]
 
 
-def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
-    """Compile the run's programs (or only some of move, rollout, score and update) for a topology.
+def plan(settings: Settings, topology: str, only: Sequence[str] = (), compiles: bool = True) -> Plan:
+    """Compile, or only trace, the run's programs (or some of move, rollout, score and update) for a topology.
 
     Raises:
       ValueError: an unknown topology, one whose devices the mesh does not fit, or a run that samples on servers.
@@ -57,31 +59,43 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Plan:
     """
     chip, devices = topology_devices(topology)
     run = build(settings, devices)
-    found = tuple(_measured(run, program, compiled, chip) for program, compiled in compile_run(run, devices, only))
+    pairs = compile_run(run, devices, only, compiles)
+    found = tuple(_measured(run, program, compiled, chip) for program, compiled in pairs)
     mesh, sampling = _sizes(run.model.mesh), _sizes(run.sampler.mesh)
     return Plan(topology, chip, mesh, sampling, found)
 
 
-def compile_run(run: Run, devices: Sequence[Any], only: Sequence[str] = ()) -> Iterator[tuple[Program, Any]]:
-    """The programs of a run and what XLA makes of each for these devices, one after the other."""
+def compile_run(
+    run: Run, devices: Sequence[Any], only: Sequence[str] = (), compiles: bool = True
+) -> Iterator[tuple[Program, Any]]:
+    """The programs of a run and what XLA makes of each for these devices, one after the other; None: not compiled."""
     s = run.settings
     if s.objective.reads == "rollouts" and s.rollout.engine != "jax":
         raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     with lowering_for(devices[0]):
         found = programs(run, only or PROGRAMS)
     for program in found:
+        if not compiles:
+            yield program, None
+            continue
         with lowering_for(devices[0]), shapes_for_arrays():
             lowered = program.traced.lower()
         yield program, lowered.compile()
 
 
 def _measured(run: Run, program: Program, compiled: Any, chip: Chip) -> Compiled:
-    memory, devices = compiled.memory_analysis(), program.mesh.size
+    devices = program.mesh.size
     once, turn = (flops / devices for flops in flops_of(program.traced.jaxpr.jaxpr, devices))
     parts = []
     for part in program.parts:
         flops, moved = part.outside * once + part.turns * turn, bytes_of(run, part)
         parts.append((part, roofline(part, flops, moved, chip, devices, run.settings.model.active_parameters)))
+    if compiled is None:
+        stays, engine = program.stays, getattr(run.source, "engine", None)
+        if stays is None and engine is not None:  # a rollout on a mesh of its own
+            stays = engine.prepared_shapes(run.model.shapes())
+        return Compiled(program.name, sharding.local_bytes(stays), None, None, None, tuple(parts))
+    memory = compiled.memory_analysis()
     return Compiled(
         name=program.name,
         arguments=memory.argument_size_in_bytes,
@@ -137,10 +151,13 @@ def table(made: Plan) -> str:
         lines.append(f"rollouts on {named_axes(made.rollout_mesh)}")
     lines += ["each device:", "", "GiB, by XLA  arguments  outputs  temporaries   code  of memory"]
     for p in made.programs:
-        lines.append(
-            f"{p.name:12} {p.arguments / _GIB:9.2f} {p.outputs / _GIB:8.2f} {p.temporaries / _GIB:12.2f} "
-            f"{p.code / _GIB:6.2f} {p.memory / made.chip.memory:10.0%}"
+        sizes = (
+            "" if size is None else f"{size / _GIB:.2f}" for size in (p.arguments, p.outputs, p.temporaries, p.code)
         )
+        cells = "".join(size.rjust(width) for size, width in zip(sizes, (10, 9, 13, 7), strict=True))
+        lines.append(f"{p.name:12}{cells} {p.memory / made.chip.memory:10.0%}")
+    if made.programs[0].temporaries is None:
+        lines.append("not compiled: weights and state, which stay, without a cache or temporaries")
     lines += ["", "at peak        TFLOP  x model  GB read  compute ms  memory ms   MFU"]
     rows = as_rows(made)
     for r in rows:

@@ -30,6 +30,7 @@ def decode(decoder: Decoder, slots: int) -> tuple[Answers, Routing | None]:
 
 def _together(decoder: Decoder) -> tuple[Answers, Routing | None]:
     count = len(decoder.limits)
+    decoder.model.config.check_length(decoder.prompts.shape[1] + decoder.max_new_tokens)
     prompts, routing = decoder.prefill(jnp.zeros((), jnp.int32), len(decoder.lengths))
     prefix = Prefix(prompts.cache.keys, prompts.cache.values, decoder.lengths)
     answer, index = jnp.arange(count), jnp.zeros(count, jnp.int32)

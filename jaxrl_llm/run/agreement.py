@@ -21,6 +21,7 @@ def check_agreement(s: Settings) -> None:
             raise ValueError(fault)
     if s.lora.rank:
         adapter_axes(s.lora, Model(s.model))  # raises if the model has no such matrix
+    s.model.check_length(s.task.row_length(max(s.answer_length, s.task.answer_length)))
 
 
 def _of_data(s: Settings) -> Iterator[str]:

@@ -21,14 +21,14 @@ GOLDENS = json.loads(GOLDEN.read_text())
 # Their parts are in other quick tests: rotations and latents in those of their own, norms in gemma3_text.
 REPEATED = {
     "qwen3_5_moe_text",
-    *("llama-linear", "qwen2-yarn", "smollm3", "olmo3", "glm4"),
+    *("llama-linear", "llama-dynamic", "qwen2-yarn", "smollm3", "olmo3", "glm4"),
     *("deepseek_v2-groups", "deepseek_v3", "deepseek_v3-moonlight", "glm4_moe_lite"),
 }
 
-needs_transformers = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("torch") is None, reason="parity needs torch: pip install 'jaxrl_llm[bench]'"),
-]
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="parity needs torch: pip install 'jaxrl_llm[bench]'"
+)
+needs_transformers = [pytest.mark.slow, needs_torch]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,26 @@ def test_export_is_what_was_imported(checkpoint, loaded, tmp_path):
     config, reread = load_pretrained(tmp_path / "ours")
     assert config == model
     jax.tree.map(np.testing.assert_array_equal, reread, params)
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize(("kind", "agree"), [("linear", True), ("dynamic", False)])
+def test_why_a_dynamic_rope_is_refused_beyond_its_length(kind, agree):
+    """With 8 positions, transformers' own logits of 9 tokens fed one by one are those of a whole row, except with a
+    dynamic RoPE, which turns the ninth query by other frequencies than the keys that the cache holds."""
+    import torch
+
+    config = config_of(f"llama-{kind}")
+    config.max_position_embeddings = 8
+    torch.manual_seed(0)
+    theirs, tokens, cache = model_of(config), torch.from_numpy(TOKENS), None
+    with torch.no_grad():
+        whole = theirs(tokens).logits
+        for column in range(9):
+            out = theirs(tokens[:, column : column + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+    assert (float(abs(out.logits[:, -1] - whole[:, -1]).max()) < 1e-4) == agree
 
 
 @pytest.mark.parametrize("family", GOLDENS)

@@ -14,6 +14,8 @@ from jaxrl_llm.models.attention.attend import attend
 from jaxrl_llm.models.attention.rotary import Rope, rotation
 from jaxrl_llm.models.kernels import Kernels
 from jaxrl_llm.models.transformer import Model
+from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.sampling import Sampling
 from tests.models.conftest import SIZES
 
 LENGTH, WINDOW = 9, 3
@@ -83,6 +85,20 @@ def test_yarn_keeps_fast_pairs_and_divides_slow_ones():
     factor = 0.1 * np.log(4) + 1
     frequency = np.array([1, 0.1, 0.01 / 4, 0.001 / 4])
     np.testing.assert_allclose(cos[0, 0, 0], factor * np.cos(frequency), rtol=1e-6)
+
+
+def test_a_dynamic_rope_is_the_plain_one_and_refuses_longer_sequences():
+    """In both loops of a rollout. A last token is not fed: a cache has a column less than answers have tokens."""
+    plain, dynamic = Rope(8, 1e4), Rope(8, 1e4, (4.0, 16.0), "dynamic")
+    for one, other in zip(*(rotation(jnp.arange(16)[None], rope) for rope in (plain, dynamic)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    sizes = {**SIZES, "num_hidden_layers": 1}
+    model = Model(ModelConfig(**sizes, rope_type="dynamic", rope_scaling=(4.0, 16.0)))
+    shapes = model.shapes()
+    Engine(model, Sampling(), 2, 16 - LENGTH, (1,)).trace(shapes, 2, LENGTH)
+    for slots in (0, 1):
+        with pytest.raises(ValueError, match=r"up to max_position_embeddings=16 tokens, and .* may have 1[78]"):
+            Engine(model, Sampling(), 2, 18 - LENGTH, (1,), slots=slots).trace(shapes, 2, LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,10 @@ def test_tensors_that_do_not_fit(saved, change, message):
             dict(rope_scaling={"type": "yarn", "factor": 4}),
             r"has no original_max_position_embeddings; add it",
         ),
-        (dict(rope_scaling={"type": "dynamic", "factor": 4}), r"rope scaling='dynamic'"),
+        (
+            dict(rope_scaling={"type": "dynamic", "factor": 4}),
+            r"has no max_position_embeddings; add it",
+        ),
         (dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), r"rope scaling='longrope'"),
         (dict(rope_parameters={"partial_rotary_factor": 0.5}), r"partial_rotary_factor=0\.5"),
         (dict(hidden_act="gelu"), r"hidden_act='gelu'"),

@@ -22,7 +22,7 @@ from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, lowering_for, topology_devices
 from jaxrl_llm.plan.jaxpr_flops import flops_of
 from jaxrl_llm.plan.roofline import bytes_of, roofline
-from jaxrl_llm.plan.table import Compiled, Plan, as_rows, compile_run, table
+from jaxrl_llm.plan.table import Compiled, Plan, _measured, as_rows, compile_run, table
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run.assembly import build
@@ -121,6 +121,21 @@ def test_the_table_fits_a_terminal():
     assert any("45.00" in line and "59%" in line for line in printed)  # of 95e9 bytes
     assert as_rows(made)[1]["step_s"] == pytest.approx(12288 * 9.5e12 / 2765e9)
     assert any(line.split()[:2] == ["decode", "12288"] for line in printed)
+
+
+def test_a_plan_that_is_only_traced(tmp_path):
+    """Its memory is of what stays, in an update parameters and two moments; the times are those of a compiled plan."""
+    settings = validate(tiny_run.make_config(tmp_path))
+    run = build(settings, jax.devices()[:1])
+    (pair,) = compile_run(run, jax.devices()[:1], ["update"], compiles=False)
+    found = _measured(run, *pair, CHIPS["v5e"])
+    weights = 4 * sum(x.size for x in jax.tree.leaves(run.model.shapes()))
+    assert found.arguments == pytest.approx(3 * weights, rel=0.01)
+    assert found.memory == found.arguments
+    assert found.parts[0][1].flops > 0
+    printed = table(Plan("v5e:1x1", CHIPS["v5e"], (1, 1, 1, 1), (1, 1, 1, 1), (found,)))
+    assert "not compiled: weights and state" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_fewer_slots_than_answers_take_more_steps():

@@ -136,6 +136,7 @@ FAMILIES = {
     "mistral": ("Mistral", dict(head_dim=12, sliding_window=None)),
     "mistral-window": ("Mistral", dict(head_dim=12, sliding_window=3)),
     "llama-linear": ("Llama", dict(rope_parameters={**PLAIN, "rope_type": "linear", "factor": 4.0})),
+    "llama-dynamic": ("Llama", dict(rope_parameters={**PLAIN, "rope_type": "dynamic", "factor": 4.0})),
     "qwen2-yarn": ("Qwen2", dict(rope_parameters=YARN)),
     "ernie4_5_moe": ("Ernie4_5_Moe", ERNIE),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=3, no_rope_layers=[1, 0, 1], tie_word_embeddings=False)),

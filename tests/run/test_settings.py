@@ -283,6 +283,10 @@ DISAGREE = {
         {"model.numerics": "exact", "mesh.shape": (1, 1, 1, 2)},
         r"mesh.shape=\(1, 1, 1, 2\): model.numerics=exact cuts neither matrices",
     ),
+    "rows beyond a dynamic RoPE": (
+        {"model.rope_type": "dynamic", "model.rope_scaling": (2.0, 4.0)},
+        r"model.rope_type=dynamic \(factor 2\) is computed up to max_position_embeddings=4 tokens, .* lower rollout",
+    ),
     "top-1 without a gradient": ({"model.num_experts_per_tok": 1}, "router gets no gradient"),
 }
 

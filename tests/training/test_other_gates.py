@@ -55,6 +55,22 @@ def choice(model, params, tokens, segment_ids, replay):
     return chosen_by_hand(model, params, forward(model, params, tokens, segment_ids, replay).routing.logits)
 
 
+def test_the_gate_of_lfm2_moe():
+    """Sigmoid, the k largest of score and `expert_bias`, weights s / (sum of the chosen + 1e-6) times a factor, as
+    transformers' Lfm2MoeTopKRouter computes them. Ours has no 1e-6, which moves a weight by 1e-6 over that sum."""
+    sizes = dict(num_experts=32, num_experts_per_tok=4, routed_scaling_factor=1.5)
+    gate = dataclasses.replace(tiny.CONFIG, **BIASED, **sizes).gate
+    rng = np.random.default_rng(3)
+    logits, bias = rng.normal(-1, 2, (200, 32)).astype(np.float32), rng.normal(0, 0.3, 32).astype(np.float32)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    chosen = np.argsort(-(scores + bias), axis=-1)[:, :4]
+    kept = np.take_along_axis(scores, chosen, axis=-1)
+    total = kept.sum(-1, keepdims=True) + 1e-6
+    routing, weights = jax.jit(gate.choose)(logits, {"router_bias": bias})
+    np.testing.assert_array_equal(routing.experts, chosen)
+    assert np.all(abs(weights - 1.5 * kept / total) < 1.5 * (1e-6 / total + 1e-6))
+
+
 @pytest.mark.parametrize(
     ("gate", "mode"),
     [

@@ -98,6 +98,7 @@ def groups(config: ModelConfig, layout: Layout) -> list[tuple[Kind, range]]:
 
 
 def empty(config: ModelConfig, rows: int, length: int, layout: Layout = STRETCHES) -> KVCache:
+    config.check_length(length)
     b, (kv, d, v) = rows, config.cached
     length += -length % layout.multiple
     size = max(_SHORTEST, -(-length // layout.stretches))

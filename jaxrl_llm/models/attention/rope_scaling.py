@@ -14,6 +14,7 @@ FIELDS = {
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
         *("attention_factor", "truncate"),
     ),
+    "dynamic": ("factor", "max_position_embeddings"),
 }
 
 
@@ -33,6 +34,23 @@ def check_scaling(kind: str, numbers: tuple[float, ...]) -> None:
         )
 
 
+def check_length(length: int, numbers: tuple[float, ...]) -> None:
+    """Raise ValueError for sequences that a dynamic RoPE turns by other frequencies than those of its theta.
+
+    transformers computes theta (factor n / m - factor + 1)^(d / (d - 2)), m = max_position_embeddings, with n the
+    length of the call so far if above m. A token's keys thus depend on when they were cached, and a forward over the
+    whole answer gives others than its decoding did.
+    """
+    factor, longest = numbers
+    if length > longest:
+        raise ValueError(
+            f"model.rope_type=dynamic (factor {factor:g}) is computed up to max_position_embeddings={longest:.0f} "
+            f"tokens, and prompt and answer may have {length}: beyond, its frequencies change while an answer is "
+            "decoded; lower rollout.max_prompt_length or the tokens of an answer, or take a checkpoint with yarn or "
+            "linear scaling"
+        )
+
+
 def scaled_frequencies(
     kind: str, numbers: tuple[float, ...], frequency: Float[Array, " half"], theta: float
 ) -> tuple[Float[Array, " half"], float]:
@@ -41,6 +59,8 @@ def scaled_frequencies(
         return _llama3(frequency, *numbers), 1.0
     if kind == "linear":
         return frequency / numbers[0], 1.0
+    if kind == "dynamic":
+        return frequency, 1.0  # of rows that `check_length` accepts
     return _yarn(frequency, theta, *numbers)
 
 

@@ -34,7 +34,9 @@ def read_rope(family: Family, published: Fields, head_dim: int, required: Requir
     if sliding is None and family.sliding_theta is not None:
         sliding = {"rope_theta": family.sliding_theta or fields["rope_theta"]}
     for kind in types_of(rope):
-        absent = _ABSENT | {"attention_factor": _attention_factor(rope)} if kind == "yarn" else {}
+        absent: dict[str, Any] = {"max_position_embeddings": published.get("max_position_embeddings")}
+        if kind == "yarn":
+            absent = _ABSENT | {"attention_factor": _attention_factor(rope)}
         given = {**absent, **{name: value for name, value in rope.items() if value is not None}}
         fields |= {"rope_type": kind, "rope_scaling": tuple(float(required(given, name)) for name in FIELDS[kind])}
     if sliding is not None:
@@ -92,7 +94,9 @@ def written_rope(family: Family, config: ModelConfig) -> dict[str, Any]:
                 del rope["attention_factor"]
     rotary = {} if family.rotary is None else {"partial_rotary_factor": config.partial_rotary_factor}
     rope |= rotary
+    longest = rope.pop("max_position_embeddings", None)
     return {
+        **({"max_position_embeddings": int(longest)} if longest else {}),
         "rope_theta": config.rope_theta,
         "rope_parameters": {FULL: rope, SLIDING: plain} if by_kind else rope,
         "rope_scaling": rope if config.rope_scaling and not by_kind else None,
