@@ -15,7 +15,8 @@ from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step, row_of
 from jaxrl_llm.tasks.environments.first_messages import as_read
 from jaxrl_llm.tasks.environments.open_episodes import opened
 from jaxrl_llm.tasks.messages import EARLIER, GIVEN
-from tests.reference.tiny_environments import Announcing
+from jaxrl_llm.training.warm_start import WarmStartConfig, cached_in
+from tests.reference.tiny_environments import Announcing, Counting
 from tests.reference.tiny_rollout import tiny
 from tests.tasks.test_environments import CHATML, Templated
 
@@ -141,6 +142,26 @@ def test_demonstrations_begin_with_first_messages(tmp_path):
         assert rows[uid] == (begin + said + [0] * rest, [False] * len(begin) + learnt + [False] * rest)
     with pytest.raises(ValueError, match="task 'begun' does not begin with 'abc': KeyError: 'no such thing'; mend it"):
         next(tasks.supervised(announced("raise"), seed=0, batch_size=1, data_dir=tmp_path / "other"))
+
+
+def test_a_warm_start_on_other_first_messages_is_another(tmp_path):
+    """The place in the cache; an environment that says nothing has that of the rows' prompts."""
+    task, model = announced("cd", None), Model(tiny())
+
+    def place(environment):
+        own = dataclasses.replace(task, environment=environment)
+        return cached_in(model, own, WarmStartConfig(cache_dir=str(tmp_path)), data_dir=str(tmp_path / "data"))
+
+    class Other(Announcing):
+        def init(self, row):
+            return "e"
+
+    class Prompt(Announcing):
+        def init(self, row):
+            return row["prompt"]
+
+    assert place(Counting) == place(Prompt)
+    assert len({place(each) for each in (Counting, Announcing, Other)}) == 3
 
 
 def test_a_check_measures_first_messages():
