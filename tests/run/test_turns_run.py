@@ -263,7 +263,7 @@ def test_first_messages_are_what_a_run_reads(folder, monkeypatch, capsys):
 
 
 class Killed(Guessing):
-    """Kills the process that trains, in the second turn of its second step."""
+    """Kills the process that trains, after so many answers."""
 
     left = -1
 
@@ -274,16 +274,24 @@ class Killed(Guessing):
         return super().step(answer)
 
 
-def kills(folder):
-    """The run that a process of its own begins, and does not end."""
+def kills(workdir, config, at):
+    """The run that a process of its own begins, and does not end: in the second turn of the rollout of a step."""
     key = EpisodeRollouts._key
 
     def armed(self, step):
-        Killed.left = 40 if step == 2 else Killed.left  # of 32 first turns
+        Killed.left = 40 if step == at else Killed.left  # of 32 first turns
         return key(self, step)
 
     guess.Guessing, EpisodeRollouts._key = Killed, armed
-    train(folder / "killed", turns(folder, **KILLED))
+    train(workdir, config)
+
+
+def killed(code):
+    """Run in a process of its own what ends by SIGKILL."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import tests.conftest; {code}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
 
 
 KILLED = {"checkpoint.every": 1, "warm_start.steps": 100}
@@ -292,9 +300,8 @@ KILLED = {"checkpoint.every": 1, "warm_start.steps": 100}
 def test_a_sigkill_in_the_middle_of_a_turn_begins_the_step_again(tmp_path):
     config = turns(tmp_path, **KILLED)
     train(tmp_path / "whole", config)
-    code = f"import pathlib, tests.conftest, tests.run.test_turns_run as t; t.kills(pathlib.Path({str(tmp_path)!r}))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    place = repr(str(tmp_path))
+    killed(f"import tests.run.test_turns_run as t; t.kills({place} + '/killed', t.turns({place}, **t.KILLED), 2)")
     assert [row["step"] for row in metrics(tmp_path / "killed")] == [0, 1]
     train(tmp_path / "killed", config)
     (step, ours), (last, theirs) = (final_state(tmp_path / name, config) for name in ("killed", "whole"))
