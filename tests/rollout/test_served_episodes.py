@@ -86,7 +86,8 @@ SERVED = {
     "rollout.prompts": 8,
     "rollout.group_size": 4,
 }
-AHEAD = SERVED | {"rollout.lag": 2, "steps": 4, "checkpoint.every": 1, "log.samples": 32}
+AHEAD = SERVED | {"rollout.lag": 2, "steps": 4, "checkpoint.every": 1, "log.samples": 16, "rollout.prompts": 4}
+AHEAD |= {"evaluation.prompts": 4}
 
 
 def served_run(folder, fields, **fake):
@@ -131,7 +132,7 @@ def test_a_run_ahead_on_servers_that_is_killed_ends_as_one_without_a_break(tmp_p
         train(tmp_path / "whole", config)
         place = repr(str(tmp_path))
         code = "import tests.rollout.test_served_episodes as s, tests.run.test_turns_run as t; "
-        killed(f"{code}t.kills({place} + '/killed', s.ahead({place}, {fake.address!r}), 4)")
+        killed(f"{code}t.kills({place} + '/killed', s.ahead({place}, {fake.address!r}), 4, 20)")
         began = [row["step"] for row in metrics(tmp_path / "killed")]
         assert began[-1] in (1, 2)  # of which the fourth rollout was in flight
         train(tmp_path / "killed", config)
@@ -147,6 +148,6 @@ def test_a_run_ahead_on_servers_that_is_killed_ends_as_one_without_a_break(tmp_p
     assert rows[0] == rows[1]
     said = samples(tmp_path / "killed")
     assert said == samples(tmp_path / "whole")
-    assert [row["step"] for row in said if "answer" in row] == [step for step in (1, 2, 3, 4) for _ in range(32)]
+    assert [row["step"] for row in said if "answer" in row] == [step for step in (1, 2, 3, 4) for _ in range(16)]
     assert any("\n> " in row["answer"] for row in said if "answer" in row)
     assert metrics(tmp_path / "whole")[-1]["rollout/age_max"] == 2

@@ -274,12 +274,12 @@ class Killed(Guessing):
         return super().step(answer)
 
 
-def kills(workdir, config, at):
-    """The run that a process of its own begins, and does not end: in the second turn of the rollout of a step."""
+def kills(workdir, config, at, answers):
+    """The run that a process of its own begins, and does not end: after so many answers of the rollout of a step."""
     key = EpisodeRollouts._key
 
     def armed(self, step):
-        Killed.left = 40 if step == at else Killed.left  # of 32 first turns
+        Killed.left = answers if step == at else Killed.left
         return key(self, step)
 
     guess.Guessing, EpisodeRollouts._key = Killed, armed
@@ -301,7 +301,9 @@ def test_a_sigkill_in_the_middle_of_a_turn_begins_the_step_again(tmp_path):
     config = turns(tmp_path, **KILLED)
     train(tmp_path / "whole", config)
     place = repr(str(tmp_path))
-    killed(f"import tests.run.test_turns_run as t; t.kills({place} + '/killed', t.turns({place}, **t.KILLED), 2)")
+    killed(
+        f"import tests.run.test_turns_run as t; t.kills({place} + '/killed', t.turns({place}, **t.KILLED), 2, 40)"
+    )  # of 32 first turns
     assert [row["step"] for row in metrics(tmp_path / "killed")] == [0, 1]
     train(tmp_path / "killed", config)
     (step, ours), (last, theirs) = (final_state(tmp_path / name, config) for name in ("killed", "whole"))
