@@ -70,7 +70,7 @@ def told(environment: Environment, what: str, given: Any) -> Step:
 
 
 def _first(begun: Any) -> list[Message]:
-    """What `init` returned as messages, the last one of the user."""
+    """Return the messages of `init`, the last one of the user."""
     given = [{"role": "user", "content": begun}] if isinstance(begun, str) else begun
     said = [message("init", one) for one in given] if isinstance(given, list | tuple) else []
     if not said or said[-1]["role"] != "user" or not said[-1]["content"]:

@@ -44,7 +44,7 @@ def fault(task: Task, example: Mapping[str, Any], step: Step) -> str:
 
 
 def _unreadable(task: Task, prompt: str, row: Row) -> str:
-    """Why a prompt that an environment has said cannot be read, or ""."""
+    """Return why a prompt that an environment has said cannot be read, or ""."""
     try:
         bounded("prompt", prompt, task.ids_of_prompt(prompt, row), task.prompt_length)
     except ValueError as error:
