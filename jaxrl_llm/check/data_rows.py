@@ -8,12 +8,14 @@ import numpy as np
 from jaxrl_llm import tasks
 from jaxrl_llm.check.doubts import Hopeless, examples, of_run
 from jaxrl_llm.check.findings import LOOK, OK, STOP, Finding
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.run.blocks import Settings
 from jaxrl_llm.tasks import PublishedTokenizer, Row, Task
 from jaxrl_llm.tasks.golds import named
 from jaxrl_llm.tasks.verifiers import submit
 
+_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.first_messages"})
 _GOLD = 64  # right answers that the verifier is asked about
 _ANSWER = "ANSWER"
 _NAMES = {
@@ -34,7 +36,9 @@ Examples = Sequence[tuple[str, str, Row]]  # prompt, right answer, other fields
 
 def examples_of(run: Run) -> Examples:
     """The first of the train split, too long ones among them."""
-    return examples(run.settings.task, "train", 512)
+    task = run.settings.task
+    found = examples(task, "train", 512)
+    return found if task.environment is None else _OF_ENVIRONMENTS["as_read"](task, found)
 
 
 def rows(run: Run, examples: Examples) -> list[Finding]:

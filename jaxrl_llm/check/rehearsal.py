@@ -61,15 +61,16 @@ def rehearse(run: Run, note: Callable[[str], None]) -> Rehearsal:
     state = run.start(note)
     run, state = run.started(state, None), settled(state)
     source = run.source
-    s, golds = run.settings, {}
+    s = run.settings
     if isinstance(source, Rollouts):
         source = dataclasses.replace(source.without_lag(), samples=s.rows, sampling=DynamicSampling())
-        prompts = next(source.stream())  # the same as those of the first step
-        golds = dict(zip(prompts["prompt"], prompts["answer"], strict=True))
     stream = source.stream()
     note("step 1")
     start = time.monotonic()
     drawn = source.next(stream, 1, state)
+    golds = {
+        asked: gold for batch, _ in drawn.asked for asked, gold in zip(batch["prompt"], batch["answer"], strict=True)
+    }
     shown = _compared(run, state, drawn)
     batch = processes.fetch({"tokens": drawn.rollout.tokens, "mask": drawn.rollout.loss_mask})
     teaching = bool(processes.fetch(drawn.rollout.advantages)[batch["mask"]].any() or run.learner.divergence)

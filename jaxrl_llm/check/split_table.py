@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.messages import whole
 
+_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.first_messages"})
 _ROOM = 8  # times the longest right answer: a bound above that is noted
 MEASURED = 1000  # rows of a split whose tokens are counted, evenly over it
 
@@ -31,7 +33,8 @@ def numbers_of(
         others: the examples of the other split; how many prompts are among theirs too is `shared`.
     """
     some = examples[:: -(-len(examples) // MEASURED) or 1]
-    prompts = [len(task.ids_of_prompt(prompt, row)) for prompt, _, row in some]
+    read = some if task.environment is None else _OF_ENVIRONMENTS["as_read"](task, some)
+    prompts = [len(task.ids_of_prompt(prompt, row)) for prompt, _, row in read]
     answers = [len(task.ids_of_answer(gold)) for _, gold, _ in some]
     asked, known = [whole(prompt, row) for prompt, _, row in examples], {whole(p, row) for p, _, row in others}
     return {

@@ -23,6 +23,7 @@ from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
 from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
+from jaxrl_llm.tasks.environments.first_messages import fault
 from jaxrl_llm.tasks.environments.open_episodes import opened
 
 _ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
@@ -184,13 +185,13 @@ class Table:
         held = zip(prompts["tokens"], prompts["lengths"], strict=True)
         ids = [tokens[:n].tolist() for tokens, n in held for _ in range(group)]
         self.episodes = [Episode(context) for context in ids]
-        rows = [
-            row_of({"prompt": prompt, "answer": answer, "row": row})
+        examples = [
+            {"prompt": prompt, "answer": answer, "row": row}
             for prompt, answer, row in zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True)
         ]
-        begun = self._ask("init", {i: rows[i // group] for i in range(len(self.episodes))})
+        begun = self._ask("init", {i: row_of(examples[i // group]) for i in range(len(self.episodes))})
         for i, step in begun.items():
-            self.episodes[i].error = step.error
+            self.episodes[i].error = fault(task, examples[i // group], step)
 
     def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
         began = time.monotonic()

@@ -18,7 +18,12 @@ from jaxrl_llm.tasks.base import Example, Row, Task, bounded
 from jaxrl_llm.tasks.splits import data_name
 
 _NOT_ON_DISK = ByName({"generate": "jaxrl_llm.tasks.drawn_splits"})
-_OVER_TURNS = ByName({"demonstrated": "jaxrl_llm.tasks.environments.demonstrations"})
+_OVER_TURNS = ByName(
+    {
+        "begun": "jaxrl_llm.tasks.environments.first_messages",
+        "demonstrated": "jaxrl_llm.tasks.environments.demonstrations",
+    }
+)
 
 Ids = Integer[np.ndarray, "n"]
 Rows = Integer[np.ndarray, "n t"]
@@ -133,6 +138,8 @@ def numbered(source: Sequence[_Row], limit: int | None) -> list[tuple[int, _Row]
 
 def _prompt_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Prompts:
     draws, rows = zip(*numbered, strict=True)
+    if task.environment is not None:  # where it cannot begin with a row, the episodes of that end by themselves
+        rows = [row if why else new for row, (new, why) in zip(rows, _OVER_TURNS["begun"](task, rows), strict=True)]
     ids = _prompt_ids(task, rows)
     return Prompts(
         uid=np.array([row["uid"] for row in rows], np.int64),
@@ -152,16 +159,17 @@ def _prompt_ids(task: Task, rows: Sequence[Example]) -> list[list[int]]:
 
 def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> SupervisedBatch:
     draws, rows = zip(*numbered, strict=True)
-    prompts, length = _prompt_ids(task, rows), task.row_length(task.answer_length)
+    length = task.row_length(task.answer_length)
     numbers = {"uid": np.array([row["uid"] for row in rows], np.int64), "draw": np.array(draws, np.int64)}
     if task.environment is not None:
-        ids, learnt = _OVER_TURNS["demonstrated"](task, rows, prompts, length)
+        ids, learnt = _OVER_TURNS["demonstrated"](task, rows, length)
         return SupervisedBatch(
             **numbers,
             tokens=_left_aligned(ids, length, task.tokenizer.pad_id),
             loss_mask=_left_aligned(learnt, length, 0) == 1,
             segment_ids=_left_aligned([[1] * len(one) for one in ids], length, 0),
         )
+    prompts = _prompt_ids(task, rows)
     answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
     return SupervisedBatch(**numbers, **answered_rows(prompts, answers, length, task.tokenizer.pad_id))
 

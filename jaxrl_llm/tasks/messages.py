@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 EARLIER = "earlier_messages"  # the field of an example's row that holds what was said before its prompt
+GIVEN = "given_to_init"  # the field of a row whose prompt an environment has replaced: what its `init` was given
 
 Message = Mapping[str, str]
 

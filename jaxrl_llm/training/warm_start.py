@@ -18,11 +18,14 @@ from jaxrl_llm.ground.declared import Block, declared
 from jaxrl_llm.ground.machine import cache_folder, usable_cores
 from jaxrl_llm.models import Model
 from jaxrl_llm.records.saved_trees import load_tree, save_tree
+from jaxrl_llm.tasks.messages import GIVEN
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.state import make_state, settled
 from jaxrl_llm.training.step import Learner
+
+_BEGUN = 8  # rows whose environments tell whether they begin as those of an earlier warm start did
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def warm_start(
 
     if not config.steps:
         return untrained()
-    folder = cached_in(model, task, config, pretrained=pretrained, evaluated_on=evaluated_on)
+    folder = cached_in(model, task, config, pretrained=pretrained, evaluated_on=evaluated_on, data_dir=data_dir)
     with _held(folder):
         there = folder.exists()
         if processes.everywhere(there):
@@ -86,6 +89,7 @@ def cached_in(
     *,
     pretrained: str = "",
     evaluated_on: Mapping[str, Any] | None = None,
+    data_dir: str | None = None,
 ) -> Path:
     """Return the folder of these parameters, named by a hash of everything that they depend on.
 
@@ -101,6 +105,10 @@ def cached_in(
         "jax": jax.__version__,
     }
     depends_on |= {"pretrained": models.fingerprint(pretrained)} if pretrained else {}
+    if task.environment is not None:
+        some = tasks.all_prompts(task, "train", limit=_BEGUN, data_dir=data_dir)
+        said = [(text, row) for text, row in zip(some["prompt"], some["row"], strict=True) if GIVEN in row]
+        depends_on |= {"first_messages": said} if said else {}
     text = json.dumps(depends_on, sort_keys=True, default=str)
     root = Path(config.cache_dir) if config.cache_dir else cache_folder()
     return root / "warm_start" / hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""A fake vLLM server that computes: it loads the weights that it is given, and answers greedily."""
+"""A fake vLLM server that computes: it loads the weights that it is given, and answers greedily or by its seeds."""
 
 import contextlib
 import functools
@@ -28,8 +28,9 @@ def _forward(model: Model, params: Any, tokens: Any) -> Any:
 class _Computed:
     """Answers by question, as `fake_vllm` reads them; `asked` are the prompts of training, in their order."""
 
-    def __init__(self, model: Model, length: int):
+    def __init__(self, model: Model, length: int, drawn: bool):
         self.model, self.length, self.asked, self.loaded = model, length, list[list[int]](), ("", None)
+        self.drawn, self.first = drawn, dict[str, Any]()
         self.fake: Any = None
 
     def params(self) -> Any:
@@ -40,11 +41,17 @@ class _Computed:
     def __getitem__(self, question: str) -> Any:
         prompt, sampling = json.loads(question)
         with self.fake.computing:
-            ids, said, params = [*prompt], list[Any](), self.params()
+            ids, said, label, params = [*prompt], list[Any](), self.fake.label, self.params()
+            chance = np.random.default_rng(sampling["seed"]) if self.drawn else None
+            self.first = self.first or params
             while len(said) < sampling["max_tokens"] and not (said and ids[-1] in sampling["stop_token_ids"]):
                 row = jnp.asarray(ids + [0] * (self.length - len(ids)))
                 logprobs, experts = jax.device_get(_forward(self.model, params, row))
-                token = int(np.argmax(logprobs[len(ids) - 1]))
+                scores = logprobs[len(ids) - 1]
+                if chance is not None:
+                    own = jax.device_get(_forward(self.model, self.first, row)[0])[len(ids) - 1]
+                    scores = own + chance.gumbel(size=len(own))
+                token = int(np.argmax(scores))
                 said.append({"token_id": token, "logprob": float(logprobs[len(ids) - 1, token])})
                 ids.append(token)
             forced = None
@@ -55,13 +62,16 @@ class _Computed:
                 self.asked.append(prompt)
         given = None if experts is None else as_base64(experts[: len(ids) - 1])
         choice = {"token_ids": ids[len(prompt) :], "logprobs": {"content": said}, "routed_experts": given}
-        return {"choices": [choice], "prompt_logprobs": forced}
+        return {"choices": [choice], "prompt_logprobs": forced, "label": label}
 
 
 @contextlib.contextmanager
-def computing_vllm(model: Model, length: int, **changes: Any) -> Iterator[Any]:
-    """A `fake_vllm` of a model, whose rows have at most so many tokens; `asked` holds the prompts of training."""
-    answers = _Computed(model, length)
+def computing_vllm(model: Model, length: int, drawn: bool = False, **changes: Any) -> Iterator[Any]:
+    """A `fake_vllm` of a model, whose rows have at most so many tokens; `asked` holds the prompts of training.
+
+    drawn: an answer follows from its prompt and its seed, drawn from the first weights; log-probs are of the present.
+    """
+    answers = _Computed(model, length, drawn)
     sizes = {name: getattr(model.config, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
     with fake_vllm(answers=answers, model=sizes | {"max_model_len": length}, **changes) as fake:
         fake.computing, answers.fake, fake.asked = threading.Lock(), fake, answers.asked

@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
             json.loads(json.dumps(fake.answers[question(body)])),
             "prompt_logprobs" not in body["sampling_params"],
         )
-        choice = said["choices"][0]
+        choice, label = said["choices"][0], said.pop("label", fake.label)
         with fake.lock:
             fake.served += training
             fake.shaken += not training
@@ -60,10 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(1)
         if fault == "restart":
-            fake.label = "default"
+            fake.label = label = "default"
         if fault == 500:
             return self.say({"error": "worker failed"}, 500)
-        choice["weight_versions"] = [{"version": fake.label, "start": 0, "end": len(choice["token_ids"])}]
+        choice["weight_versions"] = [{"version": label, "start": 0, "end": len(choice["token_ids"])}]
         if fake.raw:
             for one, logprob in zip(choice["logprobs"]["content"], said["raw"], strict=True):
                 one["logprob"] = logprob

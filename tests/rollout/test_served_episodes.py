@@ -1,6 +1,8 @@
 """Episodes on vLLM servers: each turn is a question by ids, and the episodes are those of the engine of the run."""
 
 import functools
+import gc
+import threading
 
 import jax
 import numpy as np
@@ -16,8 +18,9 @@ from jaxrl_llm.run.settings import validate
 from tests.reference.computing_vllm import computing_vllm
 from tests.reference.slowly import first_quick
 from tests.reference.tiny_rollout import tiny
-from tests.reference.tiny_run import assert_parts_are_the_whole, make_config, metrics, train
+from tests.reference.tiny_run import assert_parts_are_the_whole, final_state, make_config, metrics, samples, train
 from tests.rollout.test_episodes import assert_scored_alike, engine, prompts, task
+from tests.run.test_turns_run import killed
 
 MODEL = Model(tiny())
 OWN = task(verify_truncated=True)
@@ -78,16 +81,29 @@ def test_a_server_with_too_little_room_for_an_episode_is_refused(greedy):
             served(greedy[0], fake.address)
 
 
+SERVED = {
+    "rollout.engine": "vllm",
+    "warm_start.steps": 100,
+    "task.options": {"numbers": 15, "turns": 4, "train_size": 512, "test_size": 64},
+    "rollout.prompts": 8,
+    "rollout.group_size": 4,
+}
+AHEAD = SERVED | {"rollout.lag": 2, "steps": 4, "checkpoint.every": 1, "log.samples": 16, "rollout.prompts": 4}
+AHEAD |= {"evaluation.prompts": 4}
+
+
+def served_run(folder, fields, **fake):
+    """The fake servers of a run's model, whose rows are whole episodes."""
+    run = build(validate(make_config(folder, "turns", **fields | {"rollout.servers": ("http://none:1",)})))
+    return computing_vllm(run.model, run.settings.task.row_length(3), **fake)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_run_trains_on_served_episodes_and_resumes(tmp_path, lag):
     """R3: every fed token has its experts; what a lag has in flight at a kill is asked again, of the newer policy."""
-    fields = {"rollout.engine": "vllm", "replay.mode": "R3", "warm_start.steps": 100, "rollout.lag": lag}
-    fields |= {"task.options": {"numbers": 15, "turns": 4, "train_size": 512, "test_size": 64}}
-    fields |= {"rollout.prompts": 8, "rollout.group_size": 4}
-    plain = make_config(tmp_path, "turns", **fields | {"rollout.servers": ("http://none:1",)})
-    model, length = build(validate(plain)).model, validate(plain).task.row_length(3)
-    with computing_vllm(model, length) as fake:
+    fields = SERVED | {"replay.mode": "R3", "rollout.lag": lag}
+    with served_run(tmp_path, fields) as fake:
         fields |= {"rollout.servers": (fake.address,)}
         config = functools.partial(make_config, tmp_path, "turns", **fields)
         if lag:
@@ -101,3 +117,44 @@ def test_a_run_trains_on_served_episodes_and_resumes(tmp_path, lag):
         assert row["check/unrecorded"] == 0
         assert row["rollout/handshake"] < 1e-5
     assert rows[0]["check/old_sampler_mean"] < 1e-5
+
+
+def ahead(folder, address):
+    return make_config(folder, "turns", **AHEAD | {"rollout.servers": (address,)})
+
+
+@pytest.mark.slow
+def test_a_run_ahead_on_servers_that_is_killed_ends_as_one_without_a_break(tmp_path):
+    """Answers follow from their seeds, so that those asked again are the same: the same rows, and nothing twice.
+
+    What is asked again is of a newer policy, so that ages and the sampler's log-probs differ, which GRPO does not read.
+    """
+    with served_run(tmp_path, AHEAD, drawn=True) as fake:
+        config = ahead(tmp_path, fake.address)
+        train(tmp_path / "whole", config)
+        place = repr(str(tmp_path))
+        code = "import tests.rollout.test_served_episodes as s, tests.run.test_turns_run as t; "
+        killed(f"{code}t.kills({place} + '/killed', s.ahead({place}, {fake.address!r}), 4, 20)")
+        began = [row["step"] for row in metrics(tmp_path / "killed")]
+        assert began[-1] in (1, 2)  # of which the fourth rollout was in flight
+        train(tmp_path / "killed", config)
+        gc.collect()
+        for thread in threading.enumerate():  # what is asked for after the last step is answered before the server ends
+            if thread.name.startswith("rollouts"):
+                thread.join(60)
+    (step, ours), (last, theirs) = (final_state(tmp_path / name, config) for name in ("killed", "whole"))
+    assert step == last == 4
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    of_the_policy = ("rollout/age", "rollout/handshake", "kl/sampler", "mismatch/", "check/old_sampler")
+    of_the_policy += ("check/sampler_equal", "routing/flips_sampler_old")
+    rows = [
+        [{name: x for name, x in row.items() if not name.startswith(of_the_policy)} for row in metrics(tmp_path / name)]
+        for name in ("killed", "whole")
+    ]
+    assert [row["step"] for row in rows[0]] == [0, 1, 2, 3, 4]
+    assert rows[0] == rows[1]
+    said = samples(tmp_path / "killed")
+    assert said == samples(tmp_path / "whole")
+    assert [row["step"] for row in said if "answer" in row] == [step for step in (1, 2, 3, 4) for _ in range(16)]
+    assert any("\n> " in row["answer"] for row in said if "answer" in row)
+    assert metrics(tmp_path / "whole")[-1]["rollout/age_max"] == 2

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,8 +211,59 @@ def test_an_environment_of_one_turn_is_the_run_without_it(tmp_path):
         assert {name: value for name, value in row.items() if name not in more} == expected
 
 
+def announced(init, **fields):
+    """The task `guess` whose environment begins as `init` says."""
+
+    class Announced(Guessing):
+        def init(self, row):
+            super().init(row)
+            return init(row)
+
+    made = guess.guess
+
+    @functools.wraps(made)
+    def announcing(**options):
+        return dataclasses.replace(made(**options), environment=Announced, **fields)
+
+    return announcing
+
+
+def test_an_environment_that_begins_with_the_rows_prompt_is_the_run_without(folder, monkeypatch):
+    """Bit for bit."""
+    rows_of(folder, "plain")
+    monkeypatch.setattr(guess, "guess", announced(lambda row: row["prompt"]))
+    train(folder / "said", turns(folder))
+    (_, ours), (_, theirs) = (final_state(folder / name, turns(folder)) for name in ("said", "plain"))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert metrics(folder / "said") == metrics(folder / "plain")
+    assert samples(folder / "said") == samples(folder / "plain")
+
+
+def test_first_messages_are_what_a_run_reads(folder, monkeypatch, capsys):
+    """Warm start, rollouts, evaluation, samples, `generate` and a record begin with them, without the row's letters."""
+    monkeypatch.setattr(guess, "guess", announced(lambda row: row["prompt"][3:]))
+    row = rows_of(folder, "begun", **{"replay.mode": "R3"})[0]
+    assert row["check/old_sampler_mean"] < 1e-5
+    assert row["check/unrecorded"] == 0
+    assert row["reward/verifier_errors"] == 0
+    assert row["rollout/turns_mean"] > 1.5  # a warm start on the prompts of the rows would not know these
+    read = [one["prompt"] for one in samples(folder / "begun")]
+    assert all(re.fullmatch(r"\d\d-\d\d:", text) for text in read)
+    write_config(folder / "begun", turns(folder, **{"replay.mode": "R3"}))
+    assert generate.main(["--workdir", str(folder / "begun"), "--episode", "0", "--greedy"]) == 0
+    (last,) = [one for one in samples(folder / "begun") if "greedy" in one and one["step"] == 2][:1]
+    assert capsys.readouterr().out.startswith(f"{last['prompt']}\n{last['greedy']}\nreward {last['reward']:g}")
+    given = ["--workdir", str(folder / "begun"), "--prompts", "2", "--samples", "1", "--k", "1", "--show", "0"]
+    assert evaluation.main([*given, "--record", str(folder / "begun.jsonl")]) == 0
+    for line in (folder / "begun.jsonl").read_text().splitlines():
+        (trace,) = json.loads(line)["traces"]
+        said, data = trace["nodes"][0], trace["task"]["data"]
+        assert said["token_ids"] == tasks.make("guess").tokenizer.encode(said["message"]["content"])
+        assert data["row"]["given_to_init"]["prompt"][3:] == data["prompt"] == said["message"]["content"]
+
+
 class Killed(Guessing):
-    """Kills the process that trains, in the second turn of its second step."""
+    """Kills the process that trains, after so many answers."""
 
     left = -1
 
@@ -222,16 +274,24 @@ class Killed(Guessing):
         return super().step(answer)
 
 
-def kills(folder):
-    """The run that a process of its own begins, and does not end."""
+def kills(workdir, config, at, answers):
+    """The run that a process of its own begins, and does not end: after so many answers of the rollout of a step."""
     key = EpisodeRollouts._key
 
     def armed(self, step):
-        Killed.left = 40 if step == 2 else Killed.left  # of 32 first turns
+        Killed.left = answers if step == at else Killed.left
         return key(self, step)
 
     guess.Guessing, EpisodeRollouts._key = Killed, armed
-    train(folder / "killed", turns(folder, **KILLED))
+    train(workdir, config)
+
+
+def killed(code):
+    """Run in a process of its own what ends by SIGKILL."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import tests.conftest; {code}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
 
 
 KILLED = {"checkpoint.every": 1, "warm_start.steps": 100}
@@ -240,9 +300,10 @@ KILLED = {"checkpoint.every": 1, "warm_start.steps": 100}
 def test_a_sigkill_in_the_middle_of_a_turn_begins_the_step_again(tmp_path):
     config = turns(tmp_path, **KILLED)
     train(tmp_path / "whole", config)
-    code = f"import pathlib, tests.conftest, tests.run.test_turns_run as t; t.kills(pathlib.Path({str(tmp_path)!r}))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    place = repr(str(tmp_path))
+    killed(
+        f"import tests.run.test_turns_run as t; t.kills({place} + '/killed', t.turns({place}, **t.KILLED), 2, 40)"
+    )  # of 32 first turns
     assert [row["step"] for row in metrics(tmp_path / "killed")] == [0, 1]
     train(tmp_path / "killed", config)
     (step, ours), (last, theirs) = (final_state(tmp_path / name, config) for name in ("killed", "whole"))

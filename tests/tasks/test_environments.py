@@ -265,18 +265,6 @@ def test_the_example_of_the_page_is_a_task(tmp_path, monkeypatch):
         assert said == Step("", 1.0, True, "")
 
 
-def test_first_messages_of_init_are_refused():
-    """They would never be read: the model begins with the row's prompt."""
-
-    class Begins(Counting):
-        def init(self, row):
-            return [{"role": "user", "content": "a"}]
-
-    task = dataclasses.replace(tasks.make("guess"), environment=Begins)
-    (said,) = opened(task).ask([(0, "init", {})])
-    assert said.error.startswith("ValueError: init returned [{'role': 'user', 'content': 'a'}]; return nothing")
-
-
 def test_a_check_does_not_ask_an_environment_for_the_verdict_on_a_right_answer():
     task = tasks.make("guess")
     found = right_answers(task, [task.sample(np.random.default_rng(0))], best=0.5)

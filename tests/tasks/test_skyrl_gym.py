@@ -1,5 +1,6 @@
 """Environments of skyrl-gym, as they are, on rows in SkyRL's form; and what an environment may not do here."""
 
+import dataclasses
 import json
 import sqlite3
 import sys
@@ -8,9 +9,12 @@ from types import ModuleType
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.environments.environment import Step
+from jaxrl_llm.tasks.environments.first_messages import begun
 from jaxrl_llm.tasks.environments.open_episodes import opened
 from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisodes
+from tests.tasks.test_environments import CHATML, chatting
 
 
 def rows_of(folder, *rows):
@@ -102,7 +106,7 @@ class Faulty:
         self.extras = extras
 
     def init(self, prompt):
-        return (prompt if self.extras["max_turns"] == 2 else prompt[1:]), {}
+        return [{"role": "system", "content": self.extras.get("rules", "s")}, *prompt[1:]], {}
 
     def step(self, answer):
         said = {"observations": [{"role": "user", "content": "on"}], "reward": 1, "done": False, "metadata": {}}
@@ -113,21 +117,38 @@ class Faulty:
 
 
 @pytest.mark.parametrize(
-    ("turns", "answer", "message"),
+    ("answer", "message"),
     [
-        (3, "", "faulty begins with other messages than the row's prompt"),
-        (2, "rewrites", "faulty rewrites answers, but what was sampled stays as it was"),
-        (2, "silent", "faulty observes nothing and goes on"),
+        ("rewrites", "faulty rewrites answers, but what was sampled stays as it was"),
+        ("silent", "faulty observes nothing and goes on"),
     ],
 )
-def test_what_an_environment_may_not_do(monkeypatch, turns, answer, message):
+def test_what_an_environment_may_not_do(monkeypatch, answer, message):
     library = ModuleType("skyrl_gym")
     library.make = lambda name, env_config, extras: Faulty(**extras)
     monkeypatch.setitem(sys.modules, "skyrl_gym", library)
-    own = SkyRLEpisodes("faulty", "{}", turns)()
-    begun = {"prompt": "a", "answer": "b", "earlier_messages": [{"role": "system", "content": "s"}], "x": 1}
+    own = SkyRLEpisodes("faulty", "{}", 2)()
+    own.init({"prompt": "a", "answer": "b", "earlier_messages": [{"role": "system", "content": "s"}], "x": 1})
     with pytest.raises(ValueError, match=message):
-        _ = own.init(begun), own.step(answer)
+        own.step(answer)
+
+
+def test_an_environment_may_begin_with_other_messages(monkeypatch):
+    """Its rules are read in the place of the row's; where it says the same, the row stays as it is."""
+    library = ModuleType("skyrl_gym")
+    library.make = lambda name, env_config, extras: Faulty(**extras)
+    monkeypatch.setitem(sys.modules, "skyrl_gym", library)
+    task = dataclasses.replace(chatting(CHATML), environment=SkyRLEpisodes("faulty", "{}", 2))
+    row = {"earlier_messages": [{"role": "system", "content": "s"}]}
+    given = [
+        Example(uid=i, prompt="a", answer="b", row=one) for i, one in enumerate([row, row | {"rules": "Be brief."}])
+    ]
+    (same, _), (other, _) = found = begun(task, given)
+    assert [why for _, why in found] == ["", ""]
+    assert same is given[0]
+    assert (other["prompt"], other["row"]["earlier_messages"]) == ("a", [{"role": "system", "content": "Be brief."}])
+    ids = task.ids_of_prompt(other["prompt"], other["row"])
+    assert task.tokenizer.decode(ids).startswith("<|system|>Be brief.")
 
 
 def test_the_rest_is_passed_on(monkeypatch):

@@ -20,7 +20,6 @@ _OPTIONS = [
     "--skip-tokenizer-init",
     "--tokens-only",
     "--enforce-eager",
-    "--no-enable-prefix-caching",  # what is cached belongs to the weights of before
     "--worker-extension-cls=vllm_worker.Extension",
     "--middleware=vllm_guard.Guard",
     "--logprobs-mode=processed_logprobs",  # of the distribution that was sampled from
@@ -73,6 +72,8 @@ def main() -> None:
         own = ["--scheduler-cls=vllm_worker.RoutesScheduler", "--no-enable-chunked-prefill"]
     else:
         own = ["--enable-return-routed-experts"]
+    if "--enable-prefix-caching" not in sys.argv:
+        own += ["--no-enable-prefix-caching"]
     sys.argv = ["vllm", *sys.argv[1:], *_OPTIONS, *own]
     runpy.run_module("vllm.entrypoints.cli.main", run_name="__main__")
 

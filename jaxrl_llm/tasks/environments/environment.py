@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl_llm.tasks.base import Row
-from jaxrl_llm.tasks.messages import Message, message
+from jaxrl_llm.tasks.messages import GIVEN, Message, message
 
 DEMONSTRATION = "demonstration"  # the field of a row with [answer, observation, answer, ...] to be imitated
 
@@ -14,10 +14,13 @@ Observation = str | Sequence[Message]  # a text, or messages of a chat; a text i
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. The model reads the prompt of a row, then each observation, and answers after each."""
+    """One episode. The model reads first messages, then each observation, and answers after each."""
 
-    def init(self, row: Row) -> None:
-        """Begin an episode. row: "prompt", "answer" and the other fields of the data."""
+    def init(self, row: Row) -> Observation | None:
+        """Begin an episode; return first messages, the same for the same row, or None for the row's prompt.
+
+        row: "prompt", "answer" and the other fields of the data.
+        """
         ...
 
     def step(self, answer: str) -> tuple[Observation, float, bool]:
@@ -30,7 +33,11 @@ class Environment(Protocol):
 
 
 class Step(NamedTuple):
-    """An environment's word on an answer. error: "", or why the episode is over, with a reward of 0."""
+    """An environment's word on a row or an answer.
+
+    observation: after `init` the first messages, "" for the prompt of the row.
+    error: "", or why the episode is over, with a reward of 0.
+    """
 
     observation: Observation = ""
     reward: float = 0.0
@@ -44,10 +51,8 @@ Asked = tuple[int, str, Any]  # the number of an episode, "init", "step" or "clo
 def told(environment: Environment, what: str, given: Any) -> Step:
     """Call the method `what`; raises what it raises, and ValueError where it returns something else."""
     if what == "init":
-        begun: Any = environment.init(given)
-        if begun is not None:
-            raise ValueError(f"init returned {begun!r:.80}; return nothing: the model reads the row's prompt first")
-        return Step(done=False)
+        begun = environment.init(given)
+        return Step("" if begun is None else _first(begun), done=False)
     if what == "close":
         environment.close()
         return Step()
@@ -64,6 +69,18 @@ def told(environment: Environment, what: str, given: Any) -> Step:
     return Step(observation, float(reward), bool(done))
 
 
+def _first(begun: Any) -> list[Message]:
+    """Return the messages of `init`, the last one of the user."""
+    given = [{"role": "user", "content": begun}] if isinstance(begun, str) else begun
+    said = [message("init", one) for one in given] if isinstance(given, list | tuple) else []
+    if not said or said[-1]["role"] != "user" or not said[-1]["content"]:
+        raise ValueError(
+            f"init returned {begun!r:.80}; return a text, messages of which the last is one of the user, or None for "
+            "the row's prompt"
+        )
+    return said
+
+
 def text_of(observation: Observation) -> str:
     """The observation as a person reads it."""
     return observation if isinstance(observation, str) else "\n".join(one["content"] for one in observation)
@@ -71,4 +88,5 @@ def text_of(observation: Observation) -> str:
 
 def row_of(example: Mapping[str, Any]) -> Row:
     """Return what `Environment.init` is given of an example with its prompt, its answer and its row."""
-    return {**example["row"], "prompt": example["prompt"], "answer": example["answer"]}
+    row = example["row"]
+    return row[GIVEN] if GIVEN in row else {**row, "prompt": example["prompt"], "answer": example["answer"]}

@@ -7,6 +7,7 @@ or eats memory ends alone. A process whose episode is over takes another one.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import operator
 import os
@@ -30,6 +31,9 @@ from jaxrl_llm.tasks.environments.environment import Asked, Environment, Step, t
 _MEMORY = 2**30  # bytes of each process
 _FOREVER = 1e6  # seconds: the worker holds the limits of its own processes
 _LONGEST = 2**22  # bytes of what an environment says at once
+_ROLLOUTS = itertools.count()  # an evaluation has episodes while those of a thread are open
+
+_Number = tuple[int, int]  # of a rollout and of its episode
 
 
 class OpenApart:
@@ -44,10 +48,11 @@ class OpenApart:
                 f"task {task.name!r} is isolated, but its environment cannot be sent to a process ({error}); make it "
                 "a class of a module"
             ) from error
-        self._name = f"the environment of task {task.name!r}"
+        self._name, self._rollout = f"the environment of task {task.name!r}", next(_ROLLOUTS)
 
     def ask(self, asked: Sequence[Asked]) -> list[Step]:
-        (reply,) = _pool().ask(self._name, self._host, _FOREVER, [(list(asked),)])
+        given = [((self._rollout, number), what, argument) for number, what, argument in asked]
+        (reply,) = _pool().ask(self._name, self._host, _FOREVER, [(given,)])
         if reply.error:
             return [Step(error=reply.error)] * len(asked)
         return [Step(*said) for said in reply.value]
@@ -105,15 +110,17 @@ class _Host:
     make: Callable[[], Environment]
     seconds: float
     at_once: int
-    processes: dict[int, _Process] = dataclasses.field(default_factory=dict)
+    processes: dict[_Number, _Process] = dataclasses.field(default_factory=dict)
+    free: list[_Process] = dataclasses.field(default_factory=list)
 
     def load(self) -> None:
         """Import what the environment needs once, before a process is forked."""
         if load := getattr(self.make, "load", None):
             load()
 
-    def __call__(self, asked: list[Asked]) -> list[Step]:
-        waiting, said = deque(range(len(asked))), dict[int, Step]()
+    def __call__(self, asked: list[tuple[_Number, str, Any]]) -> list[Step]:
+        known = [place for place, (number, what, _) in enumerate(asked) if what == "init" or number in self.processes]
+        waiting, said = deque(known), dict[int, Step]()
         busy: list[_Process] = []
         while waiting or busy:
             while waiting and len(busy) < self.at_once:
@@ -132,14 +139,18 @@ class _Host:
                 busy.remove(one)
                 found, why = step
                 said[one.place] = found or Step(error=why)
+                number, what, _ = asked[one.place]
                 if found is None:
                     one.end()
-                    del self.processes[asked[one.place][0]]
-        return [said[place] for place in range(len(asked))]
+                    del self.processes[number]
+                elif what == "close" or found.error:
+                    self.free.append(self.processes.pop(number))
+        return [said.get(place, Step(error=DIED)) for place in range(len(asked))]
 
-    def _asked(self, place: int, number: int, what: str, given: Any) -> _Process:
-        one = self.processes.get(number) or self._forked()
-        self.processes[number] = one
+    def _asked(self, place: int, number: _Number, what: str, given: Any) -> _Process:
+        if number not in self.processes:
+            self.processes[number] = self.free.pop() if self.free else self._forked()
+        one = self.processes[number]
         one.place, one.deadline = place, time.monotonic() + self.seconds
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, and its end of the pipe says so
             one.connection.send((what, given))

@@ -87,7 +87,7 @@ class SkyRLEpisode:
     def __init__(self, of: SkyRLEpisodes):
         self._of = of
 
-    def init(self, row: Row) -> None:
+    def init(self, row: Row) -> list[Message]:
         extras = {name: value for name, value in row.items() if name not in ("prompt", "answer", EARLIER)}
         extras["max_turns"] = self._of.turns
         settings = SimpleNamespace(**json.loads(self._of.settings))
@@ -95,8 +95,7 @@ class SkyRLEpisode:
         self._env = library.make(self._of.env, env_config=settings, extras=extras)
         given = [*row.get(EARLIER, ()), {"role": "user", "content": row["prompt"]}]
         begun, _ = self._env.init(list(given))
-        if begun != given:
-            raise ValueError(f"{self._of.env} begins with other messages than the row's prompt: {begun!r:.200}")
+        return begun
 
     def step(self, answer: str) -> tuple[list[Message], float, bool]:
         said = self._env.step(answer)
