@@ -75,7 +75,7 @@ print("known")
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install 'jax[tpu]'"
 )
 def test_libtpu_knows_the_flags_of_tpus():
     (given,) = flags.added("tpu", {}).values()

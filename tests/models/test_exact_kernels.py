@@ -23,7 +23,7 @@ from jaxrl_llm.rollout.sampling import Sampling
 from tests.reference.slowly import first_quick
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install 'jax[tpu]'"
 )
 HOW = KernelTiles(interpret=True)
 N, D, F = 70, 64, 600  # rows of one block; columns of more than one

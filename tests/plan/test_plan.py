@@ -30,7 +30,7 @@ from jaxrl_llm.run.settings import validate
 from tests.reference import tiny_run
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install libtpu"
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs is optional: pip install 'jax[tpu]'"
 )
 needs_cuda = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None,
