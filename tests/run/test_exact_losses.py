@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,16 +26,18 @@ FIELDS = {
 
 
 def here() -> dict[str, object]:
-    """Return what decides the bits of a program: another processor is given another kernel."""
+    """Return what decides the bits of a program: another processor or flag is given another kernel."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
     told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     processor = " ".join(told.get(name, "?") for name in ("model name", "cpu family", "model", "stepping"))
-    return {"processor": processor, "cores": len(machine.usable_cores()), "jaxlib": version("jaxlib")}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"processor": processor, "cores": len(machine.usable_cores()), "jaxlib": version("jaxlib"), "flags": flags}
 
 
 def losses(workdir: Path) -> list[float]:
-    jaxrl_llm.train("grpo:smoke", workdir, FIELDS)
+    # A warm start of its own: the cached one may be of a process with other flags.
+    jaxrl_llm.train("grpo:smoke", workdir, FIELDS | {"warm_start.cache_dir": str(workdir.parent / "warm_start")})
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss/total" in row]
     assert len(steps) == 20
