@@ -22,6 +22,11 @@ def rows_of(folder, *rows):
     return str(folder / "rows.jsonl")
 
 
+def begins_with(prompt):
+    """What `init` says to a row with this prompt: the same."""
+    return Step([{"role": "user", "content": prompt}], done=False)
+
+
 def row(gold, **more):
     asked = [{"role": "user", "content": f"Which is {gold}?"}]
     return {"prompt": asked, "reward_spec": {"method": "rule", "ground_truth": gold}, **more}
@@ -37,7 +42,7 @@ def test_gsm8k_multi_turn(tmp_path):
     (one, *_) = tasks.examples(task, "train", tmp_path / "data")
     own = opened(task)
     given = {**one["row"], "prompt": one["prompt"], "answer": one["answer"]}
-    assert own.ask([(0, "init", given), (1, "init", given)]) == [Step(done=False)] * 2
+    assert own.ask([(0, "init", given), (1, "init", given)]) == [begins_with(one["prompt"])] * 2
     wrong, none = own.ask([(0, "step", "#### -1"), (1, "step", "I do not know")])
     assert (wrong.reward, none.reward, wrong.done) == (0.2 / 4, 0.0, False)
     assert wrong.observation[0]["role"] == "user"
@@ -64,7 +69,7 @@ def test_text2sql(tmp_path):
     begun = {**row(gold, db_id="shop", data="spider"), "prompt": "How much?", "answer": gold}
 
     def played(*answers):
-        assert own.ask([(0, "init", begun)]) == [Step(done=False)]
+        assert own.ask([(0, "init", begun)]) == [begins_with(begun["prompt"])]
         return [own.ask([(0, "step", answer)])[0] for answer in answers]
 
     asked, solved = played(
