@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.config.command_line import FAILED, Parser, complain, fields_and_rest
+from jaxrl_llm.config.command_line import FAILED, Parser, check_folders, complain, fields_and_rest
 from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.config.policy_arguments import add_policy
 from jaxrl_llm.ground.machine import refuse_links
@@ -202,8 +202,7 @@ def _checked(given: argparse.Namespace, fields: list[tuple[str, str]]) -> list[i
         raise ValueError(f"--k={given.k} needs a value between 1 and --samples={given.samples}")
     if given.record is not None and given.record.suffix not in (".jsonl", ".msgpack"):
         raise ValueError(f"--record={given.record} must end in .jsonl or .msgpack")
-    if given.record is not None and not given.record.parent.is_dir():
-        raise ValueError(f"--record={given.record}: there is no folder {given.record.parent}; make it")
+    check_folders(json=given.json, record=given.record)
     if given.config is None and given.checkpoint is not None:
         raise ValueError(f"--checkpoint={given.checkpoint} has no task; name a config that has one: --config=NAME")
     if given.config is None and fields:

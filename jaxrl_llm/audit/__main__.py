@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser
+from jaxrl_llm.config.command_line import Parser, check_folders
 from jaxrl_llm.config.guard import Guard, command
 
 
@@ -20,6 +20,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--page", type=Path, metavar="OUT.md", help="also write a page in Markdown to this file")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write fits and faults to this file")
     given = parser.parse_args(arguments)
+    check_folders(page=given.page, json=given.json)
 
     import jax  # from here on, so that a wrong command line is refused at once
 

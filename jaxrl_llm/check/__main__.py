@@ -1,7 +1,9 @@
 """python -m jaxrl_llm.check --config gspo[:variant] [--config.block.field=value ...]"""
 
+import math
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.config.command_line import FAILED, Parser, add_processes, fields_and_rest
@@ -42,6 +44,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     start_up.start_jax()
     start_up.join(given, settings.processes.start_timeout_s, settings.processes.heartbeat_timeout_s)
     joint_start.check(config.to_dict(), settings, "", restart=True)  # no DIR, and no checkpoint that counts
+    _check_devices(settings.mesh.shape, given.config, fields)
     run = assembly.build(settings)
     guard.started = True
     with told(note):
@@ -49,6 +52,22 @@ def main(arguments: list[str], guard: Guard) -> int:
     if start_up.is_first():
         print("\n\n".join(filter(None, [table(findings), answers])))
     return FAILED if any(found.verdict == STOP for found in findings) else 0
+
+
+def _check_devices(shape: Sequence[int], config: str, fields: Sequence[tuple[str, str]]) -> None:
+    """Raise ValueError, with the command that plans the run, if the mesh needs more devices than there are."""
+    from jaxrl_llm.ground import sharding
+
+    needed, here = math.prod(map(abs, shape)), len(sharding.visible())
+    if needed <= here:
+        return
+    chips = f"h100:{needed if needed < 8 else math.lcm(needed, 8)}"  # whole nodes
+    given = [f"--config.{name}={value}" for name, value in fields]
+    plan = shlex.join(["python", "-m", "jaxrl_llm.plan", "--config", config, "--topology", chips, "--trace", *given])
+    raise ValueError(
+        f"mesh.shape={tuple(shape)} needs {needed} devices, {here} are visible, and a rehearsal takes all of them; for "
+        f"memory and time without them: {plan}"
+    )
 
 
 def checked(run: "Run", note: Callable[[str], None]) -> "tuple[list[Finding], str]":

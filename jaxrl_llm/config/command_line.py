@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxrl_llm.ground.terminal import visible
@@ -73,6 +74,13 @@ def local_folder(text: str) -> str:
             f"object store cannot do; give --workdir runs/NAME --checkpoints {text}"
         )
     return text
+
+
+def check_folders(**files: Path | None) -> None:
+    """Raise ValueError, before the work, for an option with a file to write whose folder is missing."""
+    for name, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"--{name}={path}: there is no folder {path.parent}; make it")
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:

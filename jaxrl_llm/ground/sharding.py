@@ -32,7 +32,7 @@ _RULES: dict[str | None, tuple[str, ...]] = {
     "micro_rows": ("data", "fsdp", "expert"),
     "time": ("context",),
     "tokens": ("data", "fsdp", "expert", "context", "tensor"),
-    "embed": ("fsdp", "expert", "context"),
+    **dict.fromkeys(("embed", "latent"), ("fsdp", "expert", "context")),
     "expert": ("expert",),
     **dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), ("tensor",)),
     **dict.fromkeys(("layers", "head_dim", "router", "norm", "rank"), ()),

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from jaxrl_llm.config.command_line import Parser, fields_and_rest
+from jaxrl_llm.config.command_line import Parser, check_folders, fields_and_rest
 from jaxrl_llm.config.guard import Guard, command
 from jaxrl_llm.plan import PROGRAMS
 
@@ -29,6 +29,7 @@ def main(arguments: list[str], guard: Guard) -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     fields, rest = fields_and_rest(arguments)
     given = parser.parse_args(rest)
+    check_folders(json=given.json)
     source = loading.find(given.config)
     listed.check_names(path for path, _ in fields)
 

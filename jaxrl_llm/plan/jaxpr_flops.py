@@ -12,8 +12,9 @@ from jax.extend.core import jaxprs_in_params
 def flops_of(jaxpr: Any, devices: int) -> tuple[float, float]:
     """(FLOPs outside loops of a run-time bound, FLOPs of one turn of the outermost such loops), over all devices.
 
-    Micro-batches and decode steps are such loops; one inside another (the refilling of slots) is not counted. Of a
-    branch the costliest side counts, of a kernel every block of its grid.
+    Micro-batches and decode steps are such loops; one inside another (the refilling of slots) is not counted. A loop in
+    the named scope `usually_once`, as the rounds of expert_parallel.py, is one turn wherever it stands; a loop of a
+    known bound is a scan. Of a branch the costliest side counts, of a kernel every block of its grid.
 
     Args:
       jaxpr: of `jax.stages.Traced`.
@@ -29,7 +30,7 @@ def flops_of(jaxpr: Any, devices: int) -> tuple[float, float]:
         times = {"scan": params.get("length"), "shard_map": devices}.get(name, 1)
         if name == "pallas_call":
             times = _blocks(eqn)
-        if name == "while":
+        if name == "while" and not str(eqn.source_info.name_stack).endswith("usually_once"):
             turn += first
         else:
             once, turn = once + times * first, turn + times * second

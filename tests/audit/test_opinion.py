@@ -139,6 +139,15 @@ def test_the_command(capsys, tmp_path):
     assert made["faults"] == []
 
 
+@pytest.mark.parametrize("option", ["--json", "--page"])
+def test_a_file_without_a_folder_is_refused_before_the_work(capsys, tmp_path, option):
+    folder = tmp_path / "missing"
+    assert main([str(CAPTURES / "grpo-1.safetensors"), option, str(folder / "x")]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err == f"error: {option}={folder / 'x'}: there is no folder {folder}; make it\n"
+
+
 @pytest.mark.parametrize(
     "factor",
     [pytest.param(float("nan"), id="not finite"), pytest.param(1e6, id="far below any", marks=pytest.mark.slow)],

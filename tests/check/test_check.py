@@ -296,3 +296,12 @@ def test_what_a_run_warns_of_or_refuses_is_a_row(run, rate, verdict):
     (found,) = data_rows.doubts(faulty)
     assert (found.check, found.verdict) == ("learning rate", verdict)
     assert found.seen.startswith(f"optimizer.learning_rate={rate:g}: ")
+
+
+def test_a_machine_without_the_devices_is_told_the_plan(capsys):
+    """Full-size mixtures need eight devices or more, of which the tests have four."""
+    arguments = ["--config", "mixtures:glm_4_5_air", "--config.rollout.slots=64", "--config.mesh.shape=(1,-1,8,1)"]
+    assert check.main(arguments) == 2
+    line = "mesh.shape=(1, -1, 8, 1) needs 8 devices, 4 are visible, and a rehearsal takes all of them; for memory and "
+    line += "time without them: python -m jaxrl_llm.plan --config mixtures:glm_4_5_air --topology h100:8 --trace "
+    assert capsys.readouterr().err == f"error: {line}--config.rollout.slots=64 '--config.mesh.shape=(1,-1,8,1)'\n"

@@ -96,6 +96,31 @@ def test_a_mesh_splits_heads(whole):
     np.testing.assert_allclose(answers[0].sampler_logprobs, answers[1].sampler_logprobs, atol=1e-5)
 
 
+def test_a_mesh_cuts_what_is_made_of_a_latent():
+    """A quarter of each matrix on each of four devices; hidden states have the bits that whole ones give."""
+    config = ModelConfig(**{**LATENT, "kv_lora_rank": 8, "num_hidden_layers": 1}, q_lora_rank=4)
+    mesh = sharding.make_mesh((1, 4, 1, 1))
+    model, tokens = Model(config, mesh), np.concatenate([TOKENS, TOKENS[::-1]])
+    cut = model.init_sharded(jax.random.key(0))
+    names = {"q_b", "kv_b"}
+    matrices = {name: cut["dense"]["attention"][name] for name in names}
+    assert all(4 * sharding.local_bytes(x) == x.nbytes for x in matrices.values())
+    whole = jax.device_put(matrices, sharding.replicated(mesh))
+
+    def loss(params, tokens):
+        hidden = model.apply(params, tokens).hidden
+        return jnp.sum(jnp.tanh(hidden)), hidden
+
+    def run(matrices):
+        attention = cut["dense"]["attention"] | matrices
+        params = cut | {"dense": cut["dense"] | {"attention": attention}}
+        return jax.jit(jax.grad(loss, has_aux=True))(params, tokens)
+
+    (gradients, hidden), (expected_gradients, expected) = run(matrices), run(whole)
+    np.testing.assert_array_equal(hidden, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradients, expected_gradients)
+
+
 @pytest.mark.parametrize("rank", [0, 5])
 def test_parameters_that_act_are_counted(rank):
     """All but the norms and the embedding act on every token of a dense model."""

@@ -78,6 +78,32 @@ def test_the_flops_of_a_program_are_those_of_its_products():
     assert flops_of(jax.jit(program).trace(x, 3).jaxpr.jaxpr, 4) == (7 * each, 2 * each)
 
 
+def test_the_flops_of_loops_within_loops():
+    """Per turn of the outer loop: a scan of 2 in a scan of 3, a function's product, and on each of four devices a round
+    that is usually the only one; outside it such a round is no turn. A loop of a run-time bound in another: none."""
+    x, mesh = jnp.ones((8, 8)), sharding.make_mesh((1, 4, 1, 1))
+    each, rows = 2.0 * 8**3, jax.sharding.PartitionSpec("fsdp")
+
+    def rounds(c, n):
+        with jax.named_scope("usually_once"):
+            return jax.lax.while_loop(lambda carry: carry[0] < n, lambda carry: (carry[0] + 1, carry[1] @ x), (0, c))[1]
+
+    def twice(c, _):
+        return jax.lax.fori_loop(0, 2, lambda _, c: c @ x, c), None
+
+    def program(x, n):
+        def turn(_, c):
+            nested = jax.lax.scan(twice, c, None, length=3)[0]
+            called = jax.jit(lambda c: c @ x)(nested)
+            on_device = jax.shard_map(functools.partial(rounds, n=n), mesh=mesh, in_specs=rows, out_specs=rows)
+            refilled = jax.lax.while_loop(lambda c: c[0, 0] < n, lambda c: c @ x, called)
+            return on_device(jnp.tile(refilled, (4, 1)))[:8]
+
+        return jax.lax.fori_loop(0, n, turn, rounds(x, n))
+
+    assert flops_of(jax.jit(program).trace(x, 3).jaxpr.jaxpr, 4) == (each, (3 * 2 + 1 + 4) * each)
+
+
 def test_a_kernel_whose_grid_the_run_knows_counts_its_most_blocks():
     """Of 512 rows in 4 groups megablox multiplies at most 4 + 3 tiles of 128 rows, each by 2 tiles of columns."""
     from jax.experimental.pallas.ops.tpu.megablox import gmm

@@ -35,14 +35,14 @@ class LatentAttention(nnx.Module):
         self.rank, self.rope, self.head, self.value = config.kv_lora_rank, config.rotary_dim, head, config.v_head_dim
         self.nope, self.of_latent = head - self.rope, config.q_lora_rank > 0
         if self.of_latent:
-            self.q_a = matrix(rngs, (d, config.q_lora_rank), ("embed", "rank"), config)
+            self.q_a = matrix(rngs, (d, config.q_lora_rank), ("embed", "latent"), config)
             self.q_a_norm = RMSNorm(config.q_lora_rank, config, _EPS)
-            self.q_b = matrix(rngs, (config.q_lora_rank, heads * head), ("rank", "heads"), config)
+            self.q_b = matrix(rngs, (config.q_lora_rank, heads * head), ("latent", "heads"), config)
         else:
             self.q = matrix(rngs, (d, heads * head), ("embed", "heads"), config)
-        self.kv_a = matrix(rngs, (d, self.rank + self.rope), ("embed", "rank"), config)
+        self.kv_a = matrix(rngs, (d, self.rank + self.rope), ("embed", "latent"), config)
         self.kv_a_norm = RMSNorm(self.rank, config, _EPS)
-        self.kv_b = matrix(rngs, (self.rank, heads * (self.nope + self.value)), ("rank", "heads"), config)
+        self.kv_b = matrix(rngs, (self.rank, heads * (self.nope + self.value)), ("latent", "heads"), config)
         self.o = matrix(rngs, (heads * self.value, d), ("heads", "embed"), config)
         self.pairs, self.scale = config.rope_interleave, config.attention_multiplier or head**-0.5
 
