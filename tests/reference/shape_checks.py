@@ -6,11 +6,15 @@ tenth of the tests.
 
 import functools
 import inspect
+import sys
 import typing
 
 import jaxtyping
 
 _jaxtyped = jaxtyping.jaxtyped
+
+if sys.version_info < (3, 12):  # later ones keep what a protocol asks for
+    typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 
 
 def install(package):
@@ -23,6 +27,8 @@ def _jaxtyped_once(*, typechecker):
     """Return the decorator that the hook puts on every function and class."""
 
     def decorator(decorated):
+        if "<locals>" in decorated.__qualname__:  # made anew at every call of what it stands in
+            return decorated
         hints = decorated.__annotations__.values() if inspect.isfunction(decorated) else [""]
         parts = [part for hint in hints for part in _parts(hint)]
         if any(isinstance(part, str | typing.ForwardRef) for part in parts):

@@ -67,7 +67,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("fields", [OTHER, pytest.param(VIEWS, marks=pytest.mark.slow)], ids=["gates", "views"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [OTHER, VIEWS], ids=["gates", "views"])
 def test_what_other_families_compute(fields):
     model = Model(config("bfloat16", decoder_sparse_step=2, **fields))
     params, of = parameters(model), rollout(model, slots=8)
@@ -157,13 +158,10 @@ def side_by_side(of, starts):
     return tokens, segments, pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cuts",
-    [
-        {"top_k": 8, "top_p": 0.9},
-        pytest.param({"top_k": 6}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-    ],
+    [{"top_k": 8, "top_p": 0.9}, {"top_k": 6}, {}],
     ids=["top p", "top k", "all"],
 )
 @cases("float32")

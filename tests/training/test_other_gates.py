@@ -75,7 +75,7 @@ def test_the_gate_of_lfm2_moe():
     ("gate", "mode"),
     [
         ("bias", "R2"),
-        ("groups", "R3"),
+        pytest.param("groups", "R3", marks=pytest.mark.slow),
         pytest.param("bias", "R3", marks=pytest.mark.slow),
         pytest.param("groups", "R2", marks=pytest.mark.slow),
         pytest.param("shared", "R2", marks=pytest.mark.slow),

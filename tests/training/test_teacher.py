@@ -78,7 +78,8 @@ def test_no_cut_changes_an_update():
     assert_same(step(learner(), CUTS["packed, in two"]), whole())
 
 
-@pytest.mark.parametrize("mesh", [(2, 2, 1, 1), pytest.param((1, 1, 2, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(2, 2, 1, 1), (1, 1, 2, 2)], ids=str)
 def test_four_devices_give_the_same_update(mesh):
     assert_same(step(learner(mesh), SHORT, mesh), whole())
 
