@@ -12,7 +12,8 @@ from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.ground.phases import phase
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episodes import play, traces
+from jaxrl_llm.rollout.episode_slots import traces
+from jaxrl_llm.rollout.episodes import play
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.rollout.verification import VERIFIER

@@ -9,15 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Key
 from jaxrl_llm.ground.by_name import ByName
-from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episode_slots import EpisodeSlots, slot_traces
+from jaxrl_llm.rollout.episode_slots import EpisodeSlots
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
@@ -120,12 +118,10 @@ def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> P
     Raises:
       ValueError: an isolated environment cannot be loaded in a process; or what `engine.generate` raises.
     """
-    uids, given = prompts["draw"].astype(np.uint32), prompts["tokens"]
     if task.turns == 1:
-        return heard_again(engine.generate(weights, given, prompts["lengths"], uids, key), engine, task, prompts)
-    bounds = {"width": given.shape[1], "length": task.row_length(engine.max_new_tokens)}
-    kind = _ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots
-    slots = kind(engine, weights, uids, key, observed=task.observation_length, **bounds)
+        given = prompts["tokens"], prompts["lengths"], prompts["draw"].astype(np.uint32)
+        return heard_again(engine.generate(weights, *given, key), engine, task, prompts)
+    slots = (_ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots)(engine, weights, task, prompts, key)
     table = converse(slots, engine, task, prompts)
     lengths, cut = zip(*((len(one.context), one.cut) for one in table.episodes), strict=True)
     return Played(slots.rollout(np.asarray(lengths, np.int32), np.asarray(cut)), table.episodes, table.seconds)
@@ -136,15 +132,6 @@ def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> 
     table = converse(_Sampled(rollout, engine), engine, task, prompts)
     cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
     return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
-
-
-def traces(engine: Engine, params: Any, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
-    """The programs of so many prompts of so many tokens, for abstract parameters; the last returns the rollout."""
-    if task.turns == 1:
-        return [engine.trace(params, prompts, width)]
-    return slot_traces(
-        engine, params, (prompts, width), task.row_length(engine.max_new_tokens), task.observation_length
-    )
 
 
 def converse(sampler: Sampler, engine: Any, task: Task, prompts: Prompts) -> "Table":

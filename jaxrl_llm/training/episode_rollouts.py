@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
-from jaxrl_llm.rollout.episodes import Played, heard_again, play, traces
+from jaxrl_llm.rollout.episode_slots import traces
+from jaxrl_llm.rollout.episodes import Played, heard_again, play
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
