@@ -128,7 +128,7 @@ class EpisodeSlots:
         return out if engine.rows_on in (None, engine.model.mesh) else spread_rows(engine.rows_on, out)
 
 
-def traces(engine: Engine, params: Params, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
+def traces(engine: Any, params: Params, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
     """The programs of so many prompts of so many tokens, for abstract parameters; the last returns the rollout."""
     if task.turns == 1:
         return [engine.trace(params, prompts, width)]
@@ -324,7 +324,8 @@ def _drawn(
     begun: Array,
 ) -> tuple[Rollout, Bool[Array, "n"]]:
     """The record with a token drawn for each of these rows, b: none; and whether its answer ends with it."""
-    tokens, logprobs, kept = decoder.drawn(hidden, keys, position - begun)
+    greedy = (row + 1) % engine.group_size == 0 if engine.sampling.greedy_last else None
+    tokens, logprobs, kept = decoder.drawn(hidden, keys, position - begun, greedy)
 
     def put(old: Any, new: Any) -> Array:
         return old.at[row, position].set(new, mode="drop")

@@ -56,7 +56,7 @@ PROMPTS = prompts(OWN, ("abc",), rows=[{"hidden": 7}])
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("record")
     for name in ("traces.jsonl", "traces.msgpack"):
-        write(folder / name, records(PLAYED, OWN, PROMPTS, ENGINE))
+        write(folder / name, PLAYED, OWN, PROMPTS, ENGINE)
     return folder
 
 
@@ -105,7 +105,7 @@ def test_messages_of_a_chat_and_of_tools_keep_their_roles():
     own = dataclasses.replace(OWN, prompting=Prompting(chat=True, system="Be brief."))
     said = [{"role": "tool", "content": "b"}]
     episodes = [dataclasses.replace(EPISODES[0], turns=[Turn("de", said, 0.25), Turn("f", "", 1.0)]), EPISODES[1]]
-    (trace,) = next(records(PLAYED._replace(episodes=episodes), own, PROMPTS, ENGINE))["traces"]
+    (trace,) = next(records(PLAYED._replace(episodes=episodes), own, PROMPTS, ENGINE, whole=True))["traces"]
     assert [node["message"]["role"] for node in trace["nodes"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert [node["token_ids"] for node in trace["nodes"]] == [[], [2, 3, 4], [5, 6, 1], [3], [7, 1]]
     assert trace["nodes"][3]["message"]["tool_call_id"] == ""
