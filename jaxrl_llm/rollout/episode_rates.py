@@ -44,4 +44,4 @@ class EpisodeEvaluator(Evaluator):
         played = play(engine, weights, self.task, batch, jax.random.key(0))
         if self.record is not None:
             _RECORD["write"](self.record, played, self.task, self.prompts, engine)
-        return played.judged
+        return played.judged()

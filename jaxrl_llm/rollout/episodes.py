@@ -5,9 +5,8 @@ Episodes are at different turns: what a sampler has answered goes to the environ
 
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +22,9 @@ from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
 from jaxrl_llm.tasks.environments.first_messages import fault
 from jaxrl_llm.tasks.environments.open_episodes import opened
+
+# Tokens of answers by the number of their episode, and whether each has ended by itself.
+Answers = Mapping[int, tuple[list[int], bool]]
 
 _ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
 
@@ -46,9 +48,13 @@ class Episode:
     error: str = ""  # why the environment ended it, with a reward of 0
     cut: bool = False  # ended by a bound on tokens or turns, and not by the environment
 
+    def rewards(self, gamma: float = 1.0) -> list[float]:
+        """The reward of each turn, that of turn k times gamma^(k - 1); 0 where the environment has failed."""
+        return [0.0 if self.error else gamma**k * turn.reward for k, turn in enumerate(self.turns)]
+
     @property
     def reward(self) -> float:
-        return 0.0 if self.error else sum(turn.reward for turn in self.turns)
+        return sum(self.rewards())
 
     @property
     def dialogue(self) -> str:
@@ -64,46 +70,18 @@ class Played(NamedTuple):
     episodes: list[Episode]
     seconds: float  # that the environments took
 
-    def discounted(self, gamma: float) -> "Played":
-        """The episodes with the reward of turn k times gamma^(k - 1)."""
-        kept = [
-            dataclasses.replace(
-                one, turns=[turn._replace(reward=gamma**k * turn.reward) for k, turn in enumerate(one.turns)]
-            )
-            for one in self.episodes
-        ]
-        return self._replace(episodes=kept)
-
-    @property
-    def judged(self) -> Judged:
-        """Dialogues, rewards and errors, as the verifier of single answers gives them."""
-        rewards = np.asarray([one.reward for one in self.episodes], np.float32)
+    def judged(self, gamma: float = 1.0) -> Judged:
+        """Dialogues, rewards over all turns and errors, as the verifier of single answers gives them."""
+        rewards = np.asarray([sum(one.rewards(gamma)) for one in self.episodes], np.float32)
         errors = [{VERIFIER: one.error} if one.error else {} for one in self.episodes]
         return [one.dialogue for one in self.episodes], {VERIFIER: rewards}, errors
 
-    @property
-    def earlier_rewards(self) -> Float[np.ndarray, "b t"]:
+    def earlier_rewards(self, gamma: float) -> Float[np.ndarray, "b t"]:
         """Rewards of all turns but the last, at the tokens that end them."""
         placed = np.zeros(self.rollout.tokens.shape, np.float32)
         for row, one in zip(placed, self.episodes, strict=True):
-            if not one.error:
-                for place, turn in zip(one.ends[:-1], one.turns, strict=False):
-                    row[place] = turn.reward
+            row[one.ends[:-1]] = one.rewards(gamma)[:-1]
         return placed
-
-    @property
-    def turns(self) -> float:
-        """Turns of an episode, on average."""
-        return float(np.mean([len(one.turns) for one in self.episodes]))
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """A source of answers, as a policy gives them or as they were recorded."""
-
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
-        """Return answers as `EpisodeSlots.answered` does."""
-        ...
 
 
 def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> Played:
@@ -122,45 +100,37 @@ def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> P
         given = prompts["tokens"], prompts["lengths"], prompts["draw"].astype(np.uint32)
         return heard_again(engine.generate(weights, *given, key), engine, task, prompts)
     slots = (_ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots)(engine, weights, task, prompts, key)
-    table = converse(slots, engine, task, prompts)
+    table = converse(slots.answered, engine, task, prompts)
     lengths, cut = zip(*((len(one.context), one.cut) for one in table.episodes), strict=True)
     return Played(slots.rollout(np.asarray(lengths, np.int32), np.asarray(cut)), table.episodes, table.seconds)
 
 
 def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> Played:
     """Episodes whose answers were sampled before; an environment that says the same twice ends them as it did."""
-    table = converse(_Sampled(rollout, engine), engine, task, prompts)
+    left = list[list[np.ndarray]]()
+    for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
+        ids = tokens[mask]
+        last = np.isin(ids, engine.end_ids) | (np.diff(np.flatnonzero(mask), append=0) != 1)
+        left.append(np.split(ids, np.flatnonzero(last)[:-1] + 1))
+
+    def answered(wanted: Mapping[int, list[int]]) -> Answers:
+        said = {i: left[i].pop(0).tolist() for i in wanted if left[i]}
+        return {i: (ids, ids[-1] in engine.end_ids) for i, ids in said.items()}
+
+    table = converse(answered, engine, task, prompts)
     cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
     return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
 
 
-def converse(sampler: Sampler, engine: Any, task: Task, prompts: Prompts) -> "Table":
-    """Let sampler and environments speak until all episodes are over."""
+def converse(
+    answered: Callable[[Mapping[int, list[int]]], Answers], engine: Any, task: Task, prompts: Prompts
+) -> "Table":
+    """Let a policy and environments speak until all episodes are over; answered: as of `EpisodeSlots`."""
     table = Table(task, prompts, engine.group_size, task.row_length(engine.max_new_tokens) - engine.max_new_tokens)
     wanted = {i: one.context for i, one in enumerate(table.episodes)}
-    while answers := sampler.answered(wanted):
+    while answers := answered(wanted):
         wanted = table.after(answers)
     return table
-
-
-class _Sampled:
-    """Answers that were sampled before: each ends with an end, or at its bound."""
-
-    def __init__(self, rollout: Rollout, engine: Any):
-        self.end_ids, self.left = engine.end_ids, list[deque[list[int]]]()
-        for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
-            answers, before = deque[list[int]](), False
-            for token, sampled in zip(tokens.tolist(), mask.tolist(), strict=True):
-                if sampled:
-                    if not before:
-                        answers.append([])
-                    answers[-1].append(token)
-                before = sampled and token not in self.end_ids
-            self.left.append(answers)
-
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
-        said = {i: self.left[i].popleft() for i in wanted if self.left[i]}
-        return {i: (ids, ids[-1] in self.end_ids) for i, ids in said.items()}
 
 
 class Table:
@@ -186,7 +156,7 @@ class Table:
         self.seconds += time.monotonic() - began
         return dict(zip(given, steps, strict=True))
 
-    def after(self, answers: Mapping[int, tuple[list[int], bool]]) -> dict[int, list[int]]:
+    def after(self, answers: Answers) -> dict[int, list[int]]:
         """Return the contexts of those episodes that go on after these answers.
 
         answers: their tokens, and whether each ended by itself.

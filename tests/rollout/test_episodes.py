@@ -204,7 +204,7 @@ def encoded(text):
 def scripted(own, *say, rows=None, texts=None):
     texts, told = texts or ["a"] * len(say), Scripted(say)
     one = engine(Model(tiny()), group_size=1, max_new_tokens=own.answer_length)
-    table = converse(told, one, own, prompts(own, texts, rows))
+    table = converse(told.answered, one, own, prompts(own, texts, rows))
     shape = len(say), own.row_length(own.answer_length)
     blank = Rollout(*(jnp.zeros(shape, kind) for kind in (jnp.int32, jnp.int32, bool)))
     return told, Played(blank, table.episodes, table.seconds)
@@ -217,17 +217,16 @@ def test_what_goes_back_is_what_was_sampled_and_an_observation_once():
     assert told.asked == [[[a]], [[a, b, end, *first]], [[a, b, end, *first, c, d, end, *second]], []]
     assert played.episodes[0].turns == [Turn("b", "b", 1.0), Turn("cd", "c", 1.0), Turn("e", "d", 1.0)]
     assert played.episodes[0].dialogue == "b\n> b\ncd\n> c\ne"
-    assert played.earlier_rewards[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
+    assert played.earlier_rewards(1.0)[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
     assert played.episodes[0].cut  # the environment would have gone on
 
 
 def test_rewards_are_discounted_by_turns():
     """SkyRL's and verl-agent's return of an episode: 1 + gamma + gamma^2."""
     _, played = scripted(task(), ["b", "cd", "e"])
-    played = played.discounted(0.5)
-    assert [turn.reward for turn in played.episodes[0].turns] == [1, 0.5, 0.25]
-    assert played.judged[1]["verifier"].tolist() == [1.75]
-    assert played.earlier_rewards[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
+    assert played.episodes[0].rewards(0.5) == [1, 0.5, 0.25]
+    assert played.judged(0.5)[1]["verifier"].tolist() == [1.75]
+    assert played.earlier_rewards(0.5)[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_how_an_episode_ends(answers, fields, reward, error, cut):
     assert (one.reward, one.cut) == (reward, cut)
     assert error in one.error
     assert bool(one.error) == bool(error)
-    _, rewards, errors = played.judged
+    _, rewards, errors = played.judged()
     assert rewards["verifier"].tolist() == [reward]
     assert errors == ([{"verifier": one.error}] if error else [{}])
 

@@ -63,7 +63,7 @@ def assert_equals_skyrl(folder, environment):
         uid=count, draw=count, tokens=tokens, lengths=lengths, prompt=asked, answer=[""] * len(rows), row=rows
     )
     engine = Engine(Model(tiny()), sampling=Sampling(), group_size=1, max_new_tokens=64, end_ids=tokenizer.end_ids)
-    table = converse(Given([one["answers"] for one in episodes], tokenizer.end_ids[0]), engine, own, batch)
+    table = converse(Given([one["answers"] for one in episodes], tokenizer.end_ids[0]).answered, engine, own, batch)
     for ours, one in zip(table.episodes, episodes, strict=True):
         begin = len(one["prompt_ids"])
         assert ours.error == ""

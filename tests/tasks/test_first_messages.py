@@ -55,7 +55,7 @@ class Silent:
 def episodes_of(task, batch, group=2):
     engine = Engine(Model(tiny()), sampling=Sampling(), group_size=group, max_new_tokens=2, end_ids=(1,))
     silent = Silent()
-    return silent, converse(silent, engine, task, batch).episodes
+    return silent, converse(silent.answered, engine, task, batch).episodes
 
 
 @pytest.mark.parametrize("isolated", [False, True])
