@@ -152,7 +152,7 @@ class Table:
 
     def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
         began = time.monotonic()
-        steps = self.open.ask([(i, what, argument) for i, argument in given.items()]) if given else []
+        steps = self.open([(i, what, argument) for i, argument in given.items()]) if given else []
         self.seconds += time.monotonic() - began
         return dict(zip(given, steps, strict=True))
 

@@ -1,5 +1,6 @@
 """One episode as a dialogue, piece by piece as it is sampled: answers, and observations behind "> "."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,14 +34,9 @@ def dialogue(
     yield f"{one['prompt'][0]}\n"
     wanted = {0: episode.context}
     while wanted:
-        ids = list[int]()
-
-        def kept(context: list[int], ids: list[int] = ids) -> Iterator[int]:
-            for token in sampled(context):
-                ids.append(token)
-                yield token
-
-        yield from as_text(kept(wanted[0]), task.tokenizer)
+        tokens, copies = itertools.tee(sampled(wanted[0]))
+        yield from as_text(tokens, task.tokenizer)
+        ids = list(copies)
         wanted = table.after({0: (ids, ids[-1] in task.tokenizer.end_ids)})
         yield f"\n> {text_of(episode.turns[-1].observation)}\n" if wanted else "\n"
     how = f", {episode.error}" if episode.error else ", ended by a bound" if episode.cut else ""

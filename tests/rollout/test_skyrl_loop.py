@@ -1,5 +1,6 @@
 """Episodes that SkyRL's own agent loop has played give the same tokens, masks and rewards here."""
 
+import functools
 import importlib.util
 import json
 
@@ -11,7 +12,7 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.episodes import converse
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisodes
+from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisode
 from jaxrl_llm.tasks.tokenizers.text_tokenizer import load_tokenizer
 from tests.reference.published_tokenizers import PUBLISHED
 from tests.reference.skyrl_loop import FILE
@@ -85,4 +86,4 @@ def test_the_episodes_of_skyrls_loop(tmp_path):
 def test_the_episodes_of_skyrls_loop_with_its_environment(tmp_path):
     if importlib.util.find_spec("skyrl_gym") is None:
         pytest.skip("needs skyrl_gym")
-    assert_equals_skyrl(tmp_path, SkyRLEpisodes("gsm8k_multi_turn", "{}", LOOP["turns"]))
+    assert_equals_skyrl(tmp_path, functools.partial(SkyRLEpisode, "gsm8k_multi_turn", {}, LOOP["turns"]))
