@@ -11,7 +11,7 @@ episode, its turn and its place in the answer.
 import functools
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import flax.struct
 import jax
@@ -85,7 +85,7 @@ class EpisodeSlots:
         running = int((self._episode < self.rows).sum())
         if not running:
             return {}
-        asked = map(jnp.asarray, (self._episode, self._turn(self._episode), self._begun, more))
+        asked = map(jnp.asarray, (self._episode, self._turns, self._begun, more))
         enough = np.int32(max(1, running // _AT_ONCE))
         self._state, said = _advance(self.engine, self._weights, self._state, self._keys, *asked, enough)
         tokens, known, waiting = jax.device_get(said)
@@ -95,9 +95,6 @@ class EpisodeSlots:
             ids = tokens[slot, : known[slot] - self._begun[slot]].tolist()
             answers[int(self._episode[slot])] = ids, ids[-1] in self.engine.end_ids
         return answers
-
-    def _turn(self, row: np.ndarray) -> np.ndarray:
-        return self._turns[np.minimum(row, self.rows - 1)]
 
     def _fill(self) -> None:
         """Prefill contexts of the queue in free slots, once there are enough of both."""
@@ -118,14 +115,14 @@ class EpisodeSlots:
                 place[k], row[k] = free[k], episode
                 self._episode[free[k]], self._begun[free[k]] = episode, len(context)
                 contexts[k // each, : len(context)], lengths[k // each] = context, len(context)
-            arrays = map(jnp.asarray, (row, self._turn(row), place, contexts, lengths, np.arange(most) // each))
+            arrays = map(jnp.asarray, (row, self._turns, place, contexts, lengths, np.arange(most) // each))
             self._state = _prefilled(self.engine, self._weights, self._state, self._keys, *arrays)
 
     def rollout(self, lengths: Integer[np.ndarray, "b"], cut: Bool[np.ndarray, "b"]) -> Rollout:
         """Return the episodes. lengths: all tokens of each; cut: ended by a bound."""
-        engine = self.engine
-        out = _finished(engine, self._state[0], jnp.asarray(lengths), jnp.asarray(cut))
-        return out if engine.rows_on in (None, engine.model.mesh) else spread_rows(engine.rows_on, out)
+        held = np.arange(self.length)[None] < lengths[:, None]
+        record = self._state[0].replace(segment_ids=jnp.asarray(held, jnp.int32), truncated=jnp.asarray(cut))
+        return spread_rows(self.engine.rows_on or self.engine.model.mesh, record)
 
 
 def traces(engine: Any, params: Params, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
@@ -141,11 +138,11 @@ def traces(engine: Any, params: Params, task: Task, prompts: int, width: int) ->
     state = jax.eval_shape(functools.partial(_empty, engine, b=b, count=count, length=length), shapes)
     known = engine, shapes, state, shape((task.turns, b), jax.random.key(0).dtype)
     first, ints = -(-count // engine.group_size), functools.partial(shape, dtype=jnp.int32)
-    each = ints((count,))
+    each, turns = ints((count,)), ints((b,))
     return [
-        _prefilled.trace(*known, each, each, each, ints((first, width)), ints((first,)), each),
-        _advance.trace(*known, each, each, each, ints((count, _fed(task))), ints(())),
-        _finished.trace(engine, state[0], ints((b,)), shape((b,), bool)),
+        _prefilled.trace(*known, each, turns, each, ints((first, width)), ints((first,)), each),
+        _advance.trace(*known, each, turns, each, ints((count, _fed(task))), ints(())),
+        spread_rows.trace(engine.rows_on or engine.model.mesh, state[0].replace(truncated=shape((b,), bool))),
     ]
 
 
@@ -171,7 +168,8 @@ def _cut(engine: Engine, params: Params) -> Params:
 def _empty(engine: Engine, params: Params, b: int, count: int, length: int) -> _State:
     """No episode, and free slots."""
     zero, ints = jnp.zeros(count, jnp.int32), jnp.zeros((b, length), jnp.int32)
-    decoder, routing, kept = _decoder(engine, params, ints, ints[:, 0]), None, None
+    prompts, routing, kept = ints[:: engine.group_size], None, None
+    decoder = _decoder(engine, params, prompts, prompts[:, 0])
     config = decoder.model.config
     if engine.record_routing and config.num_moe_layers:
         routing = config.gate.blank(config.num_moe_layers, b, length, logits=engine.record_router_logits)
@@ -189,7 +187,7 @@ def _prefilled(
     state: _State,
     keys: Keys[Array, "turns b"],
     row: Integer[Array, "n"],
-    turn: Integer[Array, "n"],
+    turns: Integer[Array, "b"],
     place: Integer[Array, "n"],
     contexts: Integer[Array, "p w"],
     lengths: Integer[Array, "p"],
@@ -202,7 +200,7 @@ def _prefilled(
     """
     (record, slots), decoder = state, _decoder(engine, params, contexts, lengths)
     out, routing = decoder.prefill(jnp.zeros((), jnp.int32), len(contexts))
-    width, at, recorded = contexts.shape[1], jnp.minimum(row, keys.shape[1] - 1), record.routes.sampled
+    width, at, recorded = contexts.shape[1], jnp.minimum(row, keys.shape[1] - 1), cast(Any, record.routes.sampled)
 
     def fill(old: Array, new: Array) -> Array:
         known = is_recorded(recorded.experts[:, at, :width])[..., None]
@@ -216,8 +214,8 @@ def _prefilled(
         routes=Routes(sampled=jax.tree.map(fill, recorded, routing)),
     )
     begun = lengths[of]
-    record, ended = _drawn(engine, decoder, record, out.hidden[of], keys[turn, at], row, begun, begun)
-    slots = _Slots(
+    record, ended = _drawn(decoder, record, out.hidden[of], keys[turns[at], at], row, begun, begun)
+    slots = slots.replace(
         position=put(slots.position, begun),
         known=put(slots.known, begun + 1),
         waiting=put(slots.waiting, ended),
@@ -233,7 +231,7 @@ def _advance(
     state: _State,
     keys: Keys[Array, "turns b"],
     row: Integer[Array, "slots"],
-    turn: Integer[Array, "slots"],
+    turns: Integer[Array, "b"],
     begun: Integer[Array, "slots"],
     more: Integer[Array, "slots m"],
     enough: Integer[Array, ""],
@@ -250,7 +248,8 @@ def _advance(
     record = record.replace(tokens=record.tokens.at[row[:, None], place].set(more, mode="drop"))
     slots = slots.replace(known=jnp.where(on, begun, slots.known), waiting=slots.waiting & ~on & (row < b))
     where = jnp.minimum(row, b - 1)
-    own, decoder = keys[turn, where], _decoder(engine, params, record.tokens, record.tokens[:, 0])
+    prompts = record.tokens[:: engine.group_size]
+    own, decoder = keys[turns[where], where], _decoder(engine, params, prompts, prompts[:, 0])
 
     def goes_on(state: _State) -> Array:
         waiting = state[1].waiting
@@ -277,17 +276,9 @@ def _advance(
 
         routing = jax.tree.map(put, record.routes.sampled, out.routing if engine.record_routing else None)
         draws, position = active & (position + 1 == slots.known), position + 1
-        record, ended = _drawn(
-            engine,
-            decoder,
-            record.replace(routes=Routes(sampled=routing)),
-            out.hidden[:, 0],
-            own,
-            jnp.where(draws, row, b),
-            position,
-            begun,
-        )
-        slots = _Slots(
+        record, drawn = record.replace(routes=Routes(sampled=routing)), jnp.where(draws, row, b)
+        record, ended = _drawn(decoder, record, out.hidden[:, 0], own, drawn, position, begun)
+        slots = slots.replace(
             position=jnp.where(active, position, slots.position),
             known=slots.known + draws,
             waiting=slots.waiting | (draws & ended),
@@ -300,31 +291,16 @@ def _advance(
     return (record, slots), (record.tokens[where[:, None], answer], slots.known, slots.waiting)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _finished(engine: Engine, record: Rollout, lengths: Integer[Array, "b"], cut: Bool[Array, "b"]) -> Rollout:
-    held = jnp.arange(record.tokens.shape[1])[None] < lengths[:, None]
-    return sharding.constrain_rollout(
-        record.replace(segment_ids=held.astype(jnp.int32), truncated=cut), engine.model.mesh
-    )
-
-
 def _decoder(engine: Engine, params: Params, prompts: Array, lengths: Array) -> Decoder:
-    keys = jnp.broadcast_to(jax.random.key(0), lengths.shape)  # not used: `drawn` is given others
-    return engine.decoder(params, prompts, lengths, keys, lengths)
+    limits = jnp.repeat(lengths, engine.group_size)  # neither these nor the keys are used: `drawn` is given others
+    return engine.decoder(params, prompts, lengths, jnp.broadcast_to(jax.random.key(0), limits.shape), limits)
 
 
 def _drawn(
-    engine: Engine,
-    decoder: Decoder,
-    record: Rollout,
-    hidden: Array,
-    keys: Array,
-    row: Array,
-    position: Array,
-    begun: Array,
+    decoder: Decoder, record: Rollout, hidden: Array, keys: Array, row: Array, position: Array, begun: Array
 ) -> tuple[Rollout, Bool[Array, "n"]]:
     """The record with a token drawn for each of these rows, b: none; and whether its answer ends with it."""
-    greedy = (row + 1) % engine.group_size == 0 if engine.sampling.greedy_last else None
+    greedy = (row + 1) % decoder.group == 0 if decoder.sampling.greedy_last else None
     tokens, logprobs, kept = decoder.drawn(hidden, keys, position - begun, greedy)
 
     def put(old: Any, new: Any) -> Array:
@@ -337,7 +313,7 @@ def _drawn(
     )
     if record.kept is not None and kept is not None:
         record = record.replace(kept=put(record.kept, kept))
-    return record, is_end(tokens, engine.end_ids) | (position + 1 - begun >= engine.max_new_tokens)
+    return record, is_end(tokens, decoder.end_ids) | (position + 1 - begun >= decoder.max_new_tokens)
 
 
 def _pinned(decoder: Decoder, record: Rollout, slots: _Slots) -> _State:
