@@ -161,27 +161,22 @@ class Table:
 
         answers: their tokens, and whether each ended by itself.
         """
+        texts = {i: self.task.tokenizer.decode(ids) for i, (ids, _) in answers.items()}
         seen, on = dict[int, str](), dict[int, list[int]]()
         for i, (ids, ended) in answers.items():
             episode = self.episodes[i]
             episode.context = [*episode.context, *ids]
             episode.sampled += len(ids)
             episode.ends.append(len(episode.context) - 1)
-            text = self.task.tokenizer.decode(ids)
-            if episode.error or not (ended or self.task.verify_truncated):
-                episode.cut = not ended
-                episode.turns.append(Turn(text, "", 0.0))
-            else:
-                seen[i] = text
-        steps = self._ask("step", seen)
-        for i, step in steps.items():
-            episode = self.episodes[i]
-            episode.turns.append(Turn(seen[i], step.observation, step.reward))
-            episode.error = step.error
-            if not step.done and self._observed(episode, step.observation, answers[i][1]):
+            if not episode.error and (ended or self.task.verify_truncated):
+                seen[i] = texts[i]
+        for i, step in ({i: Step() for i in answers} | self._ask("step", seen)).items():
+            episode, (_, ended) = self.episodes[i], answers[i]
+            episode.turns.append(Turn(texts[i], step.observation, step.reward))
+            episode.error, episode.cut = episode.error or step.error, i not in seen and not ended
+            if not step.done and self._observed(episode, step.observation, ended):
                 on[i] = episode.context
-        failed = {i for i, step in steps.items() if step.error}
-        self._ask("close", {i: None for i in {*answers} - {*on} - failed})
+        self._ask("close", {i: None for i in answers if i not in on})
         return on
 
     def _observed(self, episode: Episode, observation: Observation, ended: bool) -> bool:
@@ -190,15 +185,11 @@ class Table:
             episode.cut = True
             return False
         try:
-            ids = self.between.ids(observation, ended)
+            ids, most = self.between.ids(observation, ended), self.task.observation_length
+            if len(ids) > most:
+                raise ValueError(f"it has {len(ids)} tokens, over observation_length={most}")
         except ValueError as error:
             episode.error = f"the observation {text_of(observation)!r:.60} cannot be read: {error}"[:500]
-            return False
-        if len(ids) > self.task.observation_length:
-            episode.error = (
-                f"the observation {text_of(observation)!r:.60} has {len(ids)} tokens, over observation_length="
-                f"{self.task.observation_length}"
-            )
             return False
         if len(episode.context) + len(ids) > self.width:
             episode.cut = True

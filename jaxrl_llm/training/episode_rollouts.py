@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jaxrl_llm.rollout.episodes import Played, heard_again, play
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
+from jaxrl_llm.training.rollouts_ahead import RolloutsAhead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +55,10 @@ class EpisodeRollouts(Rollouts):
         earlier = sharding.put_rows(np.float32(factor) * played.earlier_rewards(gamma), engine.rows_on)
         rollout = played.rollout.replace(earlier_rewards=earlier)
         return collect.Draw(rollout, host=host, asked=[asked], kept=len(batch["prompt"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodesAhead(EpisodeRollouts, RolloutsAhead):
+    """A `Source` of episodes with a lag. After a resume the environments hear the answers that were in flight again."""
+
+    at_once: ClassVar[type[Rollouts]] = EpisodeRollouts

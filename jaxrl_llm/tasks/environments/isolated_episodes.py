@@ -134,12 +134,15 @@ class _Host:
         if pid := os.fork():
             theirs.close()
             return _Process(pid, ours)
-        try:
+        try:  # one episode after the other, until the pipe closes
             os.setpgid(0, 0)
             ours.close()
-            _play(here(self.make), theirs)
+            ask = here(self.make)
+            while True:
+                (said,) = ask([(0, *theirs.recv())])
+                theirs.send_bytes(json.dumps(said).encode())
         finally:
-            os._exit(1)
+            os._exit(0)
 
 
 def _read(connection: Connection) -> Step:
@@ -150,11 +153,3 @@ def _read(connection: Connection) -> Step:
         return Step(error=DIED)
     except OSError:
         return Step(error=f"it said more than {_LONGEST} bytes at once")
-
-
-def _play(ask: Ask, connection: Connection) -> None:
-    """One episode after the other, until the pipe closes."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            (said,) = ask([(0, *connection.recv())])
-            connection.send_bytes(json.dumps(said).encode())
