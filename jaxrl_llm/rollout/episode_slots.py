@@ -61,8 +61,8 @@ class EpisodeSlots:
         self._episode, self._begun = np.full(self.count, self.rows), np.zeros(self.count, np.int32)
         self._heard: dict[int, int] = {}  # the tokens in each slot whose answer was returned
 
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
-        """Return some of the answers that are wanted, as soon as there are some, with whether each has ended by itself.
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, list[int]]:
+        """Return some of the answers that are wanted, as soon as there are some.
 
         An episode that is not wanted again after its answer is over. {}: all are.
 
@@ -92,8 +92,7 @@ class EpisodeSlots:
         self._heard, answers = {}, {}
         for slot in np.flatnonzero(waiting).tolist():
             self._heard[slot] = int(known[slot])
-            ids = tokens[slot, : known[slot] - self._begun[slot]].tolist()
-            answers[int(self._episode[slot])] = ids, ids[-1] in self.engine.end_ids
+            answers[int(self._episode[slot])] = tokens[slot, : known[slot] - self._begun[slot]].tolist()
         return answers
 
     def _fill(self) -> None:

@@ -23,8 +23,7 @@ from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, 
 from jaxrl_llm.tasks.environments.first_messages import fault
 from jaxrl_llm.tasks.environments.open_episodes import opened
 
-# Tokens of answers by the number of their episode, and whether each has ended by itself.
-Answers = Mapping[int, tuple[list[int], bool]]
+ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
 
 _ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
 
@@ -113,20 +112,17 @@ def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> 
         last = np.isin(ids, engine.end_ids) | (np.diff(np.flatnonzero(mask), append=0) != 1)
         left.append(np.split(ids, np.flatnonzero(last)[:-1] + 1))
 
-    def answered(wanted: Mapping[int, list[int]]) -> Answers:
-        said = {i: left[i].pop(0).tolist() for i in wanted if left[i]}
-        return {i: (ids, ids[-1] in engine.end_ids) for i, ids in said.items()}
+    def answered(wanted: ByEpisode) -> ByEpisode:
+        return {i: left[i].pop(0).tolist() for i in wanted if left[i]}
 
     table = converse(answered, engine, task, prompts)
     cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
     return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
 
 
-def converse(
-    answered: Callable[[Mapping[int, list[int]]], Answers], engine: Any, task: Task, prompts: Prompts
-) -> "Table":
+def converse(answered: Callable[[ByEpisode], ByEpisode], engine: Any, task: Task, prompts: Prompts) -> "Table":
     """Let a policy and environments speak until all episodes are over; answered: as of `EpisodeSlots`."""
-    table = Table(task, prompts, engine.group_size, task.row_length(engine.max_new_tokens) - engine.max_new_tokens)
+    table = Table(task, prompts, engine.group_size, engine.max_new_tokens, engine.end_ids)
     wanted = {i: one.context for i, one in enumerate(table.episodes)}
     while answers := answered(wanted):
         wanted = table.after(answers)
@@ -136,16 +132,14 @@ def converse(
 class Table:
     """The episodes of one rollout, and their environments."""
 
-    def __init__(self, task: Task, prompts: Prompts, group: int, width: int):
-        self.task, self.width, self.seconds = task, width, 0.0  # width: most tokens of the context of an answer
+    def __init__(self, task: Task, prompts: Prompts, group: int, most: int, end_ids: tuple[int, ...]):
+        self.task, self.end_ids, self.seconds = task, end_ids, 0.0
+        self.width = task.row_length(most) - most  # most tokens of the context of an answer
         self.between, self.open = Continuation(task), opened(task)
         held = zip(prompts["tokens"], prompts["lengths"], strict=True)
-        ids = [tokens[:n].tolist() for tokens, n in held for _ in range(group)]
-        self.episodes = [Episode(context) for context in ids]
-        examples = [
-            {"prompt": prompt, "answer": answer, "row": row}
-            for prompt, answer, row in zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True)
-        ]
+        self.episodes = [Episode(tokens[:n].tolist()) for tokens, n in held for _ in range(group)]
+        fields = prompts["prompt"], prompts["answer"], prompts["row"]
+        examples = [dict(zip(("prompt", "answer", "row"), one, strict=True)) for one in zip(*fields, strict=True)]
         begun = self._ask("init", {i: row_of(examples[i // group]) for i in range(len(self.episodes))})
         for i, step in begun.items():
             self.episodes[i].error = fault(task, examples[i // group], step)
@@ -156,22 +150,19 @@ class Table:
         self.seconds += time.monotonic() - began
         return dict(zip(given, steps, strict=True))
 
-    def after(self, answers: Answers) -> dict[int, list[int]]:
-        """Return the contexts of those episodes that go on after these answers.
-
-        answers: their tokens, and whether each ended by itself.
-        """
-        texts = {i: self.task.tokenizer.decode(ids) for i, (ids, _) in answers.items()}
+    def after(self, answers: ByEpisode) -> dict[int, list[int]]:
+        """Return the contexts of those episodes that go on after these answers."""
+        texts = {i: self.task.tokenizer.decode(ids) for i, ids in answers.items()}
         seen, on = dict[int, str](), dict[int, list[int]]()
-        for i, (ids, ended) in answers.items():
+        for i, ids in answers.items():
             episode = self.episodes[i]
             episode.context = [*episode.context, *ids]
             episode.sampled += len(ids)
             episode.ends.append(len(episode.context) - 1)
-            if not episode.error and (ended or self.task.verify_truncated):
+            if not episode.error and (ids[-1] in self.end_ids or self.task.verify_truncated):
                 seen[i] = texts[i]
         for i, step in ({i: Step() for i in answers} | self._ask("step", seen)).items():
-            episode, (_, ended) = self.episodes[i], answers[i]
+            episode, ended = self.episodes[i], answers[i][-1] in self.end_ids
             episode.turns.append(Turn(texts[i], step.observation, step.reward))
             episode.error, episode.cut = episode.error or step.error, i not in seen and not ended
             if not step.done and self._observed(episode, step.observation, ended):

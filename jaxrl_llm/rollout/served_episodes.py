@@ -28,7 +28,7 @@ class ServedEpisodes:
         self._asked, self._turns = dict[int, Question](), np.zeros(len(self._seeds), np.int32)
         self._said = list[tuple[int, Question, Answer]]()
 
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, list[int]]:
         """Return some of the answers that are wanted, as `EpisodeSlots.answered`."""
         engine = self._engine
         for i, context in wanted.items():
@@ -40,8 +40,7 @@ class ServedEpisodes:
         self._asking.put({i: self._asked[i] for i in wanted})
         answers = self._asking.some() if self._asked else {}
         self._said += [(i, self._asked.pop(i), answer) for i, answer in answers.items()]
-        given = {i: answer.tokens.tolist() for i, answer in answers.items()}
-        return {i: (ids, ids[-1] in engine.end_ids) for i, ids in given.items()}
+        return {i: answer.tokens.tolist() for i, answer in answers.items()}
 
     def rollout(self, lengths: Integer[np.ndarray, "b"], cut: Bool[np.ndarray, "b"]) -> Rollout:
         """Return the episodes. cut: ended by a bound."""

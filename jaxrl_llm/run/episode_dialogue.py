@@ -29,15 +29,14 @@ def dialogue(
     within("--episode", number, 0, len(held["prompt"]) - 1)
     rows: Any = {name: values[number : number + 1] for name, values in dict[str, Any](held).items()}
     one = Prompts(**rows)
-    table = Table(task, one, 1, task.row_length(most) - most)
+    table = Table(task, one, 1, most, task.tokenizer.end_ids)
     (episode,) = table.episodes
     yield f"{one['prompt'][0]}\n"
     wanted = {0: episode.context}
     while wanted:
         tokens, copies = itertools.tee(sampled(wanted[0]))
         yield from as_text(tokens, task.tokenizer)
-        ids = list(copies)
-        wanted = table.after({0: (ids, ids[-1] in task.tokenizer.end_ids)})
+        wanted = table.after({0: list(copies)})
         yield f"\n> {text_of(episode.turns[-1].observation)}\n" if wanted else "\n"
     how = f", {episode.error}" if episode.error else ", ended by a bound" if episode.cut else ""
     yield f"reward {episode.reward:g}{how}"

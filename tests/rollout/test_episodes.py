@@ -191,8 +191,7 @@ class Scripted:
 
     def answered(self, wanted):
         self.asked.append(list(wanted.values()))
-        ids = {i: encoded(self.left[i].pop(0)) for i in wanted}
-        return {i: (one, one[-1] == 1) for i, one in ids.items()}
+        return {i: encoded(self.left[i].pop(0)) for i in wanted}
 
 
 def encoded(text):

@@ -11,7 +11,6 @@ import itertools
 import json
 import operator
 import os
-import pickle
 import signal
 import sys
 import time
@@ -24,7 +23,7 @@ from typing import Any
 from jaxrl_llm.config.loading import load_module
 from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.ground.worker_errors import DIED, TIMEOUT
-from jaxrl_llm.ground.workers import Pool
+from jaxrl_llm.ground.workers import Pool, pickled
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.environments.environment import Ask, Asked, Environment, Step, here
 
@@ -39,13 +38,8 @@ _Number = tuple[int, int]  # of a rollout and of its episode
 def apart(task: Task, make: Callable[[], Environment]) -> Ask:
     """No episode yet; raises ValueError if the environment cannot be sent to, or made in, a process."""
     name, rollout = f"the environment of task {task.name!r}", next(_ROLLOUTS)
-    try:
-        host = pickle.dumps(_Host(_sendable(make), task.time_limit, len(usable_cores())))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"task {task.name!r} is isolated, but its environment cannot be sent to a process ({error}); make it "
-            "a class of a module"
-        ) from error
+    whose = f"task {task.name!r} is isolated, but its environment"
+    host = pickled(_Host(_sendable(make), task.time_limit, len(usable_cores())), whose, "a class of a module")
 
     def ask(asked: Sequence[Asked]) -> list[Step]:
         given = [((rollout, number), what, argument) for number, what, argument in asked]
