@@ -52,10 +52,9 @@ class EpisodeSlots:
         self.engine, self.width = engine, prompts["tokens"].shape[1]
         self.length, self.fed = task.row_length(engine.max_new_tokens), _fed(task)
         self.rows = len(prompts["draw"]) * engine.group_size
-        self.count = min(engine.slots, self.rows) or self.rows
         self._keys = _keys(prompts["draw"].astype(np.uint32), key, engine.group_size, task.turns)
-        self._weights = _cut(engine, weights)
-        self._state = _empty(engine, self._weights, b=self.rows, count=self.count, length=self.length)
+        self._weights, self._state = _begun(engine, weights, self.rows, self.length)
+        self.count = len(self._state[1].known)
         self._queue, self._turns = deque[tuple[int, list[int]]](), np.full(self.rows, -1, np.int32)
         # Of each slot the episode (the number of episodes: free) and the tokens before its answer.
         self._episode, self._begun = np.full(self.count, self.rows), np.zeros(self.count, np.int32)
@@ -128,15 +127,14 @@ def traces(engine: Any, params: Params, task: Task, prompts: int, width: int) ->
     """The programs of so many prompts of so many tokens, for abstract parameters; the last returns the rollout."""
     if task.turns == 1:
         return [engine.trace(params, prompts, width)]
-    b = prompts * engine.group_size
-    count, shape = min(engine.slots, b) or b, jax.ShapeDtypeStruct
-    shapes = jax.eval_shape(functools.partial(_cut, engine), engine.prepared_shapes(params))
+    b, shape = prompts * engine.group_size, jax.ShapeDtypeStruct
+    begin = functools.partial(_begun, engine, b=b, length=task.row_length(engine.max_new_tokens))
+    shapes, state = jax.eval_shape(begin, engine.prepared_shapes(params))
     if engine.model.mesh is not None:
         shapes = jax.tree.map(lambda x, to: shape(x.shape, x.dtype, sharding=to), shapes, places(engine.model, shapes))
-    length = task.row_length(engine.max_new_tokens)
-    state = jax.eval_shape(functools.partial(_empty, engine, b=b, count=count, length=length), shapes)
     known = engine, shapes, state, shape((task.turns, b), jax.random.key(0).dtype)
-    first, ints = -(-count // engine.group_size), functools.partial(shape, dtype=jnp.int32)
+    count, ints = len(state[1].known), functools.partial(shape, dtype=jnp.int32)
+    first = -(-count // engine.group_size)
     each, turns = ints((count,)), ints((b,))
     return [
         _prefilled.trace(*known, each, turns, each, ints((first, width)), ints((first,)), each),
@@ -158,14 +156,10 @@ def _keys(uids: Integer[Array, "p"], key: Key, group: int, turns: int) -> Keys[A
     return jnp.concatenate([answer_keys(key, uids, group)[None], of_turns(jnp.arange(1, turns))])
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _cut(engine: Engine, params: Params) -> Params:
-    return by_layer(engine, params)[1]
-
-
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("b", "count", "length"))
-def _empty(engine: Engine, params: Params, b: int, count: int, length: int) -> _State:
-    """No episode, and free slots."""
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _begun(engine: Engine, params: Params, b: int, length: int) -> tuple[Params, _State]:
+    """The weights that sample, and no episode in free slots."""
+    params, count = by_layer(engine, params)[1], min(engine.slots, b) or b
     zero, ints = jnp.zeros(count, jnp.int32), jnp.zeros((b, length), jnp.int32)
     prompts, routing, kept = ints[:: engine.group_size], None, None
     decoder = _decoder(engine, params, prompts, prompts[:, 0])
@@ -176,7 +170,8 @@ def _empty(engine: Engine, params: Params, b: int, count: int, length: int) -> _
         kept = jnp.full((b, length, min(engine.sampling.top_k, config.vocab_size)), -1, jnp.int32)
     mask, zeros = ints.astype(bool), ints.astype(jnp.float32)
     record = Rollout(ints, ints, mask, sampler_logprobs=zeros, kept=kept, routes=Routes(sampled=routing))
-    return _pinned(decoder, record, _Slots(zero, zero, zero.astype(bool), decoder.model.empty_cache(count, length)))
+    slots = _Slots(zero, zero, zero.astype(bool), decoder.model.empty_cache(count, length))
+    return params, _pinned(decoder, record, slots)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
