@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.rollout.episodes import Table
 from jaxrl_llm.rollout.streaming import as_text
-from jaxrl_llm.tasks import Prompts, Task, all_prompts
+from jaxrl_llm.tasks import Task, all_prompts
 from jaxrl_llm.tasks.environments.environment import text_of
 
 
@@ -27,8 +27,7 @@ def dialogue(
         raise ValueError(f"--episode={number}: task {task.name!r} has no environment; use --prompt")
     held = all_prompts(task, "test", data_dir=data_dir)
     within("--episode", number, 0, len(held["prompt"]) - 1)
-    rows: Any = {name: values[number : number + 1] for name, values in dict[str, Any](held).items()}
-    one = Prompts(**rows)
+    one: Any = {name: values[number : number + 1] for name, values in dict[str, Any](held).items()}
     table = Table(task, one, 1, most, task.tokenizer.end_ids)
     (episode,) = table.episodes
     yield f"{one['prompt'][0]}\n"
