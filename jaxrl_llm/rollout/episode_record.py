@@ -83,7 +83,7 @@ def records(played: Played, task: Task, prompts: Prompts, engine: Engine, *, who
             "nodes": nodes,
             "calls": calls,
             "rewards": {"environment": {"score": episode.reward, "weight": 1.0}},
-            "info": {"turn_rewards": [turn.reward for turn in episode.turns]},
+            "info": {"turn_rewards": [step.reward for _, step in episode.turns]},
             "is_completed": True,
             "stop_condition": _ended_by(task, episode, calls[-1]["finish_reason"]),
             **standing,
@@ -97,11 +97,11 @@ def _pieces(
 ) -> Iterator[tuple[list[Message], int, int, bool]]:
     """Yield messages with the tokens that they add, from where to where, and whether these were sampled."""
     messages, begin = task.prompting.messages(data["prompt"], data["row"].get(EARLIER, ())), 0
-    for turn, end in zip(episode.turns, episode.ends, strict=True):
+    for (answer, step), end in zip(episode.turns, episode.ends, strict=True):
         start = begin + int(np.argmax(mask[begin:]))
         yield messages, begin, start, False
-        yield [{"role": "assistant", "content": turn.answer}], start, end + 1, True
-        said = turn.observation
+        yield [{"role": "assistant", "content": answer}], start, end + 1, True
+        said = step.observation
         given = [{"role": "user", "content": said}] if isinstance(said, str) else said
         messages = [{**one, "tool_call_id": ""} if one["role"] == "tool" else one for one in given]
         begin = end + 1

@@ -28,20 +28,12 @@ ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
 _ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
 
 
-class Turn(NamedTuple):
-    """An answer and what the environment said to it."""
-
-    answer: str
-    observation: Observation
-    reward: float
-
-
 @dataclasses.dataclass
 class Episode:
     """One episode on the host. context: the ids of its prompt, its answers and the observations between them."""
 
     context: list[int]
-    turns: list[Turn] = dataclasses.field(default_factory=list)
+    turns: list[tuple[str, Step]] = dataclasses.field(default_factory=list)  # answers, and what was said to them
     ends: list[int] = dataclasses.field(default_factory=list)  # the place of the last token of each answer
     sampled: int = 0  # tokens of the answers
     error: str = ""  # why the environment ended it, with a reward of 0
@@ -49,7 +41,7 @@ class Episode:
 
     def rewards(self, gamma: float = 1.0) -> list[float]:
         """The reward of each turn, that of turn k times gamma^(k - 1); 0 where the environment has failed."""
-        return [0.0 if self.error else gamma**k * turn.reward for k, turn in enumerate(self.turns)]
+        return [0.0 if self.error else gamma**k * step.reward for k, (_, step) in enumerate(self.turns)]
 
     @property
     def reward(self) -> float:
@@ -58,8 +50,8 @@ class Episode:
     @property
     def dialogue(self) -> str:
         """The answers, each on a line, and behind "> " what was observed between them."""
-        said = [f"{turn.answer}\n> {text_of(turn.observation)}\n" for turn in self.turns[:-1]]
-        return "".join([*said, *(turn.answer for turn in self.turns[-1:])])
+        said = [f"{answer}\n> {text_of(step.observation)}\n" for answer, step in self.turns[:-1]]
+        return "".join([*said, *(answer for answer, _ in self.turns[-1:])])
 
 
 class Played(NamedTuple):
@@ -138,8 +130,8 @@ class Table:
         self.between, self.open = Continuation(task), opened(task)
         held = zip(prompts["tokens"], prompts["lengths"], strict=True)
         self.episodes = [Episode(tokens[:n].tolist()) for tokens, n in held for _ in range(group)]
-        fields = prompts["prompt"], prompts["answer"], prompts["row"]
-        examples = [dict(zip(("prompt", "answer", "row"), one, strict=True)) for one in zip(*fields, strict=True)]
+        places = range(len(prompts["prompt"]))
+        examples = [{name: prompts[name][k] for name in ("prompt", "answer", "row")} for k in places]
         begun = self._ask("init", {i: row_of(examples[i // group]) for i in range(len(self.episodes))})
         for i, step in begun.items():
             self.episodes[i].error = fault(task, examples[i // group], step)
@@ -163,7 +155,7 @@ class Table:
                 seen[i] = texts[i]
         for i, step in ({i: Step() for i in answers} | self._ask("step", seen)).items():
             episode, ended = self.episodes[i], answers[i][-1] in self.end_ids
-            episode.turns.append(Turn(texts[i], step.observation, step.reward))
+            episode.turns.append((texts[i], step))
             episode.error, episode.cut = episode.error or step.error, i not in seen and not ended
             if not step.done and self._observed(episode, step.observation, ended):
                 on[i] = episode.context

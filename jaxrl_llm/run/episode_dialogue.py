@@ -36,6 +36,6 @@ def dialogue(
         tokens, copies = itertools.tee(sampled(wanted[0]))
         yield from as_text(tokens, task.tokenizer)
         wanted = table.after({0: list(copies)})
-        yield f"\n> {text_of(episode.turns[-1].observation)}\n" if wanted else "\n"
+        yield f"\n> {text_of(episode.turns[-1][1].observation)}\n" if wanted else "\n"
     how = f", {episode.error}" if episode.error else ", ended by a bound" if episode.cut else ""
     yield f"reward {episode.reward:g}{how}"

@@ -11,10 +11,11 @@ from jaxrl_llm import tasks
 from jaxrl_llm.models import Model, is_recorded, score
 from jaxrl_llm.rollout import episode_slots
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episodes import Played, Turn, converse, heard_again, play
+from jaxrl_llm.rollout.episodes import Played, converse, heard_again, play
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.base import Task
+from jaxrl_llm.tasks.environments.environment import Step
 from tests.reference.tiny_environments import Counting, Misbehaving, Once
 from tests.reference.tiny_rollout import tiny
 
@@ -74,14 +75,14 @@ def assert_is_what_was_said(own, played, texts=PROMPTS):
         length = int(np.asarray(played.rollout.segment_ids[i]).sum())
         assert tokens[:length].tolist() == episode.context
         assert mask.sum() == episode.sampled
-        if tasks.UNKNOWN in "".join(turn.answer for turn in episode.turns):
+        if tasks.UNKNOWN in "".join(answer for answer, _ in episode.turns):
             continue  # padding, which an untrained model samples too
         expected, learnt = own.ids_of_prompt(texts[i // group]), []
         learnt += [False] * len(expected)
-        for k, turn in enumerate(episode.turns):
-            ids = own.tokenizer.encode(turn.answer)
+        for k, (answer, step) in enumerate(episode.turns):
+            ids = own.tokenizer.encode(answer)
             last = k == len(episode.turns) - 1
-            more = [] if last else own.tokenizer.encode(turn.observation)
+            more = [] if last else own.tokenizer.encode(step.observation)
             if len(ids) < own.answer_length:
                 ids.append(1)
             elif not last:
@@ -214,7 +215,8 @@ def test_what_goes_back_is_what_was_sampled_and_an_observation_once():
     a, b, c, d, end = (*LETTERS.encode("abcd"), 1)
     first, second = LETTERS.encode("b"), LETTERS.encode("c")  # Counting says how many answers it heard
     assert told.asked == [[[a]], [[a, b, end, *first]], [[a, b, end, *first, c, d, end, *second]], []]
-    assert played.episodes[0].turns == [Turn("b", "b", 1.0), Turn("cd", "c", 1.0), Turn("e", "d", 1.0)]
+    said = [("b", "b"), ("cd", "c"), ("e", "d")]
+    assert played.episodes[0].turns == [(answer, Step(heard, 1.0, False)) for answer, heard in said]
     assert played.episodes[0].dialogue == "b\n> b\ncd\n> c\ne"
     assert played.earlier_rewards(1.0)[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
     assert played.episodes[0].cut  # the environment would have gone on
