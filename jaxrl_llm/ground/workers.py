@@ -50,7 +50,15 @@ class Reply:
 
 
 def pickled(function: Any, whose: str, remedy: str) -> bytes:
-    """Pickle a function for `Pool.ask`; raises ValueError, of this task, if it cannot be sent to a process."""
+    """Pickle a function for `Pool.ask`.
+
+    Args:
+        whose: the beginning of the error.
+        remedy: what the function should be.
+
+    Raises:
+        ValueError: it cannot be sent to a process.
+    """
     try:
         return pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

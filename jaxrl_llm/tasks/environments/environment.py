@@ -47,13 +47,11 @@ class Step(NamedTuple):
 
 
 Asked = tuple[int, str, Any]  # the number of an episode, "init", "step" or "close", and the row or the answer
-
-
 Ask = Callable[[Sequence[Asked]], list[Step]]  # an environment that fails says so in `Step.error`
 
 
 def here(make: Callable[[], Environment]) -> Ask:
-    """No episode yet; they will be in this process, without limits."""
+    """Return a function that plays episodes in this process, without limits."""
     episodes = dict[int, Environment]()
 
     def one(number: int, what: str, given: Any) -> Step:

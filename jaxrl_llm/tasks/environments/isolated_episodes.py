@@ -36,7 +36,11 @@ _Number = tuple[int, int]  # of a rollout and of its episode
 
 
 def apart(task: Task, make: Callable[[], Environment]) -> Ask:
-    """No episode yet; raises ValueError if the environment cannot be sent to, or made in, a process."""
+    """Return a function that plays episodes in processes of their own.
+
+    Raises:
+      ValueError: the environment cannot be sent to a process; or, when it is first asked, be made there.
+    """
     name, rollout = f"the environment of task {task.name!r}", next(_ROLLOUTS)
     whose = f"task {task.name!r} is isolated, but its environment"
     host = pickled(_Host(_sendable(make), task.time_limit, len(usable_cores())), whose, "a class of a module")

@@ -10,6 +10,6 @@ _IN_WORKERS = ByName({"apart": "jaxrl_llm.tasks.environments.isolated_episodes"}
 
 
 def opened(task: Task) -> Ask:
-    """No episode yet: they will be in this process, or in processes of their own if the task is isolated."""
+    """Return a function that plays episodes in this process, or in processes of their own if the task is isolated."""
     make: Any = task.environment
     return _IN_WORKERS["apart"](task, make) if task.isolated else here(make)

@@ -16,11 +16,9 @@ _LEAST_MEMORY, _MOST_MEMORY = 2**30, 8 * 2**30
 
 def ask(task: Task, rule: AnyRight, questions: list[Question]) -> "concurrent.futures.Future[list[Verdict]]":
     """The verdicts of an isolated rule, which is still running when this returns; raises as `submit`."""
-    whose, remedy = (
-        f"task {task.name!r} is isolated, but its verify",
-        "a function of a module, or a dataclass with __call__",
-    )
-    return _THREAD.submit(_in_workers, task, pickled(rule, whose, remedy), questions)
+    whose = f"task {task.name!r} is isolated, but its verify"
+    sent = pickled(rule, whose, "a function of a module, or a dataclass with __call__")
+    return _THREAD.submit(_in_workers, task, sent, questions)
 
 
 def close() -> None:
