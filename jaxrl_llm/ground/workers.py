@@ -49,6 +49,22 @@ class Reply:
     error: str = ""
 
 
+def pickled(function: Any, whose: str, remedy: str) -> bytes:
+    """Pickle a function for `Pool.ask`.
+
+    Args:
+        whose: the beginning of the error.
+        remedy: what the function should be.
+
+    Raises:
+        ValueError: it cannot be sent to a process.
+    """
+    try:
+        return pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"{whose} cannot be sent to a process ({error}); make it {remedy}") from error
+
+
 class Pool:
     """At most `most` workers, each with `memory` bytes of address space: what needs more gets a MemoryError.
 

@@ -5,19 +5,16 @@ Episodes are at different turns: what a sampler has answered goes to the environ
 
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Key
 from jaxrl_llm.ground.by_name import ByName
-from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episode_slots import EpisodeSlots, slot_traces
+from jaxrl_llm.rollout.episode_slots import EpisodeSlots
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
@@ -26,15 +23,9 @@ from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, 
 from jaxrl_llm.tasks.environments.first_messages import fault
 from jaxrl_llm.tasks.environments.open_episodes import opened
 
+ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
+
 _ON_SERVERS = ByName({"ServedEpisodes": "jaxrl_llm.rollout.served_episodes"})
-
-
-class Turn(NamedTuple):
-    """An answer and what the environment said to it."""
-
-    answer: str
-    observation: Observation
-    reward: float
 
 
 @dataclasses.dataclass
@@ -42,21 +33,25 @@ class Episode:
     """One episode on the host. context: the ids of its prompt, its answers and the observations between them."""
 
     context: list[int]
-    turns: list[Turn] = dataclasses.field(default_factory=list)
+    turns: list[tuple[str, Step]] = dataclasses.field(default_factory=list)  # answers, and what was said to them
     ends: list[int] = dataclasses.field(default_factory=list)  # the place of the last token of each answer
     sampled: int = 0  # tokens of the answers
     error: str = ""  # why the environment ended it, with a reward of 0
     cut: bool = False  # ended by a bound on tokens or turns, and not by the environment
 
+    def rewards(self, gamma: float = 1.0) -> list[float]:
+        """The reward of each turn, that of turn k times gamma^(k - 1); 0 where the environment has failed."""
+        return [0.0 if self.error else gamma**k * step.reward for k, (_, step) in enumerate(self.turns)]
+
     @property
     def reward(self) -> float:
-        return 0.0 if self.error else sum(turn.reward for turn in self.turns)
+        return sum(self.rewards())
 
     @property
     def dialogue(self) -> str:
         """The answers, each on a line, and behind "> " what was observed between them."""
-        said = [f"{turn.answer}\n> {text_of(turn.observation)}\n" for turn in self.turns[:-1]]
-        return "".join([*said, *(turn.answer for turn in self.turns[-1:])])
+        said = [f"{answer}\n> {text_of(step.observation)}\n" for answer, step in self.turns[:-1]]
+        return "".join([*said, *(answer for answer, _ in self.turns[-1:])])
 
 
 class Played(NamedTuple):
@@ -66,46 +61,18 @@ class Played(NamedTuple):
     episodes: list[Episode]
     seconds: float  # that the environments took
 
-    def discounted(self, gamma: float) -> "Played":
-        """The episodes with the reward of turn k times gamma^(k - 1)."""
-        kept = [
-            dataclasses.replace(
-                one, turns=[turn._replace(reward=gamma**k * turn.reward) for k, turn in enumerate(one.turns)]
-            )
-            for one in self.episodes
-        ]
-        return self._replace(episodes=kept)
-
-    @property
-    def judged(self) -> Judged:
-        """Dialogues, rewards and errors, as the verifier of single answers gives them."""
-        rewards = np.asarray([one.reward for one in self.episodes], np.float32)
+    def judged(self, gamma: float = 1.0) -> Judged:
+        """Dialogues, rewards over all turns and errors, as the verifier of single answers gives them."""
+        rewards = np.asarray([sum(one.rewards(gamma)) for one in self.episodes], np.float32)
         errors = [{VERIFIER: one.error} if one.error else {} for one in self.episodes]
         return [one.dialogue for one in self.episodes], {VERIFIER: rewards}, errors
 
-    @property
-    def earlier_rewards(self) -> Float[np.ndarray, "b t"]:
+    def earlier_rewards(self, gamma: float) -> Float[np.ndarray, "b t"]:
         """Rewards of all turns but the last, at the tokens that end them."""
         placed = np.zeros(self.rollout.tokens.shape, np.float32)
         for row, one in zip(placed, self.episodes, strict=True):
-            if not one.error:
-                for place, turn in zip(one.ends[:-1], one.turns, strict=False):
-                    row[place] = turn.reward
+            row[one.ends[:-1]] = one.rewards(gamma)[:-1]
         return placed
-
-    @property
-    def turns(self) -> float:
-        """Turns of an episode, on average."""
-        return float(np.mean([len(one.turns) for one in self.episodes]))
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """A source of answers, as a policy gives them or as they were recorded."""
-
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
-        """Return answers as `EpisodeSlots.answered` does."""
-        ...
 
 
 def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> Played:
@@ -120,111 +87,79 @@ def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> P
     Raises:
       ValueError: an isolated environment cannot be loaded in a process; or what `engine.generate` raises.
     """
-    uids, given = prompts["draw"].astype(np.uint32), prompts["tokens"]
     if task.turns == 1:
-        return heard_again(engine.generate(weights, given, prompts["lengths"], uids, key), engine, task, prompts)
-    bounds = {"width": given.shape[1], "length": task.row_length(engine.max_new_tokens)}
-    kind = _ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots
-    slots = kind(engine, weights, uids, key, observed=task.observation_length, **bounds)
-    table = converse(slots, engine, task, prompts)
+        given = prompts["tokens"], prompts["lengths"], prompts["draw"].astype(np.uint32)
+        return heard_again(engine.generate(weights, *given, key), engine, task, prompts)
+    slots = (_ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots)(engine, weights, task, prompts, key)
+    table = converse(slots.answered, engine, task, prompts)
     lengths, cut = zip(*((len(one.context), one.cut) for one in table.episodes), strict=True)
     return Played(slots.rollout(np.asarray(lengths, np.int32), np.asarray(cut)), table.episodes, table.seconds)
 
 
 def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> Played:
     """Episodes whose answers were sampled before; an environment that says the same twice ends them as it did."""
-    table = converse(_Sampled(rollout, engine), engine, task, prompts)
+    left = list[list[np.ndarray]]()
+    for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
+        ids = tokens[mask]
+        last = np.isin(ids, engine.end_ids) | (np.diff(np.flatnonzero(mask), append=0) != 1)
+        left.append(np.split(ids, np.flatnonzero(last)[:-1] + 1))
+
+    def answered(wanted: ByEpisode) -> ByEpisode:
+        return {i: left[i].pop(0).tolist() for i in wanted if left[i]}
+
+    table = converse(answered, engine, task, prompts)
     cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
     return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
 
 
-def traces(engine: Engine, params: Any, task: Task, prompts: int, width: int) -> list[jax.stages.Traced]:
-    """The programs of so many prompts of so many tokens, for abstract parameters; the last returns the rollout."""
-    if task.turns == 1:
-        return [engine.trace(params, prompts, width)]
-    return slot_traces(
-        engine, params, (prompts, width), task.row_length(engine.max_new_tokens), task.observation_length
-    )
-
-
-def converse(sampler: Sampler, engine: Any, task: Task, prompts: Prompts) -> "Table":
-    """Let sampler and environments speak until all episodes are over."""
-    table = Table(task, prompts, engine.group_size, task.row_length(engine.max_new_tokens) - engine.max_new_tokens)
+def converse(answered: Callable[[ByEpisode], ByEpisode], engine: Any, task: Task, prompts: Prompts) -> "Table":
+    """Let a policy and environments speak until all episodes are over; answered: as of `EpisodeSlots`."""
+    table = Table(task, prompts, engine.group_size, engine.max_new_tokens, engine.end_ids)
     wanted = {i: one.context for i, one in enumerate(table.episodes)}
-    while answers := sampler.answered(wanted):
+    while answers := answered(wanted):
         wanted = table.after(answers)
     return table
-
-
-class _Sampled:
-    """Answers that were sampled before: each ends with an end, or at its bound."""
-
-    def __init__(self, rollout: Rollout, engine: Any):
-        self.end_ids, self.left = engine.end_ids, list[deque[list[int]]]()
-        for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
-            answers, before = deque[list[int]](), False
-            for token, sampled in zip(tokens.tolist(), mask.tolist(), strict=True):
-                if sampled:
-                    if not before:
-                        answers.append([])
-                    answers[-1].append(token)
-                before = sampled and token not in self.end_ids
-            self.left.append(answers)
-
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
-        said = {i: self.left[i].popleft() for i in wanted if self.left[i]}
-        return {i: (ids, ids[-1] in self.end_ids) for i, ids in said.items()}
 
 
 class Table:
     """The episodes of one rollout, and their environments."""
 
-    def __init__(self, task: Task, prompts: Prompts, group: int, width: int):
-        self.task, self.width, self.seconds = task, width, 0.0  # width: most tokens of the context of an answer
+    def __init__(self, task: Task, prompts: Prompts, group: int, most: int, end_ids: tuple[int, ...]):
+        self.task, self.end_ids, self.seconds = task, end_ids, 0.0
+        self.width = task.row_length(most) - most  # most tokens of the context of an answer
         self.between, self.open = Continuation(task), opened(task)
         held = zip(prompts["tokens"], prompts["lengths"], strict=True)
-        ids = [tokens[:n].tolist() for tokens, n in held for _ in range(group)]
-        self.episodes = [Episode(context) for context in ids]
-        examples = [
-            {"prompt": prompt, "answer": answer, "row": row}
-            for prompt, answer, row in zip(prompts["prompt"], prompts["answer"], prompts["row"], strict=True)
-        ]
+        self.episodes = [Episode(tokens[:n].tolist()) for tokens, n in held for _ in range(group)]
+        places = range(len(prompts["prompt"]))
+        examples = [{name: prompts[name][k] for name in ("prompt", "answer", "row")} for k in places]
         begun = self._ask("init", {i: row_of(examples[i // group]) for i in range(len(self.episodes))})
         for i, step in begun.items():
             self.episodes[i].error = fault(task, examples[i // group], step)
 
     def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
         began = time.monotonic()
-        steps = self.open.ask([(i, what, argument) for i, argument in given.items()]) if given else []
+        steps = self.open([(i, what, argument) for i, argument in given.items()]) if given else []
         self.seconds += time.monotonic() - began
         return dict(zip(given, steps, strict=True))
 
-    def after(self, answers: Mapping[int, tuple[list[int], bool]]) -> dict[int, list[int]]:
-        """Return the contexts of those episodes that go on after these answers.
-
-        answers: their tokens, and whether each ended by itself.
-        """
+    def after(self, answers: ByEpisode) -> dict[int, list[int]]:
+        """Return the contexts of those episodes that go on after these answers."""
+        texts = {i: self.task.tokenizer.decode(ids) for i, ids in answers.items()}
         seen, on = dict[int, str](), dict[int, list[int]]()
-        for i, (ids, ended) in answers.items():
+        for i, ids in answers.items():
             episode = self.episodes[i]
             episode.context = [*episode.context, *ids]
             episode.sampled += len(ids)
             episode.ends.append(len(episode.context) - 1)
-            text = self.task.tokenizer.decode(ids)
-            if episode.error or not (ended or self.task.verify_truncated):
-                episode.cut = not ended
-                episode.turns.append(Turn(text, "", 0.0))
-            else:
-                seen[i] = text
-        steps = self._ask("step", seen)
-        for i, step in steps.items():
-            episode = self.episodes[i]
-            episode.turns.append(Turn(seen[i], step.observation, step.reward))
-            episode.error = step.error
-            if not step.done and self._observed(episode, step.observation, answers[i][1]):
+            if not episode.error and (ids[-1] in self.end_ids or self.task.verify_truncated):
+                seen[i] = texts[i]
+        for i, step in ({i: Step() for i in answers} | self._ask("step", seen)).items():
+            episode, ended = self.episodes[i], answers[i][-1] in self.end_ids
+            episode.turns.append((texts[i], step))
+            episode.error, episode.cut = episode.error or step.error, i not in seen and not ended
+            if not step.done and self._observed(episode, step.observation, ended):
                 on[i] = episode.context
-        failed = {i for i, step in steps.items() if step.error}
-        self._ask("close", {i: None for i in {*answers} - {*on} - failed})
+        self._ask("close", {i: None for i in answers if i not in on})
         return on
 
     def _observed(self, episode: Episode, observation: Observation, ended: bool) -> bool:
@@ -233,15 +168,11 @@ class Table:
             episode.cut = True
             return False
         try:
-            ids = self.between.ids(observation, ended)
+            ids, most = self.between.ids(observation, ended), self.task.observation_length
+            if len(ids) > most:
+                raise ValueError(f"it has {len(ids)} tokens, over observation_length={most}")
         except ValueError as error:
             episode.error = f"the observation {text_of(observation)!r:.60} cannot be read: {error}"[:500]
-            return False
-        if len(ids) > self.task.observation_length:
-            episode.error = (
-                f"the observation {text_of(observation)!r:.60} has {len(ids)} tokens, over observation_length="
-                f"{self.task.observation_length}"
-            )
             return False
         if len(episode.context) + len(ids) > self.width:
             episode.cut = True

@@ -13,7 +13,7 @@ from jaxrl_llm.ground.phases import phase
 from jaxrl_llm.models import EXACT, Model, Router
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.rollout.verification import VERIFIER, verify
+from jaxrl_llm.rollout.verification import VERIFIER, Judged, verify
 from jaxrl_llm.tasks import Prompts, Task
 
 RATES = ("greedy", "greedy_reward", "reward", "pass_at_1", "pass_at_k")  # behind "eval/", one number each
@@ -142,12 +142,15 @@ class Evaluator:
 
     def _answered(self, params: Any) -> tuple[dict[str, np.ndarray], list[list[str]]]:
         """Rewards by name, [prompts, samples + 1] each, and texts, the greedy answer last."""
-        engine, batch = self.engine, self.batch
-        group, count = engine.group_size, len(self.prompts["uid"])
-        uids, prepared = batch["uid"].astype(np.uint32), engine.prepare(params)
+        engine, count = self.engine, len(self.prompts["uid"])
+        group, prepared = engine.group_size, engine.prepare(params)
         with phase("evaluating", count * group):
-            out = engine.generate(prepared, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
+            texts, rewards, _ = self._judged(engine, prepared, self.batch)
             engine.release(prepared, params)
-            texts, rewards, _ = verify(out, self.task, batch, group)
         by_prompt = {name: given.reshape(-1, group)[:count] for name, given in rewards.items()}
         return by_prompt, [texts[i : i + group] for i in range(0, count * group, group)]
+
+    def _judged(self, engine: Engine, weights: Any, batch: Prompts) -> Judged:
+        uids = batch["uid"].astype(np.uint32)
+        out = engine.generate(weights, batch["tokens"], batch["lengths"], uids, jax.random.key(0))
+        return verify(out, self.task, batch, engine.group_size)

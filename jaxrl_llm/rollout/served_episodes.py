@@ -4,7 +4,6 @@ Servers have as many questions before them as `RemoteEngine.at_once`, of episode
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,26 +14,21 @@ from jaxrl_llm.rollout.answer_fields import Answer, Question
 from jaxrl_llm.rollout.remote import Asked, Held, RemoteEngine, answer_seeds
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.spread import Asking
+from jaxrl_llm.tasks import Prompts, Task
 
 
 class ServedEpisodes:
-    """The episodes of one rollout on their way, with the methods of `EpisodeSlots`.
+    """The episodes of one rollout on their way, with the methods of `EpisodeSlots`. Arguments as of `episodes.play`."""
 
-    Args:
-      uids, key: of `Engine.generate`.
-      length: most tokens of an episode.
-    """
-
-    def __init__(
-        self, engine: RemoteEngine, weights: Held, uids: Integer[np.ndarray, "p"], key: Key, *, length: int, **_: Any
-    ):
-        self._engine, self._weights, self._length = engine, weights, length
-        self._seeds = np.asarray(answer_seeds(key, jnp.asarray(uids), engine.group_size))
+    def __init__(self, engine: RemoteEngine, weights: Held, task: Task, prompts: Prompts, key: Key):
+        self._engine, self._weights, self._length = engine, weights, task.row_length(engine.max_new_tokens)
+        uids = jnp.asarray(prompts["draw"].astype(np.uint32))
+        self._seeds = np.asarray(answer_seeds(key, uids, engine.group_size))
         self._asking = Asking(*engine.asking(weights))
         self._asked, self._turns = dict[int, Question](), np.zeros(len(self._seeds), np.int32)
         self._said = list[tuple[int, Question, Answer]]()
 
-    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, tuple[list[int], bool]]:
+    def answered(self, wanted: Mapping[int, list[int]]) -> dict[int, list[int]]:
         """Return some of the answers that are wanted, as `EpisodeSlots.answered`."""
         engine = self._engine
         for i, context in wanted.items():
@@ -46,8 +40,7 @@ class ServedEpisodes:
         self._asking.put({i: self._asked[i] for i in wanted})
         answers = self._asking.some() if self._asked else {}
         self._said += [(i, self._asked.pop(i), answer) for i, answer in answers.items()]
-        given = {i: answer.tokens.tolist() for i, answer in answers.items()}
-        return {i: (ids, ids[-1] in engine.end_ids) for i, ids in given.items()}
+        return {i: answer.tokens.tolist() for i, answer in answers.items()}
 
     def rollout(self, lengths: Integer[np.ndarray, "b"], cut: Bool[np.ndarray, "b"]) -> Rollout:
         """Return the episodes. cut: ended by a bound."""

@@ -36,7 +36,7 @@ _USED = ByName(
         "Answers": "jaxrl_llm.training.answers",
         "EpisodeEvaluator": "jaxrl_llm.rollout.episode_rates",
         "EpisodeRollouts": "jaxrl_llm.training.episode_rollouts",
-        "EpisodesAhead": "jaxrl_llm.training.episodes_ahead",
+        "EpisodesAhead": "jaxrl_llm.training.episode_rollouts",
         "GreedyRollouts": "jaxrl_llm.training.greedy_rollouts",
         "PairData": "jaxrl_llm.training.pairs",
         "Pairs": "jaxrl_llm.training.pairs",

@@ -1,12 +1,13 @@
 """One episode as a dialogue, piece by piece as it is sampled: answers, and observations behind "> "."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.rollout.episodes import Table
 from jaxrl_llm.rollout.streaming import as_text
-from jaxrl_llm.tasks import Prompts, Task, all_prompts
+from jaxrl_llm.tasks import Task, all_prompts
 from jaxrl_llm.tasks.environments.environment import text_of
 
 
@@ -26,22 +27,15 @@ def dialogue(
         raise ValueError(f"--episode={number}: task {task.name!r} has no environment; use --prompt")
     held = all_prompts(task, "test", data_dir=data_dir)
     within("--episode", number, 0, len(held["prompt"]) - 1)
-    rows: Any = {name: values[number : number + 1] for name, values in dict[str, Any](held).items()}
-    one = Prompts(**rows)
-    table = Table(task, one, 1, task.row_length(most) - most)
+    one: Any = {name: values[number : number + 1] for name, values in dict[str, Any](held).items()}
+    table = Table(task, one, 1, most, task.tokenizer.end_ids)
     (episode,) = table.episodes
     yield f"{one['prompt'][0]}\n"
     wanted = {0: episode.context}
     while wanted:
-        ids = list[int]()
-
-        def kept(context: list[int], ids: list[int] = ids) -> Iterator[int]:
-            for token in sampled(context):
-                ids.append(token)
-                yield token
-
-        yield from as_text(kept(wanted[0]), task.tokenizer)
-        wanted = table.after({0: (ids, ids[-1] in task.tokenizer.end_ids)})
-        yield f"\n> {text_of(episode.turns[-1].observation)}\n" if wanted else "\n"
+        tokens, copies = itertools.tee(sampled(wanted[0]))
+        yield from as_text(tokens, task.tokenizer)
+        wanted = table.after({0: list(copies)})
+        yield f"\n> {text_of(episode.turns[-1][1].observation)}\n" if wanted else "\n"
     how = f", {episode.error}" if episode.error else ", ended by a bound" if episode.cut else ""
     yield f"reward {episode.reward:g}{how}"

@@ -163,12 +163,7 @@ def _supervised_batch(task: Task, numbered: Sequence[tuple[int, Example]]) -> Su
     numbers = {"uid": np.array([row["uid"] for row in rows], np.int64), "draw": np.array(draws, np.int64)}
     if task.environment is not None:
         ids, learnt = _OVER_TURNS["demonstrated"](task, rows, length)
-        return SupervisedBatch(
-            **numbers,
-            tokens=_left_aligned(ids, length, task.tokenizer.pad_id),
-            loss_mask=_left_aligned(learnt, length, 0) == 1,
-            segment_ids=_left_aligned([[1] * len(one) for one in ids], length, 0),
-        )
+        return SupervisedBatch(**numbers, **_learnt_rows(ids, learnt, length, task.tokenizer.pad_id))
     prompts = _prompt_ids(task, rows)
     answers = [bounded("answer", row["answer"], task.ids_of_answer(row["answer"]), task.answer_length) for row in rows]
     return SupervisedBatch(**numbers, **answered_rows(prompts, answers, length, task.tokenizer.pad_id))
@@ -178,13 +173,16 @@ def answered_rows(
     prompts: Sequence[list[int]], answers: Sequence[list[int]], length: int, pad_id: int
 ) -> dict[str, Any]:
     """tokens, loss_mask and segment_ids of `SupervisedBatch`, from the ids of every prompt and of its answer."""
-    position = np.arange(length)[None, :]
-    start = np.array([len(prompt) for prompt in prompts])[:, None]
-    end = start + np.array([len(answer) for answer in answers])[:, None]
+    pairs = list(zip(prompts, answers, strict=True))
+    learnt = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in pairs]
+    return _learnt_rows([prompt + answer for prompt, answer in pairs], learnt, length, pad_id)
+
+
+def _learnt_rows(ids: Sequence[list[int]], learnt: Sequence[list[int]], length: int, pad_id: int) -> dict[str, Any]:
     return {
-        "tokens": _left_aligned([p + a for p, a in zip(prompts, answers, strict=True)], length, pad_id),
-        "loss_mask": (position >= start) & (position < end),
-        "segment_ids": (position < end).astype(np.int32),
+        "tokens": _left_aligned(ids, length, pad_id),
+        "loss_mask": _left_aligned(learnt, length, 0) == 1,
+        "segment_ids": _left_aligned([[1] * len(one) for one in ids], length, 0),
     }
 
 

@@ -51,13 +51,13 @@ class Rollouts(Source):
 
     @property
     def longest(self) -> int:
-        """The most tokens that are sampled for a prompt."""
-        return self.engine.max_new_tokens
+        """The most tokens that are sampled for a prompt, over all turns."""
+        return self.engine.max_new_tokens * self.task.turns
 
     @property
     def behind(self) -> int:
         """The most tokens behind a prompt."""
-        return self.longest
+        return self.longest + self.task.observation_length * (self.task.turns - 1)
 
     def traces(self, params: Any, width: int) -> list[jax.stages.Traced]:
         """The programs of a rollout, of which the last returns it.

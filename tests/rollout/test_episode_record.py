@@ -14,10 +14,11 @@ import pytest
 
 from jaxrl_llm.models import Model, Routing
 from jaxrl_llm.rollout.episode_record import records, write
-from jaxrl_llm.rollout.episodes import Episode, Played, Turn
+from jaxrl_llm.rollout.episodes import Episode, Played
 from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.base import Prompting
+from jaxrl_llm.tasks.environments.environment import Step
 from tests.reference.page_commands import ROOT
 from tests.reference.tiny_rollout import tiny
 from tests.rollout.test_episodes import engine, prompts, task
@@ -33,8 +34,8 @@ EXPERTS = np.arange(2 * 2 * 10 * 2, dtype=np.uint8).reshape(2, 2, 10, 2)  # [l b
 EXPERTS[:, 0, 8:] = EXPERTS[:, 1, 6:] = 255  # the last token was not fed
 KEPT = np.where(MASK[..., None], np.stack([TOKENS, np.where(TOKENS % 2, TOKENS + 1, -1)], -1), -1).astype(np.int32)
 EPISODES = [
-    Episode(TOKENS[0, :9].tolist(), [Turn("de", "b", 0.25), Turn("f", "c", 1.0)], [5, 8], 5),
-    Episode(TOKENS[1, :7].tolist(), [Turn("ghij", "", 0.0)], [6], 4, error="it raised KeyError"),
+    Episode(TOKENS[0, :9].tolist(), [("de", Step("b", 0.25)), ("f", Step("c", 1.0))], [5, 8], 5),
+    Episode(TOKENS[1, :7].tolist(), [("ghij", Step("", 0.0))], [6], 4, error="it raised KeyError"),
 ]
 PLAYED = Played(
     Rollout(
@@ -56,7 +57,7 @@ PROMPTS = prompts(OWN, ("abc",), rows=[{"hidden": 7}])
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("record")
     for name in ("traces.jsonl", "traces.msgpack"):
-        write(folder / name, records(PLAYED, OWN, PROMPTS, ENGINE))
+        write(folder / name, PLAYED, OWN, PROMPTS, ENGINE)
     return folder
 
 
@@ -104,8 +105,8 @@ def test_a_node_has_the_tokens_that_it_adds_and_what_was_recorded_of_them(files)
 def test_messages_of_a_chat_and_of_tools_keep_their_roles():
     own = dataclasses.replace(OWN, prompting=Prompting(chat=True, system="Be brief."))
     said = [{"role": "tool", "content": "b"}]
-    episodes = [dataclasses.replace(EPISODES[0], turns=[Turn("de", said, 0.25), Turn("f", "", 1.0)]), EPISODES[1]]
-    (trace,) = next(records(PLAYED._replace(episodes=episodes), own, PROMPTS, ENGINE))["traces"]
+    episodes = [dataclasses.replace(EPISODES[0], turns=[("de", Step(said, 0.25)), ("f", Step("", 1.0))]), EPISODES[1]]
+    (trace,) = next(records(PLAYED._replace(episodes=episodes), own, PROMPTS, ENGINE, whole=True))["traces"]
     assert [node["message"]["role"] for node in trace["nodes"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert [node["token_ids"] for node in trace["nodes"]] == [[], [2, 3, 4], [5, 6, 1], [3], [7, 1]]
     assert trace["nodes"][3]["message"]["tool_call_id"] == ""

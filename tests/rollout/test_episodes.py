@@ -11,10 +11,11 @@ from jaxrl_llm import tasks
 from jaxrl_llm.models import Model, is_recorded, score
 from jaxrl_llm.rollout import episode_slots
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episodes import Played, Turn, converse, heard_again, play
+from jaxrl_llm.rollout.episodes import Played, converse, heard_again, play
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.base import Task
+from jaxrl_llm.tasks.environments.environment import Step
 from tests.reference.tiny_environments import Counting, Misbehaving, Once
 from tests.reference.tiny_rollout import tiny
 
@@ -74,14 +75,14 @@ def assert_is_what_was_said(own, played, texts=PROMPTS):
         length = int(np.asarray(played.rollout.segment_ids[i]).sum())
         assert tokens[:length].tolist() == episode.context
         assert mask.sum() == episode.sampled
-        if tasks.UNKNOWN in "".join(turn.answer for turn in episode.turns):
+        if tasks.UNKNOWN in "".join(answer for answer, _ in episode.turns):
             continue  # padding, which an untrained model samples too
         expected, learnt = own.ids_of_prompt(texts[i // group]), []
         learnt += [False] * len(expected)
-        for k, turn in enumerate(episode.turns):
-            ids = own.tokenizer.encode(turn.answer)
+        for k, (answer, step) in enumerate(episode.turns):
+            ids = own.tokenizer.encode(answer)
             last = k == len(episode.turns) - 1
-            more = [] if last else own.tokenizer.encode(turn.observation)
+            more = [] if last else own.tokenizer.encode(step.observation)
             if len(ids) < own.answer_length:
                 ids.append(1)
             elif not last:
@@ -191,8 +192,7 @@ class Scripted:
 
     def answered(self, wanted):
         self.asked.append(list(wanted.values()))
-        ids = {i: encoded(self.left[i].pop(0)) for i in wanted}
-        return {i: (one, one[-1] == 1) for i, one in ids.items()}
+        return {i: encoded(self.left[i].pop(0)) for i in wanted}
 
 
 def encoded(text):
@@ -204,7 +204,7 @@ def encoded(text):
 def scripted(own, *say, rows=None, texts=None):
     texts, told = texts or ["a"] * len(say), Scripted(say)
     one = engine(Model(tiny()), group_size=1, max_new_tokens=own.answer_length)
-    table = converse(told, one, own, prompts(own, texts, rows))
+    table = converse(told.answered, one, own, prompts(own, texts, rows))
     shape = len(say), own.row_length(own.answer_length)
     blank = Rollout(*(jnp.zeros(shape, kind) for kind in (jnp.int32, jnp.int32, bool)))
     return told, Played(blank, table.episodes, table.seconds)
@@ -215,19 +215,19 @@ def test_what_goes_back_is_what_was_sampled_and_an_observation_once():
     a, b, c, d, end = (*LETTERS.encode("abcd"), 1)
     first, second = LETTERS.encode("b"), LETTERS.encode("c")  # Counting says how many answers it heard
     assert told.asked == [[[a]], [[a, b, end, *first]], [[a, b, end, *first, c, d, end, *second]], []]
-    assert played.episodes[0].turns == [Turn("b", "b", 1.0), Turn("cd", "c", 1.0), Turn("e", "d", 1.0)]
+    said = [("b", "b"), ("cd", "c"), ("e", "d")]
+    assert played.episodes[0].turns == [(answer, Step(heard, 1.0, False)) for answer, heard in said]
     assert played.episodes[0].dialogue == "b\n> b\ncd\n> c\ne"
-    assert played.earlier_rewards[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
+    assert played.earlier_rewards(1.0)[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
     assert played.episodes[0].cut  # the environment would have gone on
 
 
 def test_rewards_are_discounted_by_turns():
     """SkyRL's and verl-agent's return of an episode: 1 + gamma + gamma^2."""
     _, played = scripted(task(), ["b", "cd", "e"])
-    played = played.discounted(0.5)
-    assert [turn.reward for turn in played.episodes[0].turns] == [1, 0.5, 0.25]
-    assert played.judged[1]["verifier"].tolist() == [1.75]
-    assert played.earlier_rewards[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
+    assert played.episodes[0].rewards(0.5) == [1, 0.5, 0.25]
+    assert played.judged(0.5)[1]["verifier"].tolist() == [1.75]
+    assert played.earlier_rewards(0.5)[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_how_an_episode_ends(answers, fields, reward, error, cut):
     assert (one.reward, one.cut) == (reward, cut)
     assert error in one.error
     assert bool(one.error) == bool(error)
-    _, rewards, errors = played.judged
+    _, rewards, errors = played.judged()
     assert rewards["verifier"].tolist() == [reward]
     assert errors == ([{"verifier": one.error}] if error else [{}])
 

@@ -1,5 +1,6 @@
 """Episodes that SkyRL's own agent loop has played give the same tokens, masks and rewards here."""
 
+import functools
 import importlib.util
 import json
 
@@ -11,7 +12,7 @@ from jaxrl_llm.models import Model
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.episodes import converse
 from jaxrl_llm.rollout.sampling import Sampling
-from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisodes
+from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisode
 from jaxrl_llm.tasks.tokenizers.text_tokenizer import load_tokenizer
 from tests.reference.published_tokenizers import PUBLISHED
 from tests.reference.skyrl_loop import FILE
@@ -40,7 +41,7 @@ class Given:
         self.answers, self.end = [iter(one) for one in answers], end
 
     def answered(self, wanted):
-        return {i: ([*next(self.answers[i]), self.end], True) for i in wanted}
+        return {i: [*next(self.answers[i]), self.end] for i in wanted}
 
 
 def assert_equals_skyrl(folder, environment):
@@ -63,13 +64,13 @@ def assert_equals_skyrl(folder, environment):
         uid=count, draw=count, tokens=tokens, lengths=lengths, prompt=asked, answer=[""] * len(rows), row=rows
     )
     engine = Engine(Model(tiny()), sampling=Sampling(), group_size=1, max_new_tokens=64, end_ids=tokenizer.end_ids)
-    table = converse(Given([one["answers"] for one in episodes], tokenizer.end_ids[0]), engine, own, batch)
+    table = converse(Given([one["answers"] for one in episodes], tokenizer.end_ids[0]).answered, engine, own, batch)
     for ours, one in zip(table.episodes, episodes, strict=True):
         begin = len(one["prompt_ids"])
         assert ours.error == ""
         assert ours.context == one["prompt_ids"] + one["response_ids"]
         rewards = np.zeros(len(ours.context))
-        rewards[ours.ends] = [turn.reward for turn in ours.turns]
+        rewards[ours.ends] = [step.reward for _, step in ours.turns]
         np.testing.assert_allclose(rewards[begin:], one["reward"], atol=1e-7)
         assert ours.sampled == sum(one["loss_mask"])
         assert [i for i, ends in enumerate(one["loss_mask"]) if ends and not [*one["loss_mask"], 0][i + 1]] == [
@@ -85,4 +86,4 @@ def test_the_episodes_of_skyrls_loop(tmp_path):
 def test_the_episodes_of_skyrls_loop_with_its_environment(tmp_path):
     if importlib.util.find_spec("skyrl_gym") is None:
         pytest.skip("needs skyrl_gym")
-    assert_equals_skyrl(tmp_path, SkyRLEpisodes("gsm8k_multi_turn", "{}", LOOP["turns"]))
+    assert_equals_skyrl(tmp_path, functools.partial(SkyRLEpisode, "gsm8k_multi_turn", {}, LOOP["turns"]))

@@ -10,7 +10,7 @@ from configs import stand_ins
 from jaxrl_llm import evaluation, generate, main
 from jaxrl_llm.tasks import load_tokenizer
 from jaxrl_llm.tasks.environments import python_tool
-from jaxrl_llm.tasks.environments.python_tool import PythonEnvironment, PythonEpisodes
+from jaxrl_llm.tasks.environments.python_tool import PythonEnvironment
 from tests.reference.tiny_run import metrics, samples
 
 pytestmark = pytest.mark.slow
@@ -44,13 +44,6 @@ class Ruled(PythonEnvironment):
     def init(self, row):
         super().init(row)
         return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"How much is {row['prompt']}"}]
-
-
-class RuledEpisodes(PythonEpisodes):
-    """Makes the episodes of `Ruled`, in the worker too."""
-
-    def __call__(self):
-        return Ruled(self.verify, self.most_bytes)
 
 
 def learned(checkpoint, folder):
@@ -95,7 +88,7 @@ def test_a_chat_checkpoint_learns_to_call_a_tool(checkpoint, tmp_path, capsys):
 
 def test_a_chat_begins_with_the_messages_of_its_environment(checkpoint, tmp_path, monkeypatch):
     """In processes of their own: the model reads them in the template, from the warm start to a recorded episode."""
-    monkeypatch.setattr(python_tool, "PythonEpisodes", RuledEpisodes)
+    monkeypatch.setattr(python_tool, "PythonEnvironment", Ruled)
     learned(checkpoint, tmp_path)
     assert all(re.fullmatch(r"How much is 6\*7 \d+", row["prompt"]) for row in samples(tmp_path / "run"))
     given = ["--workdir", str(tmp_path / "run"), "--prompts", "2", "--samples", "1", "--k", "1", "--show", "0"]

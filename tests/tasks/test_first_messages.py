@@ -49,13 +49,13 @@ class Silent:
 
     def answered(self, wanted):
         self.asked.append([*wanted.values()])
-        return {i: ([1], True) for i in wanted}
+        return {i: [1] for i in wanted}
 
 
 def episodes_of(task, batch, group=2):
     engine = Engine(Model(tiny()), sampling=Sampling(), group_size=group, max_new_tokens=2, end_ids=(1,))
     silent = Silent()
-    return silent, converse(silent, engine, task, batch).episodes
+    return silent, converse(silent.answered, engine, task, batch).episodes
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -177,12 +177,12 @@ def test_episodes_of_one_rollout_do_not_hear_those_of_another():
     task = announced("cd", isolated=True)
     one, other = opened(task), opened(task)
     for each in (one, other):
-        each.ask([(0, "init", {"says": None})])
-    assert one.ask([(0, "step", "b")])[0].observation == "b"
-    assert other.ask([(0, "step", "b")])[0].observation == "b"  # the first answer that it hears
-    other.ask([(0, "close", None)])
-    assert one.ask([(0, "step", "b")])[0].observation == "c"
-    assert one.ask([(0, "close", None), (1, "close", None)]) == [Step(), Step(error="the worker died")]
+        each([(0, "init", {"says": None})])
+    assert one([(0, "step", "b")])[0].observation == "b"
+    assert other([(0, "step", "b")])[0].observation == "b"  # the first answer that it hears
+    other([(0, "close", None)])
+    assert one([(0, "step", "b")])[0].observation == "c"
+    assert one([(0, "close", None), (1, "close", None)]) == [Step(), Step(error="the worker died")]
 
 
 def test_many_rows_are_asked_by_few_processes(tmp_path):

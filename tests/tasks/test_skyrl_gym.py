@@ -1,6 +1,7 @@
 """Environments of skyrl-gym, as they are, on rows in SkyRL's form; and what an environment may not do here."""
 
 import dataclasses
+import functools
 import json
 import sqlite3
 import sys
@@ -13,7 +14,7 @@ from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.environments.environment import Step
 from jaxrl_llm.tasks.environments.first_messages import begun
 from jaxrl_llm.tasks.environments.open_episodes import opened
-from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisodes
+from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisode
 from tests.tasks.test_environments import CHATML, chatting
 
 
@@ -42,16 +43,16 @@ def test_gsm8k_multi_turn(tmp_path):
     (one, *_) = tasks.examples(task, "train", tmp_path / "data")
     own = opened(task)
     given = {**one["row"], "prompt": one["prompt"], "answer": one["answer"]}
-    assert own.ask([(0, "init", given), (1, "init", given)]) == [begins_with(one["prompt"])] * 2
-    wrong, none = own.ask([(0, "step", "#### -1"), (1, "step", "I do not know")])
+    assert own([(0, "init", given), (1, "init", given)]) == [begins_with(one["prompt"])] * 2
+    wrong, none = own([(0, "step", "#### -1"), (1, "step", "I do not know")])
     assert (wrong.reward, none.reward, wrong.done) == (0.2 / 4, 0.0, False)
     assert wrong.observation[0]["role"] == "user"
     assert "tentative numeric answer" in wrong.observation[0]["content"]
     right = one["answer"]
-    assert own.ask([(0, "step", f"#### {right}.0")])[0].reward == 0.2 / 4
-    assert own.ask([(0, "step", f"#### -1, no, #### {right}")])[0].reward == 0.2 / 4
-    assert own.ask([(0, "step", "no"), (1, "step", f"#### {right}")]) == [Step([], 0.0, True), Step([], 1.0, True)]
-    assert own.ask([(0, "close", None), (1, "close", None)]) == [Step()] * 2
+    assert own([(0, "step", f"#### {right}.0")])[0].reward == 0.2 / 4
+    assert own([(0, "step", f"#### -1, no, #### {right}")])[0].reward == 0.2 / 4
+    assert own([(0, "step", "no"), (1, "step", f"#### {right}")]) == [Step([], 0.0, True), Step([], 1.0, True)]
+    assert own([(0, "close", None), (1, "close", None)]) == [Step()] * 2
 
 
 @pytest.mark.slow
@@ -69,8 +70,8 @@ def test_text2sql(tmp_path):
     begun = {**row(gold, db_id="shop", data="spider"), "prompt": "How much?", "answer": gold}
 
     def played(*answers):
-        assert own.ask([(0, "init", begun)]) == [begins_with(begun["prompt"])]
-        return [own.ask([(0, "step", answer)])[0] for answer in answers]
+        assert own([(0, "init", begun)]) == [begins_with(begun["prompt"])]
+        return [own([(0, "step", answer)])[0] for answer in answers]
 
     asked, solved = played(
         "<think>Look.</think><sql>select * from price</sql>", f"<think>So.</think><solution>{gold}</solution>"
@@ -132,7 +133,7 @@ def test_what_an_environment_may_not_do(monkeypatch, answer, message):
     library = ModuleType("skyrl_gym")
     library.make = lambda name, env_config, extras: Faulty(**extras)
     monkeypatch.setitem(sys.modules, "skyrl_gym", library)
-    own = SkyRLEpisodes("faulty", "{}", 2)()
+    own = SkyRLEpisode("faulty", {}, 2)
     own.init({"prompt": "a", "answer": "b", "earlier_messages": [{"role": "system", "content": "s"}], "x": 1})
     with pytest.raises(ValueError, match=message):
         own.step(answer)
@@ -143,7 +144,7 @@ def test_an_environment_may_begin_with_other_messages(monkeypatch):
     library = ModuleType("skyrl_gym")
     library.make = lambda name, env_config, extras: Faulty(**extras)
     monkeypatch.setitem(sys.modules, "skyrl_gym", library)
-    task = dataclasses.replace(chatting(CHATML), environment=SkyRLEpisodes("faulty", "{}", 2))
+    task = dataclasses.replace(chatting(CHATML), environment=functools.partial(SkyRLEpisode, "faulty", {}, 2))
     row = {"earlier_messages": [{"role": "system", "content": "s"}]}
     given = [
         Example(uid=i, prompt="a", answer="b", row=one) for i, one in enumerate([row, row | {"rules": "Be brief."}])
@@ -160,7 +161,7 @@ def test_the_rest_is_passed_on(monkeypatch):
     library = ModuleType("skyrl_gym")
     library.make = lambda name, env_config, extras: Faulty(**extras, path=env_config.path, name=name)
     monkeypatch.setitem(sys.modules, "skyrl_gym", library)
-    own = SkyRLEpisodes("faulty", '{"path": "here"}', 2)()
+    own = SkyRLEpisode("faulty", {"path": "here"}, 2)
     own.init({"prompt": "a", "answer": "b", "earlier_messages": [], "reward_spec": {"ground_truth": "b"}})
     assert own._env.extras == {"reward_spec": {"ground_truth": "b"}, "max_turns": 2, "path": "here", "name": "faulty"}
     assert own.step("a") == ([{"role": "user", "content": "on"}], 1, False)

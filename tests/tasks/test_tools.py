@@ -14,7 +14,7 @@ from jaxrl_llm.tasks import named_tasks
 from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
 from jaxrl_llm.tasks.environments.open_episodes import opened
-from jaxrl_llm.tasks.environments.python_tool import PythonEnvironment, python
+from jaxrl_llm.tasks.environments.python_tool import python
 from jaxrl_llm.tasks.environments.tool_calls import Call, result, schemas, tool_calls
 from jaxrl_llm.tasks.environments.tool_environment import ToolEnvironment
 from tests.reference.page_commands import ROOT, blocks
@@ -177,20 +177,20 @@ def test_python_has_limits_of_time_and_memory():
     assert python("import os, time\nif not os.fork(): time.sleep(1000)\nelse: print('parent')") == "parent"
     task = tasks.make("python")
     own = opened(task)
-    own.ask([(0, "init", {"prompt": "1+1=", "answer": "2"})])
-    (said,) = own.ask([(0, "step", hermes(code="bytearray(2**31)"))])
+    own([(0, "init", {"prompt": "1+1=", "answer": "2"})])
+    (said,) = own([(0, "step", hermes(code="bytearray(2**31)"))])
     assert said.observation[0]["content"].endswith("MemoryError")
     for i in range(25):
-        (said,) = own.ask([(0, "step", hermes(code=f"print({i})") * 4)])
+        (said,) = own([(0, "step", hermes(code=f"print({i})") * 4)])
         assert [one["content"] for one in said.observation] == [f"{i}"] * 4
-    assert own.ask([(0, "step", "It is 2")]) == [Step("", 1.0, True)]
+    assert own([(0, "step", "It is 2")]) == [Step("", 1.0, True)]
 
 
 def test_demonstrations_call_python(tmp_path):
     task, rng, rewards = tasks.make("python"), np.random.default_rng(0), []
     for _ in range(8):
         prompt, answer, row = task.sample(rng)
-        own, said = PythonEnvironment(task.environment.verify, 64), row[DEMONSTRATION]
+        own, said = task.environment(), row[DEMONSTRATION]
         own.init({"prompt": prompt, "answer": answer})
         for i in range(0, len(said), 2):
             heard, reward, done = own.step(said[i])
@@ -259,11 +259,11 @@ def test_the_example_of_the_page_is_a_task(tmp_path, monkeypatch):
     (tmp_path / "shop.py").write_text(code)
     monkeypatch.setattr(named_tasks, "_REGISTERED", {})
     own = opened(validate(load_module(tmp_path / "shop.py").get_config("smoke")).task)
-    own.ask([(0, "init", {"prompt": "pear and plum?", "answer": "7"})])
-    assert own.ask([(0, "step", hermes("price", thing="pear"))])[0].observation == [{"role": "tool", "content": "5"}]
-    (wrong,) = own.ask([(0, "step", hermes("price", thing="egg"))])
+    own([(0, "init", {"prompt": "pear and plum?", "answer": "7"})])
+    assert own([(0, "step", hermes("price", thing="pear"))])[0].observation == [{"role": "tool", "content": "5"}]
+    (wrong,) = own([(0, "step", hermes("price", thing="egg"))])
     assert wrong == Step([{"role": "tool", "content": "error: price: KeyError: 'egg'"}], 0.0, False)
-    assert own.ask([(0, "step", "7")]) == [Step("", 1.0, True)]
+    assert own([(0, "step", "7")]) == [Step("", 1.0, True)]
 
 
 def test_the_variants_of_the_config():

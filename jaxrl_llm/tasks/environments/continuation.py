@@ -5,6 +5,7 @@ encoded again may be other ids.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.environments.environment import Observation, text_of
@@ -40,7 +41,6 @@ class Continuation:
 
     def _in_chat(self, messages: Sequence[Message]) -> list[int]:
         tokenizer = self.task.tokenizer
-        assert isinstance(tokenizer, PublishedTokenizer)
         follows = self._rendered(_ANSWER, messages).partition(_ANSWER)[2]
         ids = tokenizer.encode(follows)
         if not ids or ids[0] not in tokenizer.end_ids:
@@ -77,8 +77,7 @@ class Continuation:
             )
 
     def _rendered(self, answer: str, messages: Sequence[Message]) -> str:
-        prompting, tokenizer = self.task.prompting, self.task.tokenizer
-        assert isinstance(tokenizer, PublishedTokenizer)
+        prompting, tokenizer = self.task.prompting, cast(PublishedTokenizer, self.task.tokenizer)
         begin = [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": answer}]
         system = [{"role": "system", "content": prompting.system}] if prompting.system else []
         options = {**prompting.chat_options, "add_generation_prompt": bool(messages)}

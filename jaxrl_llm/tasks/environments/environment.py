@@ -1,9 +1,10 @@
 """The protocol of an environment, and what it may say."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jaxrl_llm.ground.worker_errors import described
 from jaxrl_llm.tasks.base import Row
 from jaxrl_llm.tasks.messages import GIVEN, Message, message
 
@@ -46,9 +47,25 @@ class Step(NamedTuple):
 
 
 Asked = tuple[int, str, Any]  # the number of an episode, "init", "step" or "close", and the row or the answer
+Ask = Callable[[Sequence[Asked]], list[Step]]  # an environment that fails says so in `Step.error`
 
 
-def told(environment: Environment, what: str, given: Any) -> Step:
+def here(make: Callable[[], Environment]) -> Ask:
+    """Return a function that plays episodes in this process, without limits."""
+    episodes = dict[int, Environment]()
+
+    def one(number: int, what: str, given: Any) -> Step:
+        try:
+            if what == "init":
+                episodes[number] = make()
+            return _told(episodes[number], what, given)
+        except Exception as error:
+            return Step(error=described(error))
+
+    return lambda asked: [one(*each) for each in asked]
+
+
+def _told(environment: Environment, what: str, given: Any) -> Step:
     """Call the method `what`; raises what it raises, and ValueError where it returns something else."""
     if what == "init":
         begun = environment.init(given)

@@ -59,14 +59,12 @@ def guess(*, numbers: int = 31, turns: int = 5) -> Task:
 
 def _game(rng: np.random.Generator, row: Row) -> list[str]:
     """A game of uniform guesses in what is left of the range."""
-    environment, said = Guessing(), list[str]()
+    environment, said, done = Guessing(), list[str](), False
     environment.init(row)
     low, high = row["low"], row["high"]
-    while True:
+    while not done:
         number = int(rng.integers(low, high + 1))
         heard, _, done = environment.step(f"{number:02}")
-        said.append(f"{number:02}")
-        if done:
-            return said
-        said.append(heard)
+        said += [f"{number:02}", heard]
         low, high = (number + 1, high) if heard == "h" else (low, number - 1)
+    return said[:-1]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Row, Task, Verify
+from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION
 from jaxrl_llm.tasks.environments.tool_environment import ToolEnvironment
 from jaxrl_llm.tasks.golds import AnyRight
@@ -65,25 +66,12 @@ class PythonEnvironment(ToolEnvironment):
 
     tools = (python,)
 
-    def __init__(self, verify: Verify, most_bytes: int):
+    def __init__(self, verify: AnyRight, most_bytes: int):
         self._verify, self.most_bytes = verify, most_bytes
+        verify.load()
 
     def judge(self, answer: str) -> float:
         return self._verify(self.row["prompt"], answer, self.row["answer"], self.row)
-
-
-@dataclasses.dataclass(frozen=True)
-class PythonEpisodes:
-    """Makes the episodes of a verifier."""
-
-    verify: AnyRight
-    most_bytes: int
-
-    def load(self) -> None:
-        self.verify.load()
-
-    def __call__(self) -> PythonEnvironment:
-        return PythonEnvironment(self.verify, self.most_bytes)
 
 
 def python_tool(
@@ -101,7 +89,9 @@ def python_tool(
     call the tool, and half guess a result.
     """
     fields: dict[str, Any] = {
-        "environment": PythonEpisodes(AnyRight(named_verifier(verifier)[0]), observation_length // 2),
+        "environment": functools.partial(
+            PythonEnvironment, AnyRight(named_verifier(verifier)[0]), observation_length // 2
+        ),
         "tools": PythonEnvironment.tools,
         "turns": turns,
         "observation_length": observation_length,

@@ -1,8 +1,8 @@
 """Environments of the package skyrl-gym, unmodified, on rows in its own form. Source: github.com/NovaSky-AI/SkyRL."""
 
 import dataclasses
+import functools
 import importlib
-import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +31,7 @@ def skyrl_gym(
     Rows are SkyRL's: "prompt" with messages, "reward_spec" with "ground_truth", and what the environment reads beside
     them. `settings` are the environment's own, such as {"db_path": "FOLDER"} of text2sql.
     """
-    episodes = SkyRLEpisodes(env, json.dumps(dict(settings), sort_keys=True), turns)
-    episodes.load()
+    _require(env)
     rows = jsonl(
         path=path,
         answer_field="reward_spec.ground_truth",
@@ -43,7 +42,7 @@ def skyrl_gym(
     return dataclasses.replace(
         rows,
         name="skyrl_gym",
-        environment=episodes,
+        environment=functools.partial(SkyRLEpisode, env, dict(settings), turns),
         turns=turns,
         observation_length=observation_length,
         isolated=True,
@@ -51,58 +50,45 @@ def skyrl_gym(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class SkyRLEpisodes:
-    """Makes the episodes of one environment of skyrl-gym."""
+def _require(env: str) -> None:
+    """Import the library.
 
-    env: str
-    settings: str  # JSON
-    turns: int
-
-    def load(self) -> None:
-        """Import the library once, before processes are forked.
-
-        Raises:
-          ImportError: it is not installed.
-          ValueError: it has no such environment.
-        """
-        try:
-            library = importlib.import_module("skyrl_gym.envs.registration")
-            importlib.import_module("skyrl_gym")
-        except ImportError as error:
-            raise ImportError("the task skyrl_gym needs its library; pip install 'jaxrl_llm[tasks]'") from error
-        if self.env not in library.registry:
-            known = sorted(library.registry)
-            raise ValueError(
-                f"skyrl_gym.env={self.env!r} is unknown{suggestion(self.env, known)}; there are {', '.join(known)}"
-            )
-
-    def __call__(self) -> "SkyRLEpisode":
-        return SkyRLEpisode(self)
+    Raises:
+      ImportError: it is not installed.
+      ValueError: it has no such environment.
+    """
+    try:
+        importlib.import_module("skyrl_gym")
+        library = importlib.import_module("skyrl_gym.envs.registration")
+    except ImportError as error:
+        raise ImportError("the task skyrl_gym needs its library; pip install 'jaxrl_llm[tasks]'") from error
+    if env not in library.registry:
+        known = sorted(library.registry)
+        raise ValueError(f"skyrl_gym.env={env!r} is unknown{suggestion(env, known)}; there are {', '.join(known)}")
 
 
 class SkyRLEpisode:
-    """An episode. Its rewards come turn by turn, as the environment gives them."""
+    """An episode of `env`. Its rewards come turn by turn, as the environment gives them."""
 
-    def __init__(self, of: SkyRLEpisodes):
-        self._of = of
+    def __init__(self, env: str, settings: Mapping[str, Any], turns: int):
+        self._name, self._settings, self._turns = env, settings, turns
+        self._library = importlib.import_module("skyrl_gym")
 
     def init(self, row: Row) -> list[Message]:
         extras = {name: value for name, value in row.items() if name not in ("prompt", "answer", EARLIER)}
-        extras["max_turns"] = self._of.turns
-        settings = SimpleNamespace(**json.loads(self._of.settings))
-        library = importlib.import_module("skyrl_gym")
-        self._env = library.make(self._of.env, env_config=settings, extras=extras)
+        extras["max_turns"] = self._turns
+        settings = SimpleNamespace(**self._settings)
+        self._env = self._library.make(self._name, env_config=settings, extras=extras)
         given = [*row.get(EARLIER, ()), {"role": "user", "content": row["prompt"]}]
-        begun, _ = self._env.init(list(given))
+        begun, _ = self._env.init(given)
         return begun
 
     def step(self, answer: str) -> tuple[list[Message], float, bool]:
         said = self._env.step(answer)
         if said.get("postprocessed_action") not in (None, answer):
-            raise ValueError(f"{self._of.env} rewrites answers, but what was sampled stays as it was")
+            raise ValueError(f"{self._name} rewrites answers, but what was sampled stays as it was")
         if not said["done"] and not said["observations"]:
-            raise ValueError(f"{self._of.env} observes nothing and goes on")
+            raise ValueError(f"{self._name} observes nothing and goes on")
         return said["observations"], float(said["reward"]), said["done"]
 
     def close(self) -> None:

@@ -2,10 +2,9 @@
 
 import concurrent.futures
 import functools
-import pickle
 
 from jaxrl_llm.ground.machine import memory_bytes, usable_cores
-from jaxrl_llm.ground.workers import Pool
+from jaxrl_llm.ground.workers import Pool, pickled
 from jaxrl_llm.tasks.base import Question, Task, Verdict
 from jaxrl_llm.tasks.golds import AnyRight
 
@@ -17,14 +16,9 @@ _LEAST_MEMORY, _MOST_MEMORY = 2**30, 8 * 2**30
 
 def ask(task: Task, rule: AnyRight, questions: list[Question]) -> "concurrent.futures.Future[list[Verdict]]":
     """The verdicts of an isolated rule, which is still running when this returns; raises as `submit`."""
-    try:
-        pickled = pickle.dumps(rule)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"task {task.name!r} is isolated, but its verify cannot be sent to a process ({error}); make it a "
-            "function of a module, or a dataclass with __call__"
-        ) from error
-    return _THREAD.submit(_in_workers, task, pickled, questions)
+    whose = f"task {task.name!r} is isolated, but its verify"
+    sent = pickled(rule, whose, "a function of a module, or a dataclass with __call__")
+    return _THREAD.submit(_in_workers, task, sent, questions)
 
 
 def close() -> None:
@@ -35,8 +29,8 @@ def close() -> None:
 _THREAD = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="verifiers")  # a run does not wait for verifiers
 
 
-def _in_workers(task: Task, pickled: bytes, questions: list[Question]) -> list[Verdict]:
-    replies = _pool().ask(f"verify of task {task.name!r}", pickled, task.time_limit, questions)
+def _in_workers(task: Task, rule: bytes, questions: list[Question]) -> list[Verdict]:
+    replies = _pool().ask(f"verify of task {task.name!r}", rule, task.time_limit, questions)
     return [Verdict(0.0, reply.error) if reply.error else Verdict(reply.value) for reply in replies]
 
 
