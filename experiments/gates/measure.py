@@ -42,7 +42,7 @@ from jaxrl_llm.training.gaps import expert_load
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.state import TrainState, make_state, settled
+from jaxrl_llm.training.state import make_state, settled
 from jaxrl_llm.training.step import Learner
 
 FOLDER = Path(__file__).parent / "results"
@@ -169,8 +169,8 @@ def drifted(cell: Cell, seed: int) -> dict[str, Any]:
             "beyond": told["routing/log_ratio_above_ln2"],
         }.items():
             found[name].append(round_to(float(value)))
-    accuracy = float(jnp.mean(rollout.rewards))
-    return {"steps": steps, "accuracy": accuracy, "load": round_to(load), "tokens": int(mask.sum()), **found}
+    right = float(jnp.mean(rollout.rewards))
+    return {"steps": steps, "accuracy": right, "load": round_to(load), "tokens": int(mask.sum()), **found}
 
 
 STEPS, REPAIRED_RATE = 16, 2e-4
@@ -202,7 +202,7 @@ def repaired(cell: Cell, dose: float, arm: str, seed: int) -> dict[str, Any]:
     run = made(cell.chosen, seed, {**REPAIR, **biased(level), **ARMS[arm]})
     params = start(cell, seed)[0]
     state, stream = settled(run.state(jax.device_put(params))), run.source.stream()
-    before, after, rows = run.evaluator.pass_rate(state.policy.plain(run.model)), 0.0, []  # 0 if it diverges
+    after, rows = 0.0, []  # of a run that diverges
     with contextlib.suppress(FloatingPointError):
         for step in range(1, STEPS + 1):
             state, pending = take_step(run, state, stream, step)
@@ -210,12 +210,18 @@ def repaired(cell: Cell, dose: float, arm: str, seed: int) -> dict[str, Any]:
             pending.check()
         after = run.evaluator.pass_rate(state.policy.plain(run.model))
     watched = {name: round_to(float(np.mean([row[name] for row in rows]))) for name in WATCHED if name in rows[0]}
-    return {"accuracy": [before, after], **watched}
+    return {"accuracy": [accuracy(cell, seed), after], **watched}
+
+
+@functools.lru_cache(1)
+def accuracy(cell: Cell, seed: int) -> float:
+    """Held-out sampled accuracy of a start."""
+    return made(cell.chosen, seed).evaluator.pass_rate(jax.device_put(start(cell, seed)[0]))
 
 
 def tell_levels() -> None:
     """Print the k3 of a seed that no run has, by bias, and the bias of each dose."""
-    levels = (0.5, 1.5)
+    levels = (0.3, 1.2)
     for cell in DOSED:
         run = made(cell.chosen, 99, REPAIR)
         state = run.state(jax.device_put(start(cell, 99)[0]))
