@@ -19,13 +19,14 @@ from jaxrl_llm.models.gate import Gate
 from jaxrl_llm.models.routing import Routing
 
 GROUPS, KEPT = 8, 4  # as DeepSeek-V3, arXiv 2412.19437, section 4.2
-# Each form by fields of the package's own gate, beside `normalise` and `scoring` of its defaults.
+# Each form by fields of the package's own gate, where they are not its defaults.
 FORMS: dict[str, dict[str, Any]] = {
     "softmax, renormalised": {},
     "softmax, as it is": {"normalise": False},
     "sigmoid, bias": {"scoring": "sigmoid", "selection_bias": True},
     "sigmoid, bias, groups": {"scoring": "sigmoid", "selection_bias": True, "groups": GROUPS, "kept_groups": KEPT},
 }
+CONTROL = {"sigmoid": {"scoring": "sigmoid"}}  # its load is as uneven as a softmax leaves it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class AnyGateConfig(ModelConfig, prefix="model."):
 
 def buffer(form: str) -> np.ndarray:
     """The numbers of `AnyGate.form`."""
-    gate = dataclasses.replace(Gate(0, 0), **FORMS[form])
+    gate = dataclasses.replace(Gate(0, 0), **(FORMS | CONTROL)[form])
     return np.array([gate.scoring == "sigmoid", gate.normalise, gate.groups > 1], np.float32)
 
 

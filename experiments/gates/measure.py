@@ -25,14 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.gates.forms import FORMS, AnyGateConfig, begun
+from experiments.gates.forms import CONTROL, FORMS, AnyGateConfig, begun, buffer
 from experiments.numerics.dose_zero import read, round_to
 from experiments.routing_replay.noise import measured, noise_of, sampled_and_scored
 from jaxrl_llm import objectives
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.ground.machine import forget_programs
-from jaxrl_llm.models import Router
+from jaxrl_llm.models import Router, is_recorded
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.run.trainer import take_step
@@ -169,8 +169,24 @@ def drifted(cell: Cell, seed: int) -> dict[str, Any]:
             "beyond": told["routing/log_ratio_above_ln2"],
         }.items():
             found[name].append(round_to(float(value)))
-    right = float(jnp.mean(rollout.rewards))
-    return {"steps": steps, "accuracy": right, "load": round_to(load), "tokens": int(mask.sum()), **found}
+    right, least = float(jnp.mean(rollout.rewards)), _least(cell, scorer, first.policy, rollout, layouts)
+    return {
+        "steps": steps,
+        "accuracy": right,
+        "least": round_to(least),
+        "load": round_to(load),
+        "tokens": int(mask.sum()),
+        **found,
+    }
+
+
+def _least(cell: Cell, scorer: Learner, policy: Any, rollout: Any, layouts: Any) -> float:
+    """The least weight of a token's experts over their mean weight, a mean over layers and tokens."""
+    routing = scorer.score(policy, rollout, layouts, {"routing", "router_logits"})["routing"]
+    gate = dataclasses.replace(scorer.model.config.gate, form=buffer(cell.gate))
+    known = np.asarray(is_recorded(routing.experts))
+    weights = np.asarray(gate.weights(routing.logits, jnp.where(known[..., None], routing.experts, 0)))[known]
+    return float(np.mean(weights.min(-1) / weights.mean(-1)))
 
 
 STEPS, REPAIRED_RATE = 16, 2e-4
@@ -239,10 +255,11 @@ Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 
 def drift_jobs(seeds: int) -> Iterator[Job]:
-    """All seeds with 8 experts a token before those with 2."""
-    for chosen, seed, shared, gate in itertools.product(CHOSEN, range(seeds), (False, True), FORMS):
-        cell = Cell(gate, shared, chosen)
-        yield {**dataclasses.asdict(cell), "seed": seed}, functools.partial(drifted, cell, seed)
+    """All seeds with 8 experts a token before those with 2, and the control behind the gates."""
+    for chosen, gates in itertools.product(CHOSEN, (FORMS, CONTROL)):
+        for seed, shared, gate in itertools.product(range(seeds), (False, True), gates):
+            cell = Cell(gate, shared, chosen)
+            yield {**dataclasses.asdict(cell), "seed": seed}, functools.partial(drifted, cell, seed)
 
 
 def repair_jobs(seeds: int) -> Iterator[Job]:
