@@ -69,6 +69,7 @@ NOT_RUN = {
     "python -m experiments.routing_replay.tables": "minutes",
     "python experiments/routing_replay/noise.py ": "minutes",
     "python -m experiments.performance.sweep ": "minutes",
+    "python -m experiments.gates.measure ": "minutes",
     "python -m experiments.lineage.figures ": "minutes",
     "python -m experiments.numerics.dose_zero ": "minutes",
     "python -m experiments.numerics.excess_precision ": "minutes",

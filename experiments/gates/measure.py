@@ -27,7 +27,7 @@ import optax
 
 from experiments.gates.forms import CONTROL, FORMS, AnyGateConfig, begun, buffer
 from experiments.numerics.dose_zero import read, round_to
-from experiments.routing_replay.noise import measured, noise_of, sampled_and_scored
+from experiments.routing_replay.noise import measured, sampled_and_scored
 from jaxrl_llm import objectives
 from jaxrl_llm.config import loading, start_up
 from jaxrl_llm.ground import metrics as M
@@ -202,8 +202,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 EXACT = 0.0  # the dose of a sampler that chooses as the trainer does
 DOSES = (1e-1, 1e-2)
-# Bias of the choice that gives each dose of k3, by `levels`.
-LEVELS: dict[str, dict[float, float]] = {}
+# Bias of the choice that gives each dose of k3, by `levels`: a line through two levels on logarithmic axes.
+LEVELS = {"softmax, renormalised": {1e-1: 1.27, 1e-2: 0.511}, "sigmoid, bias, groups": {1e-1: 0.8, 1e-2: 0.115}}
 WATCHED = ("reward/mean", "kl/sampler", "kl/old", "routing/flips_sampler_old")
 
 
@@ -248,7 +248,8 @@ def tell_levels() -> None:
         k3 = [float(row["k3"]) for row in found]
         for level, row in zip(levels, found, strict=True):
             print(f"{cell.gate}, bias {level:g}: k3 {row['k3']:.2g}, {row['experts']:.1%} of experts differ")
-        print({dose: round_to(noise_of(dose, levels, k3)) for dose in DOSES}, flush=True)
+        line = np.polyfit(np.log(k3), np.log(levels), 1)
+        print({dose: round_to(float(np.exp(np.polyval(line, np.log(dose))))) for dose in DOSES}, flush=True)
 
 
 Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
