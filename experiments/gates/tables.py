@@ -247,6 +247,17 @@ def between_gates(rows: Rows) -> list[list[str]]:
     return found
 
 
+def every(drift: Rows, repair: Rows) -> list[tuple[Sequence[str], list[list[str]]]]:
+    """Head and body of every table of the page."""
+    tables = [(CELLS, cell_table(drift)), (CONTRASTS, contrast_table(drift)), (OTHERS, other_drifts(drift))]
+    return [*tables, (REPAIRS, repair_table(repair)), (BETWEEN, between_gates(repair))]
+
+
+def sentences(drift: Rows, repair: Rows) -> list[str]:
+    """Parts of the page's sentences that hold numbers."""
+    return []
+
+
 def figure(rows: Rows, own: Sequence[Point] = ()) -> Figure:
     """Flips and routing's share against drift, a colour a gate, dashed with a shared expert; crosses are your own."""
     measures: Sequence[tuple[str, str, Callable[[Point], float]]] = (
@@ -288,9 +299,8 @@ def main() -> None:
     given = parser.parse_args()
     drift, repair = read(FOLDER / "drift.jsonl"), read(FOLDER / "repair.jsonl")
     print(f"rates {', '.join(f'{rate:g}' for rate in RATES)}; at KL {JUDGED:g} but for the third table\n")
-    tables = [(CELLS, cell_table(drift)), (CONTRASTS, contrast_table(drift)), (OTHERS, other_drifts(drift))]
-    tables += [(REPAIRS, repair_table(repair)), (BETWEEN, between_gates(repair))]
-    print("\n".join(markdown(head, body) for head, body in tables), end="")
+    print("\n".join(markdown(head, body) for head, body in every(drift, repair)))
+    print("\n".join(sentences(drift, repair)))
     own = [point for folder in given.workdir for point in users(load(folder))]
     for point in own:
         print(f"{point.setting}: KL {point.drift:.2g}, flips {point.flips:.2%}, share {point.share:.1%}")
