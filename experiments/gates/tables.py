@@ -83,6 +83,7 @@ def whole_seeds(rows: Rows, chosen: Sequence[int]) -> list[int]:
     return [seed for seed in seeds if counted.count(seed) == wanted]
 
 
+REMEDIES = tuple(arm for arm in ARMS if arm != "none")
 Part = dict[str, Any]  # fields of a cell and their values
 
 
@@ -255,7 +256,29 @@ def every(drift: Rows, repair: Rows) -> list[tuple[Sequence[str], list[list[str]
 
 def sentences(drift: Rows, repair: Rows) -> list[str]:
     """Parts of the page's sentences that hold numbers."""
-    return []
+    all_seeds = range(2 * FIRST_BATCH)
+
+    def shares(gates: Sequence[str]) -> str:
+        rows = [of_cell(drift, Cell(gate, shared, 8)) for gate in gates for shared in (False, True)]
+        means = [100 * float(np.mean([at(row, "share", JUDGED) for row in own])) for own in rows]
+        return f"{min(means):.0f} to {max(means):.0f} %"
+
+    def factor(one: str, other: str, outcome: str) -> str:
+        d = contrast(drift, (8,), {"gate": one}, {"gate": other}, outcome, JUDGED, all_seeds)
+        return tell(d, outcome)
+
+    sigmoids = [gate for gate in FORMS if gate.startswith("sigmoid")]
+    softmaxes = [gate for gate in FORMS if gate.startswith("softmax")]
+    told_arms = {
+        arm: " and ".join(told(remedy(repair, cell, DOSES[0], arm)) for cell in DOSED) for arm in ("none", *REMEDIES)
+    }
+    return [
+        f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
+        f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
+        f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
+        f"`none` minus no dose {told_arms['none']}",
+        *(f"{arm} {told_arms[arm]}" for arm in REMEDIES),
+    ]
 
 
 def figure(rows: Rows, own: Sequence[Point] = ()) -> Figure:
