@@ -54,7 +54,7 @@ BETWEEN = ["dose", "arm", "seeds", "difference of the gates", "detectable"]
 
 def logged(outcome: str) -> bool:
     """Return whether an outcome is compared by factors."""
-    return outcome != "share"
+    return outcome not in ("share", "shapley")
 
 
 def at(row: dict[str, Any], outcome: str, drift: float) -> float:
@@ -258,9 +258,9 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
     """Parts of the page's sentences that hold numbers."""
     all_seeds = range(2 * FIRST_BATCH)
 
-    def shares(gates: Sequence[str]) -> str:
+    def shares(gates: Sequence[str], outcome: str = "share") -> str:
         rows = [of_cell(drift, Cell(gate, shared, 8)) for gate in gates for shared in (False, True)]
-        means = [100 * float(np.mean([at(row, "share", JUDGED) for row in own])) for own in rows]
+        means = [100 * float(np.mean([at(row, outcome, JUDGED) for row in own])) for own in rows]
         return f"{min(means):.0f} to {max(means):.0f} %"
 
     def factor(one: str, other: str, outcome: str) -> str:
@@ -274,6 +274,8 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
     }
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
+        f"parts in either order (Shapley) the shares are {shares(softmaxes, 'shapley')} and "
+        f"{shares(sigmoids, 'shapley')}",
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
         f"`none` minus no dose {told_arms['none']}",
