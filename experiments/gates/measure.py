@@ -105,9 +105,10 @@ def start(cell: Cell, seed: int) -> tuple[Any, int, float]:
         if step % EVERY:
             continue
         rollout = source.judged(source.sample(prompts, step, state)).rollout
-        routing = rollout.routes.sampled
+        routing: Any = rollout.routes.sampled
+        rewards: Any = rollout.rewards
         load = float(np.mean(M.finalize(expert_load(routing, EXPERTS))["routing/load_max_by_layer"]))
-        if float(jnp.mean(rollout.rewards)) >= TARGET:
+        if float(jnp.mean(rewards)) >= TARGET:
             break
         if "bias" in cell.gate:
             _balance(state.trained.policy["moe"]["mlp"], np.asarray(routing.experts))
@@ -135,7 +136,8 @@ def rated(config: OptimizerConfig) -> optax.GradientTransformation:
         del params
         return jax.tree.map(lambda change: rate * change, changes), rate
 
-    return optax.chain(at_one, optax.GradientTransformation(lambda _: jnp.ones(()), update))
+    by_rate = optax.GradientTransformation(lambda _: jnp.ones(()), update)  # pyright: ignore[reportArgumentType]
+    return optax.chain(at_one, by_rate)
 
 
 def drifted(cell: Cell, seed: int) -> dict[str, Any]:
@@ -169,7 +171,8 @@ def drifted(cell: Cell, seed: int) -> dict[str, Any]:
             "beyond": told["routing/log_ratio_above_ln2"],
         }.items():
             found[name].append(round_to(float(value)))
-    right, least = float(jnp.mean(rollout.rewards)), _least(cell, scorer, first.policy, rollout, layouts)
+    rewards: Any = rollout.rewards
+    right, least = float(jnp.mean(rewards)), _least(cell, scorer, first.policy, rollout, layouts)
     return {
         "steps": steps,
         "accuracy": right,

@@ -112,7 +112,7 @@ def contrast(
         return float(np.mean(values)) if values else float("nan")
 
     kept = [seed for seed in whole_seeds(rows, chosen) if seed in seeds]
-    return paired_difference(*([mean(part, seed) for seed in kept] for part in (one, other)))
+    return paired_difference([mean(one, seed) for seed in kept], [mean(other, seed) for seed in kept])
 
 
 def tell(d: PairedDifference, outcome: str) -> str:
@@ -274,7 +274,7 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
     }
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
-        f"parts in either order (Shapley) the shares are {shares(softmaxes, 'shapley')} and "
+        f"with the mean of both orders (Shapley) the shares are {shares(softmaxes, 'shapley')} and "
         f"{shares(sigmoids, 'shapley')}",
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.gates import forms, measure, tables
+from experiments.routing_replay.scale import Point
 from jaxrl_llm.models.gate import Gate
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.state import Trained
@@ -114,6 +115,8 @@ def test_outcomes_at_a_drift_and_their_contrast_by_hand():
     assert [tables.outside(rows[0], drift) for drift in (1e-3, 0.03)] == [True, False]
     found = {(cells[1], cells[3]): cells for cells in tables.contrast_table(rows)}
     assert found[f"{tables.GROUPED} - {tables.BIASED}", "flips"][4:7] == ["x1.50 [1.50, 1.50]"] * 3
+    own = [Point("own", 4, 32, 8, drift=0.02, share=0.1, flips=0.03, above=0.0, above_routing=0.0)]
+    assert len(tables.figure(rows, own).axes) == 2
     verdicts = {key[0]: cells[-1] for key, cells in found.items() if key[1] == "flips"}
     assert list(verdicts.values()) == ["alike", "alike", "differs", "differs", "alike"]
     assert tables.whole_seeds(rows[1:], [8]) == list(range(1, 10))
