@@ -53,6 +53,7 @@ NOT_RUN = {
     "python -m experiments.scale.run ": "compilers",
     "python -m jaxrl_llm plan ": "compilers",
     "python -m experiments.routing_replay.scale ": "data",
+    "python -m experiments.gates.tables --workdir ": "data",
     "python -m jaxrl_llm.main --config pretrained --config.model.pretrained=CHECKPOINT --workdir runs/gym ": "data",
     "python -m jaxrl_llm.report runs/full ": "minutes",
     ".venv-vllm/bin/python ": "vLLM",
