@@ -126,7 +126,7 @@ def test_the_page_has_the_tables_of_the_data():
     drift, repair = (tables.read(tables.FOLDER / f"{part}.jsonl") for part in ("drift", "repair"))
     for head, body in tables.every(drift, repair):
         for cells in (head, *body):
-            assert f"| {' | '.join(cells)} |" in PAGE
+            assert " ".join(f"| {' | '.join(cells)} |".split()) in PAGE
     for sentence in tables.sentences(drift, repair):
         assert sentence in PAGE
     for rows, names in ((drift, ("gate", "shared", "chosen", "seed")), (repair, ("gate", "seed", "dose", "arm"))):
@@ -135,10 +135,11 @@ def test_the_page_has_the_tables_of_the_data():
 
 @pytest.mark.slow
 def test_a_small_measurement(monkeypatch, tmp_path):
-    """A start of ten steps with each part; without updates nothing would drift, and a dose moves the choice alone."""
+    """A short start, and each part from it; a dose moves the choice alone."""
     small = {"rollout.prompts": 4, "model.num_hidden_layers": 1, "evaluation.prompts": 8, "evaluation.samples": 2}
+    small["task.options"] = {"digits": 2, "train_size": 64, "test_size": 16}
     monkeypatch.setattr(measure, "SETTING", measure.SETTING | small)
-    for name, value in (("MOST", 10), ("RATES", (1e-4, 1e-3)), ("STEPS", 2)):
+    for name, value in (("MOST", 50), ("WARM_RATE", 1e-2), ("RATES", (1e-4, 1e-3)), ("STEPS", 2)):
         monkeypatch.setattr(measure, name, value)
     monkeypatch.setattr(measure, "LEVELS", {tables.GROUPED: {0.1: 1.0}})
     measure.start.cache_clear()
