@@ -141,7 +141,7 @@ def rated(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def drifted(cell: Cell, seed: int) -> dict[str, Any]:
-    """What one rollout's updates do to the ratio, at every rate: lists over RATES."""
+    """Measure what the updates of one rollout do to the ratio, at every rate: lists over RATES."""
     params, steps, load = start(cell, seed)
     run = made(cell.chosen, seed)
     run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, optimizer=rated(run.settings.optimizer)))
