@@ -12,7 +12,6 @@ from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.run import trainer
 from jaxrl_llm.sweep import __main__ as sweep
 from jaxrl_llm.sweep import branching
-from tests.reference.slowly import first_quick
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {

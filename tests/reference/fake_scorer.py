@@ -26,7 +26,7 @@ def _put(value):
 # name: (an HTTP status, seconds of waiting, or a change of the answer; the words that name it)
 FAULTS = {
     "worker failed": (500, "/v1/completions says 500: .*worker failed"),
-    "out of time": (1.0, r"gave no answer within 0.3 s"),
+    "out of time": (1.4, r"gave no answer within 0.9 s"),
     "short": (_changed(list.pop), "prompt_logprobs has .* entries, and not a list of"),
     "NaN": (_put(math.nan), "prompt_logprobs holds nan, and not numbers from -9999 to 0.0001"),
     "None": (_put(None), "prompt_logprobs holds None, and not numbers"),

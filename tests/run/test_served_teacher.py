@@ -23,7 +23,7 @@ from tests.training.test_teacher import SHORT, learner, softmaxes, teacher_on
 
 
 def config_of(folder, address, name="distill", **changes):
-    return tiny_run.make_config(folder, name, **{"teacher.path": address, "rollout.deadline_s": 0.3} | changes)
+    return tiny_run.make_config(folder, name, **{"teacher.path": address, "rollout.deadline_s": 0.9} | changes)
 
 
 @pytest.fixture(scope="module")
