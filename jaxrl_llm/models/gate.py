@@ -53,15 +53,30 @@ class Gate:
         return {"router": ((size, self.num_experts), ("embed", "router")), **biases}
 
     def log_scores(self, logits: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
-        """Logarithms of numbers that the scores are proportional to: their softmax is the probability of an expert."""
+        """Return logarithms of numbers that the scores are proportional to.
+
+        Args:
+          logits: of all e experts, float32.
+
+        Returns:
+          [*n e]. Value and gradient are finite for any finite logit, also where the score itself underflows. Their
+          softmax is the probability of an expert, which `weights`, `logprob` and `balance` read.
+        """
         return jax.nn.log_sigmoid(logits) if self.scoring == "sigmoid" else logits
 
     def scores(self, logits: Float[Array, "*n e"]) -> Float[Array, "*n e"]:
-        """Return the scores of all experts."""
+        """Return the scores of all e experts. They are in the order of the logits, on which `ranks` relies."""
         return jax.nn.sigmoid(logits) if self.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
 
     def ranks(self, logits: Float[Array, "*n e"], weights: Mapping[str, Array]) -> Float[Array, "*n e"]:
-        """Numbers whose k largest are chosen. No gradient reaches the bias."""
+        """Return the numbers whose k largest are chosen. No gradient reaches the bias.
+
+        Args:
+          logits: of all e experts. weights: by the names of `shapes`, of which `router_bias` [e] is read.
+
+        Returns:
+          [*n e]; -inf outside of the kept groups.
+        """
         if not self.selection_bias and self.groups == 1:
             return logits  # in the order of the scores
         ranks = self.scores(logits)

@@ -86,7 +86,12 @@ def last_tokens(mask: Mask, sequence_ids: Ids = None, num_sequences: int | None 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of answers, as `Batch.of` builds it: what is not differentiated is detached."""
+    """One batch of answers, as `Batch.of` builds it: what is not differentiated is detached.
+
+    All are [b t], but for the router's log-probs [l b t k]. `advantages` and `log_ratio` are 0 where masked; the other
+    arrays may hold anything there, NaN too: read them by `masked`. `mask` may have gaps inside an answer, as between
+    turns, and a packed row holds several answers, so the token at t - 1 may be masked or of another answer.
+    """
 
     logprobs: PerToken
     old_logprobs: PerToken

@@ -119,7 +119,8 @@ class Objective(TermsBase):
 
     def policy(self, batch: Batch) -> PerToken:
         """w S(r, A) of every token, [b t]: un-reduced, to be maximised."""
-        surrogate = self.surrogate(self.ratio(batch), batch)
+        log_ratio = per_token(self.ratio, self.ratio(batch), batch)
+        surrogate = per_token(self.surrogate, self.surrogate(log_ratio, batch), batch)
         return surrogate if self.correction is None else self.correction(batch) * surrogate
 
     def counts(self, mask: Mask, sequence_ids: Ids = None, num_sequences: int | None = None) -> Counts:
@@ -187,6 +188,16 @@ class Objective(TermsBase):
         if self.value is not None:
             terms.append(f"- {self.value.value_coef:g} value loss")
         return terms, [definition for definition in (*letters, *definitions) if definition]
+
+
+def per_token(part: Part, values: Array, batch: Batch) -> PerToken:
+    """Return `values` if they are [b t]; another shape would be broadcast without notice, so it is a ValueError."""
+    if values.shape != batch.mask.shape:
+        raise ValueError(
+            f"{type(part).__name__} returned shape {values.shape}, the mask has {batch.mask.shape}; "
+            "return one number a token, [b t]"
+        )
+    return values
 
 
 def pieces(part: Part, letter: str = "") -> list[str]:

@@ -46,6 +46,12 @@ class Part:
     def formula(self) -> str:
         """The `equation` with its numbers; a class that defines none of its own is shown by its name and fields."""
         if "equation" in vars(type(self)):
-            return self.equation.format(**vars(self))
+            try:
+                return self.equation.format(**vars(self))
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(
+                    f"equation of {type(self).__name__}, {self.equation!r}: {error}; put only fields in braces "
+                    f"({', '.join(vars(self)) or 'it has none'}), and double other braces"
+                ) from error
         fields = (f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(fields)})"

@@ -88,7 +88,15 @@ class Ratio(Part, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, batch: Batch) -> PerToken:
-        """log ratio of every token, [b t]; 0 where masked."""
+        """Return the log ratio of every token.
+
+        Args:
+          batch: arrays [b t]. `batch.log_ratio` is log pi - log pi_old, 0 where masked and within +-20;
+            `batch.sequences` are the arguments that the functions of `batch` on whole answers take.
+
+        Returns:
+          [b t], finite when exponentiated, 0 where masked.
+        """
 
 
 class NoRatio(Ratio):

@@ -111,7 +111,16 @@ class Surrogate(Part, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, log_ratio: PerToken, batch: Batch) -> PerToken:
-        """The quantity to maximise, [b t]. `log_ratio` comes from the ratio, advantages are `batch.advantages`."""
+        """Return the quantity to maximise at every token.
+
+        Args:
+          log_ratio: [b t], what the ratio returned; 0 where masked.
+          batch: arrays [b t]. `batch.advantages` is 0 where masked; `batch.logprobs` may be NaN there, so read
+            `batch.masked("logprobs")`.
+
+        Returns:
+          [b t], un-reduced. Masked tokens are dropped by the aggregation.
+        """
 
     def clipped(self, log_ratio: PerToken, batch: Batch) -> tuple[Mask, Mask]:
         """Tokens that a bound acts on because their ratio is too low, and too high."""

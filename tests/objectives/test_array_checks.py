@@ -1,5 +1,6 @@
 """Arrays that are missing, unknown or would broadcast into something else are refused with the remedy."""
 
+import dataclasses
 import math
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ground.ranges import in_range
+from jaxrl_llm.objectives import ratios, surrogates
 
 
 def arrays(b=3, t=4, **changes):
@@ -60,6 +62,45 @@ def test_bad_sequence_ids_are_refused(ids, num_sequences, message):
 def test_bad_router_shapes_are_refused(router, old):
     with pytest.raises(ValueError, match=r"router log-probs have shape"):
         objectives.make("rspo")(**arrays(router_logprobs=jnp.zeros(router), old_router_logprobs=jnp.zeros(old)))
+
+
+def test_a_part_of_another_shape_is_refused():
+    """One number an answer, [b 1], would be broadcast; a token too few would blame the surrogate of the package."""
+
+    class Short(ratios.Ratio):
+        def __call__(self, batch):
+            return batch.log_ratio[:, 1:]
+
+    class Whole(surrogates.LogProb):
+        def __call__(self, log_ratio, batch):
+            return batch.advantages[:, :1]
+
+    grpo = objectives.make("grpo")
+    for part, shape in [({"ratio": Short()}, (3, 3)), ({"surrogate": Whole()}, (3, 1))]:
+        (name,) = (type(one).__name__ for one in part.values())
+        with pytest.raises(ValueError) as error:
+            dataclasses.replace(grpo, **part)(**arrays())
+        assert str(error.value) == (
+            f"{name} returned shape {shape}, the mask has (3, 4); return one number a token, [b t]"
+        )
+
+
+def test_an_equation_with_a_brace_that_is_no_field_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Misspelt(ratios.TokenRatio):
+        power: float = 0.5
+        equation = "r^{pwer:g}"
+
+    @dataclasses.dataclass(frozen=True)
+    class Open(ratios.TokenRatio):
+        equation = "r_{"
+
+    with pytest.raises(
+        ValueError, match=r"equation of Misspelt, 'r\^\{pwer:g\}': 'pwer'; put only fields .* \(power\)"
+    ):
+        Misspelt().formula()
+    with pytest.raises(ValueError, match=r"equation of Open, .* put only fields in braces \(it has none\)"):
+        Open().formula()
 
 
 def test_an_answer_advantage_is_not_a_time_advantage_when_b_equals_t():
