@@ -274,8 +274,8 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
         means = [100 * float(np.mean([at(row, outcome, JUDGED) for row in own])) for own in rows]
         return f"{min(means):.0f} to {max(means):.0f} %"
 
-    def factor(one: str, other: str, outcome: str) -> str:
-        d = contrast(drift, (8,), {"gate": one}, {"gate": other}, outcome, JUDGED, BATCHES[-1])
+    def factor(one: str, other: str, outcome: str, chosen: int = 8) -> str:
+        d = contrast(drift, (chosen,), {"gate": one}, {"gate": other}, outcome, JUDGED, BATCHES[-1])
         return tell(d, outcome)
 
     sigmoids = [gate for gate in FORMS if gate.startswith("sigmoid")]
@@ -288,6 +288,7 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
         own = [row for row in drift if row["chosen"] == chosen and row["seed"] == seed and row["gate"] in FORMS]
         return math.log(np.mean([at(row, "share", JUDGED) for row in own]))
 
+    doses = [dose for dose in DOSES if all(remedy(repair, cell, dose, "TIS").n >= MINIMUM_SEEDS for cell in DOSED)]
     sparser = [[explained(chosen, seed) for seed in whole_seeds(drift, CHOSEN)] for chosen in CHOSEN]
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
@@ -297,8 +298,9 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
         f"routing's share with 8 experts a token is {tell(paired_difference(*sparser), 'flips')} that with 2",
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
-        *(f"at k3 {dose:g} `none` minus no dose {at_dose(dose, 'none')}" for dose in DOSES),
-        *(f"{arm} {at_dose(dose, arm)}" for dose in DOSES for arm in REMEDIES),
+        f"with 2 experts a token {factor(BIASED, BASE, LEAST, chosen=2)}",
+        *(f"at k3 {dose:g} `none` minus no dose {at_dose(dose, 'none')}" for dose in doses),
+        *(f"{arm} {at_dose(dose, arm)}" for dose in doses for arm in REMEDIES),
     ]
 
 
