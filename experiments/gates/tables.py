@@ -31,6 +31,7 @@ OUTCOMES = ("flips", "share", "tail")
 LEAST = "least"  # weight of the expert with the least, over the mean weight
 ALIKE = {"flips": math.log(1.25), "share": 0.03, "tail": math.log(1.25)}
 FIRST_BATCH = 5  # its seeds
+BATCHES = range(FIRST_BATCH), range(FIRST_BATCH, 2 * FIRST_BATCH), range(2 * FIRST_BATCH)  # the last: both
 BASE, BIASED, GROUPED = (list(FORMS)[place] for place in (0, 2, 3))
 CELLS = [
     "experts",
@@ -48,8 +49,9 @@ CELLS = [
 ]
 CONTRASTS = ["experts", "contrast", "of", "outcome", "seeds 0 to 4", "seeds 5 to 9", "all", "detectable", "verdict"]
 OTHERS = ["experts", "contrast", "outcome", *(f"KL {drift:g}" for drift in DRIFTS)]
-REPAIRS = ["gate", "dose", "arm", "seeds", "start -> end", "minus none", "detectable", "k3", "experts", "KL to old"]
-BETWEEN = ["dose", "arm", "seeds", "difference of the gates", "detectable"]
+DIFFERENCE = ["seeds 5 to 9", "detectable", "verdict"]
+REPAIRS = ["gate", "dose", "arm", "seeds", "start -> end", "minus none", *DIFFERENCE, "k3", "experts", "KL to old"]
+BETWEEN = ["dose", "arm", "seeds", "difference of the gates", *DIFFERENCE]
 
 
 def logged(outcome: str) -> bool:
@@ -146,10 +148,7 @@ def contrast_table(rows: Rows) -> list[list[str]]:
     found = []
     for outcome in OUTCOMES:
         batches = [
-            [
-                contrast(rows, chosen, one, other, outcome, JUDGED, seeds)
-                for seeds in (range(FIRST_BATCH), range(FIRST_BATCH, 2 * FIRST_BATCH), range(2 * FIRST_BATCH))
-            ]
+            [contrast(rows, chosen, one, other, outcome, JUDGED, seeds) for seeds in BATCHES]
             for chosen, _, _, one, other in contrasts()
         ]
         corrected = holm([both.p for _, _, both in batches])
@@ -168,8 +167,7 @@ def other_drifts(rows: Rows) -> list[list[str]]:
     found = []
     for outcome in OUTCOMES:
         for chosen, name, _, one, other in contrasts():
-            all_seeds = range(2 * FIRST_BATCH)
-            ds = [contrast(rows, chosen, one, other, outcome, drift, all_seeds) for drift in DRIFTS]
+            ds = [contrast(rows, chosen, one, other, outcome, drift, BATCHES[-1]) for drift in DRIFTS]
             if ds[0].n >= MINIMUM_SEEDS:
                 found.append([", ".join(map(str, chosen)), name, outcome, *(tell(d, outcome) for d in ds)])
     return found
@@ -205,11 +203,32 @@ def ends(rows: Rows, cell: Cell, dose: float, arm: str) -> dict[int, dict[str, A
     return {row["seed"]: row for row in rows if wanted.items() <= row.items()}
 
 
-def remedy(rows: Rows, cell: Cell, dose: float, arm: str) -> PairedDifference:
-    """Accuracy at the end, the arm minus `none` at its dose; `none` at a dose minus `none` without one."""
+def gains(rows: Rows, cell: Cell, dose: float, arm: str) -> dict[int, float]:
+    """Accuracy at the end by seed, the arm minus `none` at its dose; `none` at a dose minus `none` without one."""
     one, other = ends(rows, cell, dose, arm), ends(rows, cell, EXACT if arm == "none" else dose, "none")
-    both = sorted(one.keys() & other.keys())
-    return paired_difference(*([runs[seed]["accuracy"][-1] for seed in both] for runs in (one, other)))
+    return {seed: one[seed]["accuracy"][-1] - other[seed]["accuracy"][-1] for seed in sorted(one.keys() & other.keys())}
+
+
+def remedy(rows: Rows, cell: Cell, dose: float, arm: str, seeds: Sequence[int] = BATCHES[-1]) -> PairedDifference:
+    """The gains over the seeds of a batch."""
+    found = [gain for seed, gain in gains(rows, cell, dose, arm).items() if seed in seeds]
+    return paired_difference(found, [0.0] * len(found))
+
+
+def gap(rows: Rows, dose: float, arm: str, seeds: Sequence[int]) -> PairedDifference:
+    """The gains with groups minus those with the softmax over the seeds of a batch."""
+    softmax, groups = (gains(rows, cell, dose, arm) for cell in DOSED)
+    kept = [seed for seed in softmax if seed in groups and seed in seeds]
+    return paired_difference(*([of[seed] for seed in kept] for of in (groups, softmax)))
+
+
+def judged(batches: Sequence[PairedDifference]) -> list[str]:
+    """A difference over all seeds and the cells of `DIFFERENCE`; empty below the least number of seeds."""
+    _, second, both = batches
+    if both.n < MINIMUM_SEEDS:
+        return [""] * (1 + len(DIFFERENCE))
+    again = told(second) if second.n >= MINIMUM_SEEDS else ""
+    return [told(both), again, f"{both.detectable:.3f}", verdict(*batches, p=0.0, alike=0.0)]
 
 
 def repair_table(rows: Rows) -> list[list[str]]:
@@ -223,11 +242,10 @@ def repair_table(rows: Rows) -> list[list[str]]:
             start, end = np.mean([row["accuracy"] for row in runs], axis=0)
             names = ("kl/sampler", "routing/flips_sampler_old", "kl/old")
             k3, flips, drift = (np.mean([row[name] for row in runs]) for name in names)
-            d = remedy(rows, cell, dose, arm)
-            cells = [told(d), f"{d.detectable:.3f}"] if dose and d.n >= MINIMUM_SEEDS else ["", ""]
+            batches = [remedy(rows, cell, dose, arm, seeds if dose else ()) for seeds in BATCHES]
             numbers = [f"{k3:.1e}", f"{100 * flips:.1f} %", f"{drift:.1e}"]
             where = [cell.gate, f"{dose:g}", arm, str(len(runs)), f"{start:.3f} -> {end:.3f}"]
-            found.append([*where, *cells, *numbers])
+            found.append([*where, *judged(batches), *numbers])
     return found
 
 
@@ -236,15 +254,9 @@ def between_gates(rows: Rows) -> list[list[str]]:
     found = []
     for dose in DOSES:
         for arm in ARMS:
-            gains = []
-            for cell in reversed(DOSED):
-                one, other = ends(rows, cell, dose, arm), ends(rows, cell, EXACT if arm == "none" else dose, "none")
-                both = one.keys() & other.keys()
-                gains.append({seed: one[seed]["accuracy"][-1] - other[seed]["accuracy"][-1] for seed in both})
-            seeds = sorted(gains[0].keys() & gains[1].keys())
-            if len(seeds) >= MINIMUM_SEEDS:
-                d = paired_difference(*([gain[seed] for seed in seeds] for gain in gains))
-                found.append([f"{dose:g}", arm, str(len(seeds)), told(d), f"{d.detectable:.3f}"])
+            batches = [gap(rows, dose, arm, seeds) for seeds in BATCHES]
+            if batches[-1].n >= MINIMUM_SEEDS:
+                found.append([f"{dose:g}", arm, str(batches[-1].n), *judged(batches)])
     return found
 
 
@@ -256,30 +268,39 @@ def every(drift: Rows, repair: Rows) -> list[tuple[Sequence[str], list[list[str]
 
 def sentences(drift: Rows, repair: Rows) -> list[str]:
     """Parts of the page's sentences that hold numbers."""
-    all_seeds = range(2 * FIRST_BATCH)
 
-    def shares(gates: Sequence[str], outcome: str = "share") -> str:
-        rows = [of_cell(drift, Cell(gate, shared, 8)) for gate in gates for shared in (False, True)]
+    def shares(gates: Sequence[str], outcome: str = "share", chosen: int = 8) -> str:
+        rows = [of_cell(drift, Cell(gate, shared, chosen)) for gate in gates for shared in (False, True)]
         means = [100 * float(np.mean([at(row, outcome, JUDGED) for row in own])) for own in rows]
         return f"{min(means):.0f} to {max(means):.0f} %"
 
-    def factor(one: str, other: str, outcome: str) -> str:
-        d = contrast(drift, (8,), {"gate": one}, {"gate": other}, outcome, JUDGED, all_seeds)
+    def factor(one: str, other: str, outcome: str, chosen: int = 8) -> str:
+        d = contrast(drift, (chosen,), {"gate": one}, {"gate": other}, outcome, JUDGED, BATCHES[-1])
         return tell(d, outcome)
 
     sigmoids = [gate for gate in FORMS if gate.startswith("sigmoid")]
     softmaxes = [gate for gate in FORMS if gate.startswith("softmax")]
-    told_arms = {
-        arm: " and ".join(told(remedy(repair, cell, DOSES[0], arm)) for cell in DOSED) for arm in ("none", *REMEDIES)
-    }
+
+    def at_dose(dose: float, arm: str) -> str:
+        return " and ".join(told(remedy(repair, cell, dose, arm)) for cell in DOSED)
+
+    def explained(chosen: int, seed: int) -> float:
+        own = [row for row in drift if row["chosen"] == chosen and row["seed"] == seed and row["gate"] in FORMS]
+        return math.log(np.mean([at(row, "share", JUDGED) for row in own]))
+
+    doses = [dose for dose in DOSES if all(remedy(repair, cell, dose, "TIS").n >= MINIMUM_SEEDS for cell in DOSED)]
+    sparser = [[explained(chosen, seed) for seed in whole_seeds(drift, CHOSEN)] for chosen in CHOSEN]
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
         f"with the mean of both orders (Shapley) the shares are {shares(softmaxes, 'shapley')} and "
         f"{shares(sigmoids, 'shapley')}",
+        f"{shares(softmaxes, chosen=2)} with softmax gates and {shares(sigmoids, chosen=2)} with sigmoid gates",
+        f"routing's share with 8 experts a token is {tell(paired_difference(*sparser), 'flips')} that with 2",
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
-        f"`none` minus no dose {told_arms['none']}",
-        *(f"{arm} {told_arms[arm]}" for arm in REMEDIES),
+        f"with 2 experts a token {factor(BIASED, BASE, LEAST, chosen=2)}",
+        *(f"at k3 {dose:g} `none` minus no dose {at_dose(dose, 'none')}" for dose in doses),
+        *(f"{arm} {at_dose(dose, arm)}" for dose in doses for arm in REMEDIES),
     ]
 
 

@@ -122,6 +122,31 @@ def test_outcomes_at_a_drift_and_their_contrast_by_hand():
     assert tables.whole_seeds(rows[1:], [8]) == list(range(1, 10))
 
 
+def repair_row(cell, seed, dose, arm, end):
+    watched = {"kl/sampler": dose, "kl/old": 1e-3, "routing/flips_sampler_old": 0.4}
+    return {**vars(cell), "seed": seed, "dose": dose, "arm": arm, "accuracy": [0.7, end], **watched}
+
+
+def test_a_remedy_is_judged_by_its_second_batch():
+    """R3 wins 0.1 back in each seed but a little, GSPO in the first batch alone; the softmax loses 0.2, groups 0.1."""
+    rows = []
+    for cell, loss in zip(tables.DOSED, (0.2, 0.1), strict=True):
+        for seed in range(10):
+            noise = 0.001 * (seed % 3 - 1)
+            gains = {"none": 0.0, "R3": 0.1 + noise, "GSPO": 0.1 if seed < 5 else noise}
+            rows += [repair_row(cell, seed, 0.1, arm, 0.8 - loss + noise + gain) for arm, gain in gains.items()]
+            rows.append(repair_row(cell, seed, 0.0, "none", 0.8))
+    found = {tuple(cells[:3]): cells for cells in tables.repair_table(rows)}
+    softmax = [found["softmax, renormalised", "0.1", arm] for arm in ("none", "R3", "GSPO")]
+    assert [cells[8] for cells in softmax] == ["differs", "differs", "open"]
+    assert softmax[0][5].startswith("-0.200 [")
+    assert found["softmax, renormalised", "0", "none"][5:9] == [""] * 4
+    between = {cells[1]: cells for cells in tables.between_gates(rows)}
+    assert between["none"][3].startswith("+0.100 [")
+    first = [row for row in rows if row["seed"] < 5]
+    assert {cells[8] for cells in tables.repair_table(first)} == {"", "estimate"}
+
+
 def test_the_page_has_the_tables_of_the_data():
     drift, repair = (tables.read(tables.FOLDER / f"{part}.jsonl") for part in ("drift", "repair"))
     for head, body in tables.every(drift, repair):
