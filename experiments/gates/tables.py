@@ -219,7 +219,7 @@ def gap(rows: Rows, dose: float, arm: str, seeds: Sequence[int]) -> PairedDiffer
     """The gains with groups minus those with the softmax over the seeds of a batch."""
     softmax, groups = (gains(rows, cell, dose, arm) for cell in DOSED)
     kept = [seed for seed in softmax if seed in groups and seed in seeds]
-    return paired_difference(*([of[seed] for seed in kept] for of in (groups, softmax)))
+    return paired_difference([groups[seed] for seed in kept], [softmax[seed] for seed in kept])
 
 
 def judged(batches: Sequence[PairedDifference]) -> list[str]:
@@ -289,13 +289,13 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
         return math.log(np.mean([at(row, "share", JUDGED) for row in own]))
 
     doses = [dose for dose in DOSES if all(remedy(repair, cell, dose, "TIS").n >= MINIMUM_SEEDS for cell in DOSED)]
-    sparser = [[explained(chosen, seed) for seed in whole_seeds(drift, CHOSEN)] for chosen in CHOSEN]
+    eight, two = ([explained(chosen, seed) for seed in whole_seeds(drift, CHOSEN)] for chosen in CHOSEN)
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
         f"with the mean of both orders (Shapley) the shares are {shares(softmaxes, 'shapley')} and "
         f"{shares(sigmoids, 'shapley')}",
         f"{shares(softmaxes, chosen=2)} with softmax gates and {shares(sigmoids, chosen=2)} with sigmoid gates",
-        f"routing's share with 8 experts a token is {tell(paired_difference(*sparser), 'flips')} that with 2",
+        f"routing's share with 8 experts a token is {tell(paired_difference(eight, two), 'flips')} that with 2",
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
         f"with 2 experts a token {factor(BIASED, BASE, LEAST, chosen=2)}",
