@@ -12,6 +12,7 @@ from jaxrl_llm.ground.machine import folder_of_its_own
 from jaxrl_llm.run import trainer
 from jaxrl_llm.sweep import __main__ as sweep
 from jaxrl_llm.sweep import branching
+from tests.reference.slowly import first_quick
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {
@@ -188,8 +189,7 @@ def test_a_run_has_a_folder_of_its_own(root, folder, monkeypatch):
     assert folder_of_its_own(".") == Path()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("platform", ["nonsense", "cuda"])
+@pytest.mark.parametrize("platform", first_quick(1, ["nonsense", "cuda"]))
 def test_a_platform_that_is_not_there(platform, folder):
     command = [sys.executable, "-m", "jaxrl_llm", "train", "--config=grpo:smoke", "--workdir=new"]
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform, "HOME": str(folder)}

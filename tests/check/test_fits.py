@@ -134,7 +134,6 @@ def test_an_evaluation_of_long_answers_takes_turns(tmp_path, monkeypatch):
     assert pass_rate.evaluated_at_once(run.sampler, 1, *asked[2:], 0, s.rows) == 4
 
 
-@pytest.mark.slow
 def test_a_resumed_run_holds_one_state(tmp_path, monkeypatch):
     """Neither the start nor the arrays that were read stay beside it, and its updates overwrite it where it lies."""
     config = tiny_run.make_config(tmp_path, **{"warm_start.steps": 0, "steps": 1})

@@ -173,7 +173,6 @@ def test_bfloat16_leaves_parameters_router_and_logits_in_float32(tiny, params_of
     assert np.max(np.abs(np.asarray(logits - exact))[valid]) < 0.05 * np.max(np.abs(np.asarray(exact)[valid]))
 
 
-@pytest.mark.slow
 def test_neither_rematerialisation_nor_a_loop_changes_a_gradient(tiny, params_of, batch, monkeypatch):
     base = tiny(**MOE | {"num_hidden_layers": 3}, mlp_only_layers=(0,))
     params = params_of(base)

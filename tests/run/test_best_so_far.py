@@ -102,7 +102,6 @@ def counted(evaluated, monkeypatch):
     monkeypatch.setattr(trainer, "take_step", take_step)
 
 
-@pytest.mark.slow
 def test_a_kill_between_evaluation_and_save_changes_nothing(counted, folder, tmp_path, monkeypatch):
     """Before each thing that is done there, for the best step and for the end of the patience: the resumed run is the
     one without a break."""

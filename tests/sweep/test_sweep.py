@@ -221,8 +221,9 @@ def test_a_bad_configuration_is_refused_before_anything_runs(tmp_path, environme
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGHUP, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_an_interrupted_sweep_goes_on_with_nothing_lost_or_twice(tmp_path, environment, sign):
     go, workdir = tmp_path / "go", tmp_path / "out"
     path = sweep_file(tmp_path, extra=f', "wait.at": 1, "wait.for": "{go}"', seeds=1)
