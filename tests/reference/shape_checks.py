@@ -1,5 +1,7 @@
 """Types of the package's functions, checked at each call: by beartype, and by jaxtyping where axes are named.
 
+Functions that stand in functions are left alone: each call would make, and decorate, them anew.
+
 jaxtyping's import hook alone binds the arguments of every function to its signature and checks them twice, which took a
 tenth of the tests.
 """
@@ -27,7 +29,7 @@ def _jaxtyped_once(*, typechecker):
     """Return the decorator that the hook puts on every function and class."""
 
     def decorator(decorated):
-        if "<locals>" in decorated.__qualname__:  # made anew at every call of what it stands in
+        if "<locals>" in decorated.__qualname__:
             return decorated
         hints = decorated.__annotations__.values() if inspect.isfunction(decorated) else [""]
         parts = [part for hint in hints for part in _parts(hint)]
