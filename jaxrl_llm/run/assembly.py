@@ -222,7 +222,7 @@ def _source_of(s: Settings, learner: Learner, sampler: Model) -> Source:
         kind = _USED["GreedyRollouts"]
     if s.rollout.lag:
         kind = _USED["RolloutsAhead" if s.task.environment is None else "EpisodesAhead"]
-        shared["lag"] = s.rollout.lag
+        shared |= {"lag": s.rollout.lag, "last": s.steps}
     return kind(
         engine=_engine_of(s, learner, sampler),
         scorer=Scorer(learner, s.replay, s.rollout.group_size, first_forward),

@@ -8,6 +8,7 @@ gains is that the verifier has k steps; a remote engine answers in a thread mean
 
 import dataclasses
 import functools
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ class RolloutsAhead(Rollouts):
     """A `Source` of rollouts with a lag."""
 
     lag: int = 1  # steps between asking for a rollout and training on it
+    last: int = sys.maxsize  # step of the run, behind which a remote engine is asked for nothing
     kind_of_stream: ClassVar[type[RolloutStream]] = StreamAhead
     at_once: ClassVar[type[Rollouts]] = Rollouts  # the source without a lag
 
@@ -34,7 +36,7 @@ class RolloutsAhead(Rollouts):
         """Ask this policy for all up to `step + lag` that are not on their way, and return as `Rollouts.asked` does."""
         ahead = range(step + len(stream.asked), step + self.lag + 1)
         if self.engine.remote:
-            self._send(stream, ahead, state, step - 1)
+            self._send(stream, [one for one in ahead if one <= self.last], state, step - 1)
             return stream.take()
         for one in ahead:
             place, start = stream.prompts.get_state(), time.monotonic()
@@ -48,7 +50,7 @@ class RolloutsAhead(Rollouts):
     def without_lag(self) -> Rollouts:
         return self.at_once(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self.at_once)})
 
-    def _send(self, stream: Any, steps: range, state: TrainState, version: int) -> None:
+    def _send(self, stream: Any, steps: Sequence[int], state: TrainState, version: int) -> None:
         """Give a remote engine this policy, in the middle of its answers too, and ask for the rollouts of `steps`.
 
         The thread that waits for the answers sees neither the stream nor the parameters, which updates overwrite.

@@ -85,6 +85,15 @@ def test_a_remote_engine_answers_in_a_thread_at_most_the_lag_behind(source):
     assert {name.rpartition("_")[0] for name in engine.threads} == {"rollouts"}
 
 
+def test_a_remote_engine_is_asked_for_nothing_after_the_last_step(source):
+    """Or the process would stay until it is answered; weights for the last evaluation go to it all the same."""
+    source = dataclasses.replace(source, last=3)
+    stream = StreamAhead(scripted.Prompts())
+    assert len([*take(source, stream, (1, 2, 3))]) == len(source.engine.keys) == 3
+    assert not stream.asked
+    assert source.engine.taken == [0, 1, 2]
+
+
 @dataclasses.dataclass(frozen=True)
 class Local(Remote):
     """The same as the engine on the trainer's devices, which says no versions."""
