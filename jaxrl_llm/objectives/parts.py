@@ -38,7 +38,13 @@ class Part:
     equation: ClassVar[str]
 
     def __post_init__(self) -> None:
+        kind = type(self)
+        if any(isinstance(value, dataclasses.Field) for value in vars(kind).values()):
+            raise ValueError(
+                f"{kind.__name__} has fields and is no dataclass; put @dataclasses.dataclass(frozen=True) above it"
+            )
         check_fields(self, self.prefix)
+        self.formula()
 
     def check(self, objective: Any) -> None:
         """Raises ValueError, naming the remedy, if the part does not fit the other parts of `objective`."""

@@ -98,9 +98,17 @@ def test_an_equation_with_a_brace_that_is_no_field_is_refused():
     with pytest.raises(
         ValueError, match=r"equation of Misspelt, 'r\^\{pwer:g\}': 'pwer'; put only fields .* \(power\)"
     ):
-        Misspelt().formula()
+        Misspelt()
     with pytest.raises(ValueError, match=r"equation of Open, .* put only fields in braces \(it has none\)"):
-        Open().formula()
+        Open()
+
+
+def test_a_part_with_fields_that_is_no_dataclass_is_refused():
+    class Plain(ratios.TokenRatio):
+        power: float = objectives.hyperparameter(0.5, "power of the ratio", above=0)
+
+    with pytest.raises(ValueError, match=r"Plain has fields and is no dataclass; put @dataclasses.dataclass"):
+        Plain()
 
 
 def test_an_answer_advantage_is_not_a_time_advantage_when_b_equals_t():
