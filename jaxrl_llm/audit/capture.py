@@ -128,6 +128,8 @@ def checked(arrays: Mapping[str, Any]) -> Capture:
             out[name] = whole[out["row"]]
     if not out["mask"].any():
         raise ValueError("mask has no token that counts; capture a batch with at least one")
+    if not out.get("temperature", np.ones(())) > 0:
+        raise ValueError(f"temperature is {out['temperature']}; capture answers that were drawn at one above 0")
     return Capture(out, tuple(sorted(set(arrays) - set(out))))
 
 
