@@ -64,7 +64,7 @@ def test_what_is_no_capture_is_refused():
         checked(arrays | {"group": arrays["group"].astype(float)})
     with pytest.raises(ValueError, match="mask has no token that counts"):
         checked(arrays | {"mask": np.zeros_like(arrays["mask"])})
-    with pytest.raises(ValueError, match="temperature is 0.0; capture answers that were drawn at one above 0"):
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; capture answers that were drawn at one above 0"):
         checked(arrays | {"temperature": np.zeros(())})
     assert checked(arrays | {"reported_loss": np.ones(1)})["reported_loss"].shape == ()
     assert checked(arrays | {"logits": np.ones(3)}).unknown == ("logits",)
