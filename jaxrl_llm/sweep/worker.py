@@ -21,11 +21,12 @@ def main() -> None:
     end_at_once()
     with os.fdopen(os.dup(0)) as asked, os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nothing in a run reads what the next ones are
-        terminal, program = os.dup(2), importlib.import_module(sys.argv[1])
+        terminal = os.dup(2)
         for line in asked:
             run = json.loads(line)
             with open(run["log"], "ab") as log:
                 _print_to(log.fileno())
+            program = importlib.import_module(sys.argv[1])
             code = _exit_code(program, run["arguments"])
             _print_to(terminal)
             _forget()
