@@ -5,6 +5,7 @@ every leaf, and JSON of the caller (iterator state, config hash). `checkpoint_re
 """
 
 import copy
+import dataclasses
 import functools
 import logging
 import os
@@ -78,7 +79,9 @@ class Checkpoints:
         except OSError as error:
             raise OSError(f"{self.folder} cannot be written ({error}); give another --workdir") from error
         _quiet()
-        primary = ocp.options.MultiprocessingOptions(primary_host=None if of_process else 0)  # None: each is one
+        primary = ocp.options.MultiprocessingOptions()
+        if of_process:  # all are primary; the others may be written meanwhile, so these barriers have their own names
+            primary = dataclasses.replace(primary, primary_host=None, barrier_sync_key_prefix="near")
         self._best, newest = _Best(), ocp.checkpoint_managers.LatestN(keep)
         kept = ocp.checkpoint_managers.AnyPreservationPolicy([newest, self._best])
         options = ocp.CheckpointManagerOptions(preservation_policy=kept, create=True, multiprocessing_options=primary)

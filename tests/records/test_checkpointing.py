@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
+from orbax.checkpoint._src.multihost import multihost
 
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.records.checkpoint_reader import read_part
@@ -57,6 +58,25 @@ def test_jax_is_not_asked_for_notice_of_a_step_that_is_over(tmp_path, monkeypatc
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
     saved(tmp_path)
     assert not asked
+
+
+def test_checkpoints_that_are_written_at_once_wait_at_other_barriers(tmp_path, monkeypatch):
+    """Several processes would take one of the near ones for one of the others, and end."""
+    waited = []
+
+    def barrier(*, processes=None):
+        return lambda *, key, timeout_ms: waited.append(key)
+
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", barrier)
+    keys = []
+    for given in ({}, {"of_process": True}):
+        checkpoints = Checkpoints(tmp_path / str(len(given)), **given)
+        checkpoints.save(1, STATE, {})
+        checkpoints.close()
+        keys.append({*waited})
+        waited.clear()
+    assert len(keys[0]) == len(keys[1]) > 1
+    assert not keys[0] & keys[1]
 
 
 def test_a_state_may_change_while_it_is_written(tmp_path):
