@@ -29,8 +29,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the episode holds."""
-        ...
+        """Free what the episode holds: nothing, unless a subclass says so."""
 
 
 class Step(NamedTuple):

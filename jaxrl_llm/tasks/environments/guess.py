@@ -4,13 +4,13 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task
-from jaxrl_llm.tasks.environments.environment import DEMONSTRATION
+from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Environment
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class Guessing:
+class Guessing(Environment):
     """Says whether the hidden number is higher or lower; a hit earns 1, and what is no number of the range ends it."""
 
     def init(self, row: Row) -> None:
@@ -23,9 +23,6 @@ class Guessing:
         if int(answer) == self._hidden:
             return "", 1.0, True
         return "h" if self._hidden > int(answer) else "l", 0.0, not self._left
-
-    def close(self) -> None:
-        pass
 
 
 def guess(*, numbers: int = 31, turns: int = 5) -> Task:

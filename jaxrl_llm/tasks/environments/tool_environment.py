@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from jaxrl_llm.tasks.base import Row
+from jaxrl_llm.tasks.environments.environment import Environment
 from jaxrl_llm.tasks.environments.tool_calls import Tool, result, tool_calls
 from jaxrl_llm.tasks.messages import Message
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """An environment of functions that the model may call; a subclass says which, and what an answer is worth.
 
     A call that is wrong, or a tool that raises, is answered by a text that says so.
@@ -32,9 +33,6 @@ class ToolEnvironment:
         if len(calls) <= self.most_calls:
             said = [result(self.tools, call) for call in calls]
         return [{"role": "tool", "content": _end(one, self.most_bytes // len(said))} for one in said], 0.0, False
-
-    def close(self) -> None:
-        pass
 
 
 def _end(text: str, most: int) -> str:
