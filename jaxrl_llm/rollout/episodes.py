@@ -131,9 +131,9 @@ class Table:
 
     def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
         began = time.monotonic()
-        steps = self.open([(i, what, argument) for i, argument in given.items()]) if given else []
+        steps = self.open(what, given) if given else {}
         self.seconds += time.monotonic() - began
-        return dict(zip(given, steps, strict=True))
+        return steps
 
     def after(self, answers: ByEpisode) -> dict[int, list[int]]:
         """Return the contexts of those episodes that go on after these answers."""

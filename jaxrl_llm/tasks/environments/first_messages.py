@@ -23,9 +23,9 @@ def begun(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
     ask, found = opened(task), list[tuple[Example, str]]()
     for first in range(0, len(examples), _AT_ONCE):
         some = examples[first : first + _AT_ONCE]
-        steps = ask([(i, "init", row_of(one)) for i, one in enumerate(some)])
-        ask([(i, "close", None) for i, step in enumerate(steps) if not step.error])
-        for one, step in zip(some, steps, strict=True):
+        steps = ask("init", {i: row_of(one) for i, one in enumerate(some)})
+        ask("close", {i: None for i, step in steps.items() if not step.error})
+        for one, step in zip(some, steps.values(), strict=True):
             new = _with(one, step.observation)
             found.append((new, step.error or ("" if new is one else _unreadable(task, new["prompt"], new["row"]))))
     return found
