@@ -20,8 +20,7 @@ from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
 from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
-from jaxrl_llm.tasks.environments.first_messages import fault
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.tasks.environments.rows import fault, opened
 
 ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
 

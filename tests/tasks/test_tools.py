@@ -13,10 +13,9 @@ from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import named_tasks
 from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
-from jaxrl_llm.tasks.environments.open_episodes import opened
 from jaxrl_llm.tasks.environments.python_tool import python
-from jaxrl_llm.tasks.environments.tool_calls import Call, result, schemas, tool_calls
-from jaxrl_llm.tasks.environments.tool_environment import ToolEnvironment
+from jaxrl_llm.tasks.environments.rows import opened
+from jaxrl_llm.tasks.environments.tool_calls import Call, ToolEnvironment, result, schemas, tool_calls
 from tests.reference.page_commands import ROOT, blocks
 from tests.tasks.test_environments import Templated
 

@@ -1,17 +1,26 @@
-"""First messages: what `init` says to a row stands in the place of the row's prompt.
+"""Rows of a task with an environment: the first messages of its episodes, and demonstrations.
 
-An environment is asked once a row where prompts are read, and every episode of that row is compared with it.
+First messages are what `init` says to a row; they stand in the place of the row's prompt. An environment is asked once
+a row where prompts are read, and every episode of that row is compared with it.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.tasks.base import Example, Row, Task, bounded
-from jaxrl_llm.tasks.environments.environment import Step, row_of
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.ground.by_name import ByName
+from jaxrl_llm.tasks.base import Example, Row, Task, TooLong, bounded
+from jaxrl_llm.tasks.environments.continuation import Continuation
+from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Ask, Step, here, row_of
 from jaxrl_llm.tasks.messages import EARLIER, GIVEN, Message
 
 _AT_ONCE = 64  # rows whose environments are open together
+_IN_WORKERS = ByName({"apart": "jaxrl_llm.tasks.environments.isolated_episodes"})
+
+
+def opened(task: Task) -> Ask:
+    """Return a function that plays episodes in this process, or in processes of their own if the task is isolated."""
+    make: Any = task.environment
+    return _IN_WORKERS["apart"](task, make) if task.isolated else here(make)
 
 
 def begun(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
@@ -70,3 +79,30 @@ def _with(example: Example, said: Any) -> Example:
     row = {name: value for name, value in example["row"].items() if name != EARLIER}
     row |= ({EARLIER: earlier} if earlier else {}) | {GIVEN: row_of(example)}
     return Example(uid=example["uid"], prompt=last["content"], answer=example["answer"], row=row)
+
+
+def demonstrated(task: Task, examples: Sequence[Example], length: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the ids of each episode, and for each 1 where it is learnt and 0 where it is read.
+
+    The episode is `row["demonstration"]` of an example, or its right answer where there is none.
+
+    Raises:
+      TooLong: an episode has more than `length` tokens, or a prompt more than its bound.
+      ValueError: the environment of an example does not begin.
+    """
+    between, episodes, learnt = Continuation(task), [], []
+    for example, why in begun(task, examples):
+        text = example["prompt"]
+        if why:
+            raise ValueError(f"the environment of task {task.name!r} does not begin with {text!r:.60}: {why}; mend it")
+        prompt = bounded("prompt", text, task.ids_of_prompt(text, example["row"]), task.prompt_length)
+        said = example["row"].get(DEMONSTRATION) or [example["answer"]]
+        ids, mask = list(prompt), [0] * len(prompt)
+        for i, text in enumerate(said):
+            more = between.ids(text, ended=True) if i % 2 else task.ids_of_answer(text)
+            ids, mask = ids + more, mask + [1 - i % 2] * len(more)
+        if len(ids) > length:
+            raise TooLong(f"the demonstration of {example['prompt']!r:.60} has {len(ids)} tokens, over {length}")
+        episodes.append(ids)
+        learnt.append(mask)
+    return episodes, learnt
