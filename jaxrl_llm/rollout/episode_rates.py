@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.episodes import play
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.verification import Judged
 from jaxrl_llm.tasks import Prompts
-from jaxrl_llm.tasks.environments.continuation import Continuation
+from jaxrl_llm.tasks.environments.reading import Continuation
 
 _RECORD = ByName({"write": "jaxrl_llm.rollout.episode_record"})
 

@@ -18,9 +18,8 @@ from jaxrl_llm.rollout.episode_slots import EpisodeSlots
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
-from jaxrl_llm.tasks.environments.rows import fault, opened
+from jaxrl_llm.tasks.environments.reading import Continuation, fault, opened
 
 ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
 

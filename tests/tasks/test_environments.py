@@ -20,10 +20,9 @@ from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import named_tasks
 from jaxrl_llm.tasks.drawn_splits import generate
 from jaxrl_llm.tasks.environments.calculator import Calculator
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
 from jaxrl_llm.tasks.environments.guess import Guessing
-from jaxrl_llm.tasks.environments.rows import opened
+from jaxrl_llm.tasks.environments.reading import Continuation, opened
 from jaxrl_llm.tasks.tokenizers.chat_template import rendered
 from tests.reference.page_commands import ROOT, blocks
 from tests.reference.tiny_environments import Counting

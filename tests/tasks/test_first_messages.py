@@ -12,7 +12,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.episodes import converse
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step, row_of
-from jaxrl_llm.tasks.environments.rows import as_read, opened
+from jaxrl_llm.tasks.environments.reading import as_read, opened
 from jaxrl_llm.tasks.messages import EARLIER, GIVEN
 from jaxrl_llm.training.warm_start import WarmStartConfig, cached_in
 from tests.reference.tiny_environments import Announcing, Counting

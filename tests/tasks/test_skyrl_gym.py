@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.environments.environment import Step
-from jaxrl_llm.tasks.environments.rows import begun, opened
+from jaxrl_llm.tasks.environments.reading import begun, opened
 from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisode
 from tests.tasks.test_environments import CHATML, chatting
 

@@ -11,10 +11,9 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config.loading import load_module
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import named_tasks
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
 from jaxrl_llm.tasks.environments.python_tool import python
-from jaxrl_llm.tasks.environments.rows import opened
+from jaxrl_llm.tasks.environments.reading import Continuation, opened
 from jaxrl_llm.tasks.environments.tool_calls import Call, ToolEnvironment, result, schemas, tool_calls
 from tests.reference.page_commands import ROOT, blocks
 from tests.tasks.test_environments import Templated

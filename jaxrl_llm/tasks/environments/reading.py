@@ -1,19 +1,25 @@
-"""Rows of a task with an environment: the first messages of its episodes, and demonstrations.
+"""What a model reads of an episode: first messages, the ids between two answers, and demonstrations.
 
 First messages are what `init` says to a row; they stand in the place of the row's prompt. An environment is asked once
 a row where prompts are read, and every episode of that row is compared with it.
+
+Between two answers stand what ends the first, the observation, and what begins the second. An observation is encoded
+once, and what was sampled goes back as the ids that were sampled: text that is decoded and encoded again may be other
+ids.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.tasks.base import Example, Row, Task, TooLong, bounded
-from jaxrl_llm.tasks.environments.continuation import Continuation
-from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Ask, Step, here, row_of
+from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Ask, Observation, Step, here, row_of, text_of
 from jaxrl_llm.tasks.messages import EARLIER, GIVEN, Message
+from jaxrl_llm.tasks.tokenizers.plain_tokenizers import PublishedTokenizer
 
 _AT_ONCE = 64  # rows whose environments are open together
+_ANSWER = "Aq7Zx"  # stands for an answer, and occurs in no template
+_THOUGHT = "Tq7Zx"
 _IN_WORKERS = ByName({"apart": "jaxrl_llm.tasks.environments.isolated_episodes"})
 
 
@@ -79,6 +85,77 @@ def _with(example: Example, said: Any) -> Example:
     row = {name: value for name, value in example["row"].items() if name != EARLIER}
     row |= ({EARLIER: earlier} if earlier else {}) | {GIVEN: row_of(example)}
     return Example(uid=example["uid"], prompt=last["content"], answer=example["answer"], row=row)
+
+
+class Continuation:
+    """The continuation that a task's tokenizer, and its chat template if it has one, put after an answer."""
+
+    def __init__(self, task: Task):
+        self.task, self._found = task, dict[object, list[int]]()
+
+    def ids(self, observation: Observation, ended: bool) -> list[int]:
+        """The ids that follow an answer, up to where the next one begins.
+
+        The id that ends an answer is encoded with the rest, since a tokenizer may join the two, and then dropped if the
+        answer has `ended` with one of its own.
+
+        Raises:
+          ValueError: the observation has characters that the tokenizer lacks, or a role that the chat template lacks.
+        """
+        if self.task.prompting.chat:
+            given = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+            key = tuple((one["role"], one["content"]) for one in given)
+            if key not in self._found:
+                self._found[key] = self._in_chat(given)
+            return self._found[key][ended:]
+        return [*([] if ended else self.task.tokenizer.end_ids[:1]), *self.task.tokenizer.encode(text_of(observation))]
+
+    def _in_chat(self, messages: Sequence[Message]) -> list[int]:
+        tokenizer = self.task.tokenizer
+        follows = self._rendered(_ANSWER, messages).partition(_ANSWER)[2]
+        ids = tokenizer.encode(follows)
+        if not ids or ids[0] not in tokenizer.end_ids:
+            raise ValueError(
+                f"the chat template writes {follows[:40]!r} after an answer, which begins with none of the ids that "
+                f"end one ({tokenizer.end_ids}); use another template"
+            )
+        lost = [one["content"] for one in messages if one["content"].strip() not in follows]
+        if lost:
+            raise ValueError(f"the chat template drops the observation {lost[0]!r:.60}; give it another role")
+        return ids
+
+    def check(self) -> None:
+        """Find the continuation once.
+
+        Raises:
+          ValueError: the chat template has none, or it rewrites earlier turns: drops their thoughts, or writes the last
+            answer in another way. The model would then read other tokens than those that it has learnt to read.
+        """
+        if not self.task.prompting.chat:
+            return
+        said = [{"role": "tool" if self.task.tools else "user", "content": "Go on."}]
+        self._in_chat(said)
+        if self.task.keep_turns:
+            return
+        before = self._rendered(_ANSWER, said).partition(_ANSWER)[0]
+        alone = self._rendered(_ANSWER, []).partition(_ANSWER)[0]
+        thoughtful = self._rendered(f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}", said)
+        if before != alone or _THOUGHT not in thoughtful:
+            what = "drops the thoughts of earlier turns" if before == alone else "writes the last turn in another way"
+            raise ValueError(
+                f"task.chat=True: the chat template {what}, and an episode keeps every token as it was sampled; set "
+                "task.keep_turns=True if the model may read its earlier turns so, or use another template"
+            )
+
+    def _rendered(self, answer: str, messages: Sequence[Message]) -> str:
+        prompting, tokenizer = self.task.prompting, cast(PublishedTokenizer, self.task.tokenizer)
+        begin = [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": answer}]
+        system = [{"role": "system", "content": prompting.system}] if prompting.system else []
+        options = {**prompting.chat_options, "add_generation_prompt": bool(messages)}
+        text = tokenizer.chat([*system, *begin, *messages], **options)
+        if text.count(_ANSWER) != 1:
+            raise ValueError("task.chat=True: the chat template does not write an answer once; use another template")
+        return text
 
 
 def demonstrated(task: Task, examples: Sequence[Example], length: int) -> tuple[list[list[int]], list[list[int]]]:
