@@ -32,7 +32,6 @@ def guess(*, numbers: int = 31, turns: int = 5) -> Task:
     three letters of a prompt only tell prompts apart.
     """
     within("guess.numbers", numbers, 2, 98)
-    within("guess.turns", turns, 1, 98)
 
     def sample(rng: np.random.Generator) -> tuple[str, str, Row]:
         low = int(rng.integers(1, 100 - numbers + 1))
