@@ -29,6 +29,7 @@ from jaxrl_llm.tasks.environments.environment import Ask, Environment, Step, her
 
 _MEMORY = 2**30  # bytes of each process
 _FOREVER = 1e6  # seconds: the worker holds the limits of its own processes
+_POOL = Pool(1, _MEMORY)  # whose worker starts when it is first asked
 _LONGEST = 2**22  # bytes of what an environment says at once
 _ROLLOUTS = itertools.count()  # an evaluation has episodes while those of a thread are open
 
@@ -47,7 +48,7 @@ def apart(task: Task, make: Callable[[], Environment]) -> Ask:
 
     def ask(what: str, given: Mapping[int, Any]) -> dict[int, Step]:
         asked = {(rollout, number): argument for number, argument in given.items()}
-        (reply,) = _pool().ask(name, host, _FOREVER, [(what, asked)])
+        (reply,) = _POOL.ask(name, host, _FOREVER, [(what, asked)])
         said = [Step(error=reply.error)] * len(given) if reply.error else [Step(*one) for one in reply.value]
         return dict(zip(given, said, strict=True))
 
@@ -63,11 +64,6 @@ def _sendable(make: Any) -> Callable[[], Environment]:
 def _made(file: Path, name: str) -> Environment:
     module = sys.modules.get(f"file:{file}") or load_module(file)
     return operator.attrgetter(name)(module)()
-
-
-@functools.cache
-def _pool() -> Pool:
-    return Pool(1, _MEMORY)
 
 
 @dataclasses.dataclass
