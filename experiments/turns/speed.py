@@ -75,9 +75,9 @@ def ours(run: Any, params: Any, case: Case, shares: list[float]) -> Play:
 
     def played(batch: tasks.Prompts, seed: int) -> int:
         began = time.monotonic()
-        out = play(engine, weights, task, batch, jax.random.key(seed))
-        sampled = int(np.asarray(out.rollout.loss_mask).sum())
-        shares.append(out.seconds / (time.monotonic() - began))
+        rollout, table = play(engine, weights, task, batch, jax.random.key(seed))
+        sampled = int(np.asarray(rollout.loss_mask).sum())
+        shares.append(table.seconds / (time.monotonic() - began))
         return sampled
 
     return played

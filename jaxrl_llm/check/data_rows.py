@@ -15,7 +15,7 @@ from jaxrl_llm.tasks import PublishedTokenizer, Row, Task
 from jaxrl_llm.tasks.golds import named
 from jaxrl_llm.tasks.verifiers import submit
 
-_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.first_messages"})
+_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.reading"})
 _GOLD = 64  # right answers that the verifier is asked about
 _ANSWER = "ANSWER"
 _NAMES = {

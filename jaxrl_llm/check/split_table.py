@@ -8,7 +8,7 @@ from jaxrl_llm.ground.by_name import ByName
 from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.messages import whole
 
-_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.first_messages"})
+_OF_ENVIRONMENTS = ByName({"as_read": "jaxrl_llm.tasks.environments.reading"})
 _ROOM = 8  # times the longest right answer: a bound above that is noted
 MEASURED = 1000  # rows of a split whose tokens are counted, evenly over it
 

@@ -154,8 +154,7 @@ class Decoder(flax.struct.PyTreeNode):
         """
         free = len(self.limits)
         one = jnp.minimum(answer, free - 1)
-        greedy = (one + 1) % self.group == 0 if self.sampling.greedy_last else None
-        tokens, logprobs, kept = self.drawn(hidden, self.keys[one], index, greedy)
+        tokens, logprobs, kept = self.drawn(hidden, one, self.keys[one], index)
         if answers.kept is not None and kept is not None:
             answers = answers.replace(kept=answers.kept.at[answer, index].set(kept, mode="drop"))
         answers = answers.replace(
@@ -166,8 +165,9 @@ class Decoder(flax.struct.PyTreeNode):
         ended = is_end(tokens, self.end_ids) | (index + 1 >= self.limits[one])
         return answers, jnp.where(ended, free, answer), tokens
 
-    def drawn(self, hidden: Array, keys: Keys[Array, "n"], index: Array, greedy: Array | None = None) -> Any:
-        """Draw from states as `sampling.draw` does from their logits."""
+    def drawn(self, hidden: Array, answer: Array, keys: Keys[Array, "n"], index: Array) -> Any:
+        """Draw tokens of these answers from states, as `sampling.draw` does from their logits."""
+        greedy = (answer + 1) % self.group == 0 if self.sampling.greedy_last else None
         if self.model.kernels.exact:
             return _KERNELS["draw_exactly"](self, hidden, keys, index, greedy)
         return draw(self.model.logits(self.params, hidden), keys, index, self.sampling, greedy)

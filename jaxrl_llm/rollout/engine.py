@@ -18,7 +18,7 @@ from jaxrl_llm.ground.ranges import in_range
 from jaxrl_llm.models import EXACT, Model, Router, Routing, no_record
 from jaxrl_llm.rollout.decoder import Answers, Decoder, is_end
 from jaxrl_llm.rollout.loops import decode
-from jaxrl_llm.rollout.placement import in_place, places, spread_rows
+from jaxrl_llm.rollout.placement import in_place, placed_shapes, spread_rows
 from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.rollout.sampling import Sampling, answer_keys
 
@@ -124,10 +124,7 @@ class Engine:
         """The result of `prepare` for abstract parameters."""
         if in_place(self.model, params):
             return params
-        shapes = jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params)
-        return jax.tree.map(
-            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(self.model, shapes)
-        )
+        return placed_shapes(self.model, jax.eval_shape(functools.partial(_prepare, self, _mesh_of(params)), params))
 
     def trace(self, params: Params, count: int, width: int) -> jax.stages.Traced:
         """The program of `generate` for `count` prompts of at most `width` tokens.

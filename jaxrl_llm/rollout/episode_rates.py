@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.episodes import play
 from jaxrl_llm.rollout.pass_rate import Evaluator
 from jaxrl_llm.rollout.verification import Judged
 from jaxrl_llm.tasks import Prompts
-from jaxrl_llm.tasks.environments.continuation import Continuation
+from jaxrl_llm.tasks.environments.reading import Continuation
 
 _RECORD = ByName({"write": "jaxrl_llm.rollout.episode_record"})
 
@@ -41,7 +41,7 @@ class EpisodeEvaluator(Evaluator):
         return traces(self.engine, params, self.task, len(self.places), self.prompts["tokens"].shape[1])
 
     def _judged(self, engine: Engine, weights: Any, batch: Prompts) -> Judged:
-        played = play(engine, weights, self.task, batch, jax.random.key(0))
+        rollout, table = play(engine, weights, self.task, batch, jax.random.key(0))
         if self.record is not None:
-            _RECORD["write"](self.record, played, self.task, self.prompts, engine)
-        return played.judged()
+            _RECORD["write"](self.record, rollout, table.episodes, self.task, self.prompts, engine)
+        return table.judged()

@@ -6,7 +6,7 @@ has a copy of the experts of the one before. Source: github.com/PrimeIntellect-a
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxrl_llm.ground import processes
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episodes import Episode, Played
+from jaxrl_llm.rollout.episodes import Episode
+from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks import Prompts, Task
 from jaxrl_llm.tasks.messages import EARLIER, Message
@@ -24,33 +25,36 @@ FORM = "0.4.0"  # the version of verifiers whose form this is
 _DECIMALS = 4
 
 
-def write(path: Path, played: Played, task: Task, prompts: Prompts, engine: Engine) -> None:
+def write(
+    path: Path, rollout: Rollout, episodes: Sequence[Episode], task: Task, prompts: Prompts, engine: Engine
+) -> None:
     """Write a record of each episode: to a .msgpack packed values one behind the other, otherwise lines of JSON."""
     whole = path.suffix == ".msgpack"
     with path.open("wb") as file:
-        for record in records(played, task, prompts, engine, whole=whole):
+        for record in records(rollout, episodes, task, prompts, engine, whole=whole):
             packed: Any = msgpack.packb(record) if whole else f"{json.dumps(record)}\n".encode()
             file.write(packed)
 
 
-def records(played: Played, task: Task, prompts: Prompts, engine: Engine, *, whole: bool) -> Iterator[dict[str, Any]]:
+def records(
+    rollout: Rollout, episodes: Sequence[Episode], task: Task, prompts: Prompts, engine: Engine, *, whole: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the `Episode` of each episode, drawn ones first; those of one prompt are a group.
 
     Args:
       prompts: of the first episodes; the others are left out.
       whole: with routes and kept sets, as bytes of arrays, and all decimals of log-probs.
     """
-    rollout, group, last = played.rollout, engine.group_size, engine.sampling
+    group, last = engine.group_size, engine.sampling
     samplings = [engine.sampling] * (group - 1) + [Sampling(temperature=0.0) if last.greedy_last else last]
     experts: Any = rollout.routes.sampled and rollout.routes.sampled.experts
     more = (rollout.kept, experts) if whole else (None, None)
-    held = processes.fetch((rollout.tokens, rollout.loss_mask, rollout.sampler_logprobs, *more))
-    tokens, masks, logprobs, kept, experts = held
+    tokens, logprobs, kept, experts = processes.fetch((rollout.tokens, rollout.sampler_logprobs, *more))
     for i in sorted(range(len(prompts["prompt"]) * group), key=lambda i: samplings[i % group].greedy):
-        episode, number, sampling = played.episodes[i], i // group, samplings[i % group]
+        episode, number, sampling = episodes[i], i // group, samplings[i % group]
         data = {name: prompts[name][number] for name in ("prompt", "answer", "row")}
         nodes, calls = list[dict[str, Any]](), list[dict[str, Any]]()
-        for messages, begin, stop, sampled in _pieces(task, data, episode, masks[i]):
+        for messages, begin, stop, sampled in _pieces(task, data, episode):
             nodes += [{"message": one, "token_ids": [], "mask": []} for one in messages]
             node, place = nodes[-1], slice(begin, stop)
             node |= {"sampled": sampled, "token_ids": tokens[i, place].tolist(), "mask": [sampled] * (stop - begin)}
@@ -92,19 +96,16 @@ def records(played: Played, task: Task, prompts: Prompts, engine: Engine, *, who
         yield {**whose, **standing, "traces": [trace]}
 
 
-def _pieces(
-    task: Task, data: Mapping[str, Any], episode: Episode, mask: np.ndarray
-) -> Iterator[tuple[list[Message], int, int, bool]]:
+def _pieces(task: Task, data: Mapping[str, Any], episode: Episode) -> Iterator[tuple[list[Message], int, int, bool]]:
     """Yield messages with the tokens that they add, from where to where, and whether these were sampled."""
     messages, begin = task.prompting.messages(data["prompt"], data["row"].get(EARLIER, ())), 0
-    for (answer, step), end in zip(episode.turns, episode.ends, strict=True):
-        start = begin + int(np.argmax(mask[begin:]))
-        yield messages, begin, start, False
-        yield [{"role": "assistant", "content": answer}], start, end + 1, True
+    for (answer, step), place in zip(episode.turns, episode.places, strict=True):
+        yield messages, begin, place.start, False
+        yield [{"role": "assistant", "content": answer}], place.start, place.stop, True
         said = step.observation
         given = [{"role": "user", "content": said}] if isinstance(said, str) else said
         messages = [{**one, "tool_call_id": ""} if one["role"] == "tool" else one for one in given]
-        begin = end + 1
+        begin = place.stop
 
 
 def _ended_by(task: Task, episode: Episode, reason: str) -> str:

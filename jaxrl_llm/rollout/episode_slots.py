@@ -9,7 +9,6 @@ episode, its turn and its place in the answer.
 """
 
 import functools
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from jaxrl_llm.ground.masking import bucket
 from jaxrl_llm.models import KVCache, is_recorded, kv_cache
 from jaxrl_llm.rollout.decoder import Decoder, is_end
 from jaxrl_llm.rollout.engine import Engine, by_layer
-from jaxrl_llm.rollout.placement import places, spread_rows
+from jaxrl_llm.rollout.placement import placed_shapes, spread_rows
 from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.rollout.sampling import answer_keys
 from jaxrl_llm.tasks import Prompts, Task
@@ -55,7 +54,7 @@ class EpisodeSlots:
         self._keys = _keys(prompts["draw"].astype(np.uint32), key, engine.group_size, task.turns)
         self._weights, self._state = _begun(engine, weights, self.rows, self.length)
         self.count = len(self._state[1].known)
-        self._queue, self._turns = deque[tuple[int, list[int]]](), np.full(self.rows, -1, np.int32)
+        self._queue, self._turns = dict[int, list[int]](), np.full(self.rows, -1, np.int32)
         # Of each slot the episode (the number of episodes: free) and the tokens before its answer.
         self._episode, self._begun = np.full(self.count, self.rows), np.zeros(self.count, np.int32)
         self._heard: dict[int, int] = {}  # the tokens in each slot whose answer was returned
@@ -68,9 +67,9 @@ class EpisodeSlots:
         Args:
           wanted: the context of each episode that is to answer next, which begins with what it was before.
         """
-        more, queued = np.zeros((self.count, self.fed), np.int32), dict(wanted)
-        for episode in wanted:
-            self._turns[episode] += 1
+        more = np.zeros((self.count, self.fed), np.int32)
+        self._queue |= wanted
+        self._turns[list(wanted)] += 1
         for slot, known in self._heard.items():
             episode = int(self._episode[slot])
             context = wanted.get(episode)
@@ -78,8 +77,7 @@ class EpisodeSlots:
                 self._episode[slot] = self.rows
             else:
                 more[slot, : len(context) - known] = context[known:]
-                self._begun[slot] = len(queued.pop(episode))
-        self._queue.extend(queued.items())
+                self._begun[slot] = len(self._queue.pop(episode))
         self._fill()
         running = int((self._episode < self.rows).sum())
         if not running:
@@ -101,15 +99,16 @@ class EpisodeSlots:
             free = np.flatnonzero(self._episode == self.rows)
             if len(free) < min(batch, len(self._queue)):
                 return
-            first = not self._queue[0][0] and not self._turns[0]  # the first episode's first turn: all slots are free
+            first = 0 in self._queue and not self._turns[0]  # the first episode's first turn: all slots are free
             most, each = (self.count, self.engine.group_size) if first else (batch, 1)  # a group shares its prompt
-            taken = [self._queue.popleft() for _ in range(min(most, len(free), len(self._queue)))]
+            taken = list(self._queue.items())[: min(most, len(free))]
             longest = max(len(context) for _, context in taken)
             width = bucket(longest, self.width if longest <= self.width else self.length, self.engine.prompt_buckets)
             contexts = np.zeros((-(-most // each), width), np.int32)
             lengths = np.ones(len(contexts), np.int32)
             place, row = np.full(most, self.count), np.full(most, self.rows)
             for k, (episode, context) in enumerate(taken):
+                del self._queue[episode]
                 place[k], row[k] = free[k], episode
                 self._episode[free[k]], self._begun[free[k]] = episode, len(context)
                 contexts[k // each, : len(context)], lengths[k // each] = context, len(context)
@@ -130,9 +129,7 @@ def traces(engine: Any, params: Params, task: Task, prompts: int, width: int) ->
     b, shape = prompts * engine.group_size, jax.ShapeDtypeStruct
     begin = functools.partial(_begun, engine, b=b, length=task.row_length(engine.max_new_tokens))
     shapes, state = jax.eval_shape(begin, engine.prepared_shapes(params))
-    if engine.model.mesh is not None:
-        shapes = jax.tree.map(lambda x, to: shape(x.shape, x.dtype, sharding=to), shapes, places(engine.model, shapes))
-    known = engine, shapes, state, shape((task.turns, b), jax.random.key(0).dtype)
+    known = engine, placed_shapes(engine.model, shapes), state, shape((task.turns, b), jax.random.key(0).dtype)
     count, ints = len(state[1].known), functools.partial(shape, dtype=jnp.int32)
     first = -(-count // engine.group_size)
     each, turns = ints((count,)), ints((b,))
@@ -294,8 +291,7 @@ def _drawn(
     decoder: Decoder, record: Rollout, hidden: Array, keys: Array, row: Array, position: Array, begun: Array
 ) -> tuple[Rollout, Bool[Array, "n"]]:
     """The record with a token drawn for each of these rows, b: none; and whether its answer ends with it."""
-    greedy = (row + 1) % decoder.group == 0 if decoder.sampling.greedy_last else None
-    tokens, logprobs, kept = decoder.drawn(hidden, keys, position - begun, greedy)
+    tokens, logprobs, kept = decoder.drawn(hidden, row, keys, position - begun)
 
     def put(old: Any, new: Any) -> Array:
         return old.at[row, position].set(new, mode="drop")

@@ -6,10 +6,10 @@ Episodes are at different turns: what a sampler has answered goes to the environ
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxrl_llm.ground import processes, sharding
 from jaxrl_llm.ground.array_typing import Key
@@ -18,10 +18,8 @@ from jaxrl_llm.rollout.episode_slots import EpisodeSlots
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.verification import VERIFIER, Judged
 from jaxrl_llm.tasks import Prompts, Task
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import Observation, Step, row_of, text_of
-from jaxrl_llm.tasks.environments.first_messages import fault
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.tasks.environments.reading import Continuation, fault, opened
 
 ByEpisode = Mapping[int, list[int]]  # tokens by the number of their episode
 
@@ -34,8 +32,7 @@ class Episode:
 
     context: list[int]
     turns: list[tuple[str, Step]] = dataclasses.field(default_factory=list)  # answers, and what was said to them
-    ends: list[int] = dataclasses.field(default_factory=list)  # the place of the last token of each answer
-    sampled: int = 0  # tokens of the answers
+    places: list[range] = dataclasses.field(default_factory=list)  # of each answer in the context
     error: str = ""  # why the environment ended it, with a reward of 0
     cut: bool = False  # ended by a bound on tokens or turns, and not by the environment
 
@@ -54,29 +51,8 @@ class Episode:
         return "".join([*said, *(answer for answer, _ in self.turns[-1:])])
 
 
-class Played(NamedTuple):
-    """Episodes in (prompt, sample) order, as a rollout and on the host."""
-
-    rollout: Rollout
-    episodes: list[Episode]
-    seconds: float  # that the environments took
-
-    def judged(self, gamma: float = 1.0) -> Judged:
-        """Dialogues, rewards over all turns and errors, as the verifier of single answers gives them."""
-        rewards = np.asarray([sum(one.rewards(gamma)) for one in self.episodes], np.float32)
-        errors = [{VERIFIER: one.error} if one.error else {} for one in self.episodes]
-        return [one.dialogue for one in self.episodes], {VERIFIER: rewards}, errors
-
-    def earlier_rewards(self, gamma: float) -> Float[np.ndarray, "b t"]:
-        """Rewards of all turns but the last, at the tokens that end them."""
-        placed = np.zeros(self.rollout.tokens.shape, np.float32)
-        for row, one in zip(placed, self.episodes, strict=True):
-            row[one.ends[:-1]] = one.rewards(gamma)[:-1]
-        return placed
-
-
-def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> Played:
-    """`engine.group_size` episodes for every prompt, each to its end or to a bound.
+def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> tuple[Rollout, "Table"]:
+    """`engine.group_size` episodes for every prompt, each to its end or to a bound: as a rollout, and on the host.
 
     Those of one turn are the rollout of single answers, with its bits.
 
@@ -92,11 +68,10 @@ def play(engine: Any, weights: Any, task: Task, prompts: Prompts, key: Key) -> P
         return heard_again(engine.generate(weights, *given, key), engine, task, prompts)
     slots = (_ON_SERVERS["ServedEpisodes"] if engine.remote else EpisodeSlots)(engine, weights, task, prompts, key)
     table = converse(slots.answered, engine, task, prompts)
-    lengths, cut = zip(*((len(one.context), one.cut) for one in table.episodes), strict=True)
-    return Played(slots.rollout(np.asarray(lengths, np.int32), np.asarray(cut)), table.episodes, table.seconds)
+    return slots.rollout(np.asarray([len(one.context) for one in table.episodes], np.int32), table.cut), table
 
 
-def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> Played:
+def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> tuple[Rollout, "Table"]:
     """Episodes whose answers were sampled before; an environment that says the same twice ends them as it did."""
     left = list[list[np.ndarray]]()
     for tokens, mask in zip(*processes.fetch((rollout.tokens, rollout.loss_mask)), strict=True):
@@ -108,8 +83,7 @@ def heard_again(rollout: Rollout, engine: Any, task: Task, prompts: Prompts) -> 
         return {i: left[i].pop(0).tolist() for i in wanted if left[i]}
 
     table = converse(answered, engine, task, prompts)
-    cut = sharding.put_rows(np.asarray([one.cut for one in table.episodes]), engine.rows_on or engine.model.mesh)
-    return Played(rollout.replace(truncated=cut), table.episodes, table.seconds)
+    return rollout.replace(truncated=sharding.put_rows(table.cut, engine.rows_on or engine.model.mesh)), table
 
 
 def converse(answered: Callable[[ByEpisode], ByEpisode], engine: Any, task: Task, prompts: Prompts) -> "Table":
@@ -122,7 +96,7 @@ def converse(answered: Callable[[ByEpisode], ByEpisode], engine: Any, task: Task
 
 
 class Table:
-    """The episodes of one rollout, and their environments."""
+    """The episodes of one rollout in (prompt, sample) order, their environments, and the seconds that these took."""
 
     def __init__(self, task: Task, prompts: Prompts, group: int, most: int, end_ids: tuple[int, ...]):
         self.task, self.end_ids, self.seconds = task, end_ids, 0.0
@@ -136,26 +110,40 @@ class Table:
         for i, step in begun.items():
             self.episodes[i].error = fault(task, examples[i // group], step)
 
+    @property
+    def cut(self) -> Bool[np.ndarray, "b"]:
+        return np.asarray([one.cut for one in self.episodes])
+
+    def judged(self, gamma: float = 1.0) -> Judged:
+        """Dialogues, rewards over all turns and errors, as the verifier of single answers gives them."""
+        rewards = np.asarray([sum(one.rewards(gamma)) for one in self.episodes], np.float32)
+        errors = [{VERIFIER: one.error} if one.error else {} for one in self.episodes]
+        return [one.dialogue for one in self.episodes], {VERIFIER: rewards}, errors
+
+    def earlier_rewards(self, gamma: float, length: int) -> Float[np.ndarray, "b t"]:
+        """Rewards of all turns but the last, at the tokens that end them, in rows of so many tokens."""
+        placed = np.zeros((len(self.episodes), length), np.float32)
+        for row, one in zip(placed, self.episodes, strict=True):
+            row[[place[-1] for place in one.places[:-1]]] = one.rewards(gamma)[:-1]
+        return placed
+
     def _ask(self, what: str, given: dict[int, Any]) -> dict[int, Step]:
         began = time.monotonic()
-        steps = self.open([(i, what, argument) for i, argument in given.items()]) if given else []
+        steps = self.open(what, given) if given else {}
         self.seconds += time.monotonic() - began
-        return dict(zip(given, steps, strict=True))
+        return steps
 
     def after(self, answers: ByEpisode) -> dict[int, list[int]]:
         """Return the contexts of those episodes that go on after these answers."""
-        texts = {i: self.task.tokenizer.decode(ids) for i, ids in answers.items()}
-        seen, on = dict[int, str](), dict[int, list[int]]()
-        for i, ids in answers.items():
-            episode = self.episodes[i]
-            episode.context = [*episode.context, *ids]
-            episode.sampled += len(ids)
-            episode.ends.append(len(episode.context) - 1)
-            if not episode.error and (ids[-1] in self.end_ids or self.task.verify_truncated):
-                seen[i] = texts[i]
+        texts, on = {i: self.task.tokenizer.decode(ids) for i, ids in answers.items()}, dict[int, list[int]]()
+        ends = {i: ids[-1] in self.end_ids for i, ids in answers.items()}
+        heard = [i for i in answers if not self.episodes[i].error and (ends[i] or self.task.verify_truncated)]
+        seen = {i: texts[i] for i in heard}
         for i, step in ({i: Step() for i in answers} | self._ask("step", seen)).items():
-            episode, ended = self.episodes[i], answers[i][-1] in self.end_ids
+            episode, ended = self.episodes[i], ends[i]
             episode.turns.append((texts[i], step))
+            episode.places.append(range(len(episode.context), len(episode.context) + len(answers[i])))
+            episode.context = [*episode.context, *answers[i]]
             episode.error, episode.cut = episode.error or step.error, i not in seen and not ended
             if not step.done and self._observed(episode, step.observation, ended):
                 on[i] = episode.context

@@ -33,6 +33,15 @@ def places(model: Model, params: Params) -> dict[str, Any]:
     return {name: of(axes[name], tree) if name in axes else whole[name] for name, tree in params.items()}
 
 
+def placed_shapes(model: Model, shapes: Params) -> Params:
+    """Abstract parameters with the sharding that each has on the model's mesh."""
+    if model.mesh is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, places(model, shapes)
+    )
+
+
 def in_place(model: Model, params: Params) -> bool:
     """Return whether the parameters lie where the model computes; abstract ones without a sharding do."""
     if model.mesh is None:

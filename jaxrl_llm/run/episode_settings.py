@@ -1,21 +1,8 @@
-"""Settings of a task with an environment: the bounds of its episodes, and what its turns do not serve."""
+"""What a task with an environment does not serve."""
 
-import dataclasses
 from collections.abc import Iterator
 
-from jaxrl_llm.run.blocks import RolloutConfig, Settings, unserved
-from jaxrl_llm.tasks import Task
-
-
-def bounded_episodes(task: Task, rollout: RolloutConfig, keep_turns: bool) -> Task:
-    """The task with the run's bounds on episodes in place of its own, where the run sets them."""
-    return dataclasses.replace(
-        task,
-        turns=rollout.max_turns or task.turns,
-        observation_length=rollout.max_observation_length or task.observation_length,
-        episode_length=rollout.max_episode_length,
-        keep_turns=keep_turns,
-    )
+from jaxrl_llm.run.blocks import Settings, unserved
 
 
 def faults_of_episodes(s: Settings) -> Iterator[str]:

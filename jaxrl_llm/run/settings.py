@@ -26,7 +26,6 @@ from jaxrl_llm.tasks import preference
 from jaxrl_llm.training.reward_sources import RewardConfig
 
 _TAUGHT = ByName({"teacher_identity": "jaxrl_llm.run.teacher_identity"})
-_OVER_TURNS = ByName({"bounded_episodes": "jaxrl_llm.run.episode_settings"})
 # Fields of rollouts that say where the servers are, not what they do.
 _PLACES = {"servers", "launch", "weights_dir", "weights_by", "deadline_s"}
 
@@ -183,7 +182,13 @@ def _task(
         )
     length = rollout.max_prompt_length or task.prompt_length
     if task.environment is not None:
-        task = _OVER_TURNS["bounded_episodes"](task, rollout, config.keep_turns)
+        task = dataclasses.replace(
+            task,
+            turns=rollout.max_turns or task.turns,
+            observation_length=rollout.max_observation_length or task.observation_length,
+            episode_length=rollout.max_episode_length,
+            keep_turns=config.keep_turns,
+        )
     return dataclasses.replace(
         task,
         prompt_length=length,

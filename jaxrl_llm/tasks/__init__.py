@@ -24,7 +24,7 @@ from jaxrl_llm.tasks.tokenizers.plain_tokenizers import (
 
 _LATER = ByName(
     {
-        "ToolEnvironment": "jaxrl_llm.tasks.environments.tool_environment",
+        "ToolEnvironment": "jaxrl_llm.tasks.environments.tool_calls",
         "TextTokenizer": "jaxrl_llm.tasks.tokenizers.text_tokenizer",
         "load_tokenizer": "jaxrl_llm.tasks.tokenizers.text_tokenizer",
     }

@@ -20,8 +20,8 @@ from jaxrl_llm.tasks.splits import data_name
 _NOT_ON_DISK = ByName({"generate": "jaxrl_llm.tasks.drawn_splits"})
 _OVER_TURNS = ByName(
     {
-        "begun": "jaxrl_llm.tasks.environments.first_messages",
-        "demonstrated": "jaxrl_llm.tasks.environments.demonstrations",
+        "begun": "jaxrl_llm.tasks.environments.reading",
+        "demonstrated": "jaxrl_llm.tasks.environments.reading",
     }
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm import tasks
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.rollout.episode_slots import traces
-from jaxrl_llm.rollout.episodes import Played, heard_again, play
+from jaxrl_llm.rollout.episodes import Table, heard_again, play
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.training import collect
 from jaxrl_llm.training.rollouts import Rollouts
@@ -35,25 +35,25 @@ class EpisodeRollouts(Rollouts):
         return traces(self.engine, params, self.task, self.prompts, width)
 
     def _answered(self, weights: Any, batch: tasks.Prompts, step: int, moved: dict[str, float]) -> collect.Draw:
-        return self._judged_by(play(self.engine, weights, self.task, batch, self._key(step)), batch, moved)
+        return self._judged_by(*play(self.engine, weights, self.task, batch, self._key(step)), batch, moved)
 
     def _verifying(self, answers: Rollout, batch: tasks.Prompts, moved: dict[str, float]) -> collect.Draw:
         """Sampled before a resume: the environments hear them again."""
-        return self._judged_by(heard_again(answers, self.engine, self.task, batch), batch, moved)
+        return self._judged_by(*heard_again(answers, self.engine, self.task, batch), batch, moved)
 
-    def _judged_by(self, played: Played, batch: tasks.Prompts, moved: dict[str, float]) -> collect.Draw:
-        gamma, episodes, engine = self.rewards.turn_gamma, played.episodes, cast(Any, self.engine)
+    def _judged_by(self, rollout: Rollout, table: Table, batch: tasks.Prompts, moved: dict[str, float]) -> collect.Draw:
+        gamma, episodes, engine = self.rewards.turn_gamma, table.episodes, cast(Any, self.engine)
         host = moved | {
             "rollout/turns_mean": float(np.mean([len(one.turns) for one in episodes])),
             "rollout/episode_length_mean": float(np.mean([len(one.context) for one in episodes])),
-            "time/environment_s": played.seconds,
+            "time/environment_s": table.seconds,
         }
-        lengths, cut = (np.asarray(x) for x in zip(*((one.sampled, one.cut) for one in episodes), strict=True))
-        asked = (batch, (lengths, cut, functools.partial(played.judged, gamma)))
+        lengths = np.asarray([sum(map(len, one.places)) for one in episodes])
+        asked = (batch, (lengths, table.cut, functools.partial(table.judged, gamma)))
         # What `RewardConfig` makes of the verifier's reward, as far as that is a factor of it.
         factor = 0.0 if self.rewards.normalize else self.rewards.verifier_weight * self.rewards.scale
-        earlier = sharding.put_rows(np.float32(factor) * played.earlier_rewards(gamma), engine.rows_on)
-        rollout = played.rollout.replace(earlier_rewards=earlier)
+        earlier = np.float32(factor) * table.earlier_rewards(gamma, rollout.tokens.shape[1])
+        rollout = rollout.replace(earlier_rewards=sharding.put_rows(earlier, engine.rows_on))
         return collect.Draw(rollout, host=host, asked=[asked], kept=len(batch["prompt"]))
 
 

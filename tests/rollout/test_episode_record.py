@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_llm.models import Model, Routing
 from jaxrl_llm.rollout.episode_record import records, write
-from jaxrl_llm.rollout.episodes import Episode, Played
+from jaxrl_llm.rollout.episodes import Episode
 from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.base import Prompting
@@ -34,21 +34,17 @@ EXPERTS = np.arange(2 * 2 * 10 * 2, dtype=np.uint8).reshape(2, 2, 10, 2)  # [l b
 EXPERTS[:, 0, 8:] = EXPERTS[:, 1, 6:] = 255  # the last token was not fed
 KEPT = np.where(MASK[..., None], np.stack([TOKENS, np.where(TOKENS % 2, TOKENS + 1, -1)], -1), -1).astype(np.int32)
 EPISODES = [
-    Episode(TOKENS[0, :9].tolist(), [("de", Step("b", 0.25)), ("f", Step("c", 1.0))], [5, 8], 5),
-    Episode(TOKENS[1, :7].tolist(), [("ghij", Step("", 0.0))], [6], 4, error="it raised KeyError"),
+    Episode(TOKENS[0, :9].tolist(), [("de", Step("b", 0.25)), ("f", Step("c", 1.0))], [range(3, 6), range(7, 9)]),
+    Episode(TOKENS[1, :7].tolist(), [("ghij", Step("", 0.0))], [range(3, 7)], error="it raised KeyError"),
 ]
-PLAYED = Played(
-    Rollout(
-        tokens=jnp.asarray(TOKENS),
-        segment_ids=jnp.asarray((TOKENS > 0).astype(np.int32)),
-        loss_mask=jnp.asarray(MASK),
-        sampler_logprobs=jnp.asarray(LOGPROBS),
-        truncated=jnp.zeros(2, bool),
-        kept=jnp.asarray(KEPT),
-        routes=Routes(sampled=Routing(jnp.asarray(EXPERTS))),
-    ),
-    EPISODES,
-    0.0,
+PLAYED = Rollout(
+    tokens=jnp.asarray(TOKENS),
+    segment_ids=jnp.asarray((TOKENS > 0).astype(np.int32)),
+    loss_mask=jnp.asarray(MASK),
+    sampler_logprobs=jnp.asarray(LOGPROBS),
+    truncated=jnp.zeros(2, bool),
+    kept=jnp.asarray(KEPT),
+    routes=Routes(sampled=Routing(jnp.asarray(EXPERTS))),
 )
 PROMPTS = prompts(OWN, ("abc",), rows=[{"hidden": 7}])
 
@@ -57,7 +53,7 @@ PROMPTS = prompts(OWN, ("abc",), rows=[{"hidden": 7}])
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("record")
     for name in ("traces.jsonl", "traces.msgpack"):
-        write(folder / name, PLAYED, OWN, PROMPTS, ENGINE)
+        write(folder / name, PLAYED, EPISODES, OWN, PROMPTS, ENGINE)
     return folder
 
 
@@ -106,7 +102,7 @@ def test_messages_of_a_chat_and_of_tools_keep_their_roles():
     own = dataclasses.replace(OWN, prompting=Prompting(chat=True, system="Be brief."))
     said = [{"role": "tool", "content": "b"}]
     episodes = [dataclasses.replace(EPISODES[0], turns=[("de", Step(said, 0.25)), ("f", Step("", 1.0))]), EPISODES[1]]
-    (trace,) = next(records(PLAYED._replace(episodes=episodes), own, PROMPTS, ENGINE, whole=True))["traces"]
+    (trace,) = next(records(PLAYED, episodes, own, PROMPTS, ENGINE, whole=True))["traces"]
     assert [node["message"]["role"] for node in trace["nodes"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert [node["token_ids"] for node in trace["nodes"]] == [[], [2, 3, 4], [5, 6, 1], [3], [7, 1]]
     assert trace["nodes"][3]["message"]["tool_call_id"] == ""

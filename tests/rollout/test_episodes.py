@@ -1,9 +1,9 @@
 """Episodes of several turns: what was sampled stays as it was, and one forward over an episode finds the same."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,8 +11,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.models import Model, is_recorded, score
 from jaxrl_llm.rollout import episode_slots
 from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.episodes import Played, converse, heard_again, play
-from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.rollout.episodes import converse, heard_again, play
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.environments.environment import Step
@@ -49,7 +48,13 @@ def engine(model, **fields):
 def sampled(own_engine, own, seed=0):
     params = own_engine.model.init(jax.random.key(0))
     weights, _ = own_engine.take_weights(params)
-    return params, play(own_engine, weights, own, prompts(own), jax.random.key(seed))
+    return params, played(own_engine, weights, own, jax.random.key(seed))
+
+
+def played(own_engine, weights, own, key):
+    """The rollout and its episodes."""
+    rollout, table = play(own_engine, weights, own, prompts(own), key)
+    return SimpleNamespace(rollout=rollout, episodes=table.episodes)
 
 
 def assert_scored_alike(model, params, played, tolerance):
@@ -74,7 +79,7 @@ def assert_is_what_was_said(own, played, texts=PROMPTS):
         tokens, mask = (np.asarray(x[i]) for x in (played.rollout.tokens, played.rollout.loss_mask))
         length = int(np.asarray(played.rollout.segment_ids[i]).sum())
         assert tokens[:length].tolist() == episode.context
-        assert mask.sum() == episode.sampled
+        assert mask.sum() == sum(map(len, episode.places))
         if tasks.UNKNOWN in "".join(answer for answer, _ in episode.turns):
             continue  # padding, which an untrained model samples too
         expected, learnt = own.ids_of_prompt(texts[i // group]), []
@@ -98,15 +103,15 @@ def test_an_episode_scored_in_one_forward_is_the_sampler():
     assert_scored_alike(model, params, played, 1e-5)
     assert_is_what_was_said(own, played)
     assert max(len(one.turns) for one in played.episodes) == 3
-    assert len({one.sampled for one in played.episodes}) > 1
+    assert len({sum(map(len, one.places)) for one in played.episodes}) > 1
 
 
 def test_an_environment_that_hears_the_answers_again_ends_episodes_as_it_did():
     own = task(verify_truncated=True)
     _, played = sampled(engine(Model(tiny())), own)
-    again = heard_again(played.rollout, engine(Model(tiny())), own, prompts(own))
-    assert again.episodes == played.episodes
-    np.testing.assert_array_equal(again.rollout.truncated, played.rollout.truncated)
+    again, table = heard_again(played.rollout, engine(Model(tiny())), own, prompts(own))
+    assert table.episodes == played.episodes
+    np.testing.assert_array_equal(again.truncated, played.rollout.truncated)
 
 
 @pytest.mark.slow
@@ -123,7 +128,7 @@ def test_every_answer_is_the_engines_own_to_its_context(monkeypatch, numerics, t
     width = tokens.shape[1] - 4
     for turn in (1, 2):
         on = [i for i, one in enumerate(played.episodes) if len(one.turns) > turn]
-        starts = [played.episodes[i].ends[turn - 1] + 1 for i in on]
+        starts = [played.episodes[i].places[turn - 1].stop for i in on]
         starts = [start + int(learnt[i, start:].argmax()) for i, start in zip(on, starts, strict=True)]
         given = np.where(np.arange(width)[None] < np.array(starts)[:, None], tokens[on, :width], 0)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2**32 - 1), turn)
@@ -204,10 +209,7 @@ def encoded(text):
 def scripted(own, *say, rows=None, texts=None):
     texts, told = texts or ["a"] * len(say), Scripted(say)
     one = engine(Model(tiny()), group_size=1, max_new_tokens=own.answer_length)
-    table = converse(told.answered, one, own, prompts(own, texts, rows))
-    shape = len(say), own.row_length(own.answer_length)
-    blank = Rollout(*(jnp.zeros(shape, kind) for kind in (jnp.int32, jnp.int32, bool)))
-    return told, Played(blank, table.episodes, table.seconds)
+    return told, converse(told.answered, one, own, prompts(own, texts, rows))
 
 
 def test_what_goes_back_is_what_was_sampled_and_an_observation_once():
@@ -218,7 +220,7 @@ def test_what_goes_back_is_what_was_sampled_and_an_observation_once():
     said = [("b", "b"), ("cd", "c"), ("e", "d")]
     assert played.episodes[0].turns == [(answer, Step(heard, 1.0, False)) for answer, heard in said]
     assert played.episodes[0].dialogue == "b\n> b\ncd\n> c\ne"
-    assert played.earlier_rewards(1.0)[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
+    assert played.earlier_rewards(1.0, 22)[0].tolist() == [0, 0, 1, 0, 0, 0, 1, *[0] * 15]  # 'e' ends the last turn
     assert played.episodes[0].cut  # the environment would have gone on
 
 
@@ -227,7 +229,7 @@ def test_rewards_are_discounted_by_turns():
     _, played = scripted(task(), ["b", "cd", "e"])
     assert played.episodes[0].rewards(0.5) == [1, 0.5, 0.25]
     assert played.judged(0.5)[1]["verifier"].tolist() == [1.75]
-    assert played.earlier_rewards(0.5)[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
+    assert played.earlier_rewards(0.5, 22)[0].tolist() == [0, 0, 1, 0, 0, 0, 0.5, *[0] * 15]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from absl import logging
 
 from jaxrl_llm.models import Model
-from jaxrl_llm.rollout.episodes import play
 from jaxrl_llm.rollout.remote import RemoteEngine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run.assembly import build
@@ -17,7 +16,7 @@ from tests.reference.computing_vllm import computing_vllm
 from tests.reference.slowly import first_quick
 from tests.reference.tiny_rollout import tiny
 from tests.reference.tiny_run import assert_parts_are_the_whole, final_state, make_config, metrics, samples, train
-from tests.rollout.test_episodes import assert_scored_alike, engine, prompts, task
+from tests.rollout.test_episodes import assert_scored_alike, engine, played, task
 from tests.run.test_turns_run import killed
 
 MODEL = Model(tiny())
@@ -30,14 +29,14 @@ def greedy():
     """The episodes of greedy answers on the run's own devices."""
     own = engine(MODEL, sampling=Sampling(temperature=0.0))
     params = MODEL.init(jax.random.key(0))
-    return params, play(own, own.take_weights(params)[0], OWN, prompts(OWN), jax.random.key(0))
+    return params, played(own, own.take_weights(params)[0], OWN, jax.random.key(0))
 
 
 def served(params, *servers, version=0, **fields):
     fields = {"at_once": 2, "deadline_s": 5.0} | fields
     own = RemoteEngine(MODEL, Sampling(), 2, LENGTH - 4, 4, (1,), servers, **fields)
     held, _ = own.take_weights(params, version)
-    return play(own, held, OWN, prompts(OWN), jax.random.key(0))
+    return played(own, held, OWN, jax.random.key(0))
 
 
 def assert_equal(ours, theirs):

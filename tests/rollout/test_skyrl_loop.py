@@ -70,11 +70,11 @@ def assert_equals_skyrl(folder, environment):
         assert ours.error == ""
         assert ours.context == one["prompt_ids"] + one["response_ids"]
         rewards = np.zeros(len(ours.context))
-        rewards[ours.ends] = [step.reward for _, step in ours.turns]
+        rewards[[place[-1] for place in ours.places]] = [step.reward for _, step in ours.turns]
         np.testing.assert_allclose(rewards[begin:], one["reward"], atol=1e-7)
-        assert ours.sampled == sum(one["loss_mask"])
+        assert sum(map(len, ours.places)) == sum(one["loss_mask"])
         assert [i for i, ends in enumerate(one["loss_mask"]) if ends and not [*one["loss_mask"], 0][i + 1]] == [
-            place - begin for place in ours.ends
+            place[-1] - begin for place in ours.places
         ]
 
 

@@ -20,10 +20,9 @@ from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import named_tasks
 from jaxrl_llm.tasks.drawn_splits import generate
 from jaxrl_llm.tasks.environments.calculator import Calculator
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
 from jaxrl_llm.tasks.environments.guess import Guessing
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.tasks.environments.reading import Continuation, opened
 from jaxrl_llm.tasks.tokenizers.chat_template import rendered
 from tests.reference.page_commands import ROOT, blocks
 from tests.reference.tiny_environments import Counting
@@ -256,11 +255,11 @@ def test_the_example_of_the_page_is_a_task(tmp_path, monkeypatch):
     assert task.asks == "Open one of 9 doors"
     doors = opened(task)
     for prize in "159":
-        assert doors([(0, "init", {"prize": prize})]) == [Step(done=False)]
+        assert doors("init", {0: {"prize": prize}}) == {0: Step(done=False)}
         low, high, said = 1, 9, None
         while said is None or not said.done:
             middle = (low + high) // 2
-            (said,) = doors([(0, "step", str(middle))])
+            said = doors("step", {0: str(middle)})[0]
             low, high = (middle + 1, high) if said.observation == "r" else (low, middle - 1)
         assert said == Step("", 1.0, True, "")
 
@@ -315,7 +314,8 @@ def test_the_file_of_an_environment_is_imported_once_for_all_episodes(tmp_path):
     )
     doors = load_module(tmp_path / "doors.py").Doors
     open_episodes = opened(dataclasses.replace(tasks.make("guess"), environment=doors, isolated=True))
-    open_episodes([(number, "init", {}) for number in range(3)])
-    said = [step.observation.split() for step in open_episodes([(number, "step", "") for number in range(3)])]
+    open_episodes("init", {number: {} for number in range(3)})
+    steps = open_episodes("step", dict.fromkeys(range(3), ""))
+    said = [step.observation.split() for step in steps.values()]
     assert len({importing for importing, _ in said}) == 1
     assert len({own for _, own in said}) == 3

@@ -12,8 +12,7 @@ from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.episodes import converse
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step, row_of
-from jaxrl_llm.tasks.environments.first_messages import as_read
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.tasks.environments.reading import as_read, opened
 from jaxrl_llm.tasks.messages import EARLIER, GIVEN
 from jaxrl_llm.training.warm_start import WarmStartConfig, cached_in
 from tests.reference.tiny_environments import Announcing, Counting
@@ -177,12 +176,12 @@ def test_episodes_of_one_rollout_do_not_hear_those_of_another():
     task = announced("cd", isolated=True)
     one, other = opened(task), opened(task)
     for each in (one, other):
-        each([(0, "init", {"says": None})])
-    assert one([(0, "step", "b")])[0].observation == "b"
-    assert other([(0, "step", "b")])[0].observation == "b"  # the first answer that it hears
-    other([(0, "close", None)])
-    assert one([(0, "step", "b")])[0].observation == "c"
-    assert one([(0, "close", None), (1, "close", None)]) == [Step(), Step(error="the worker died")]
+        each("init", {0: {"says": None}})
+    assert one("step", {0: "b"})[0].observation == "b"
+    assert other("step", {0: "b"})[0].observation == "b"  # the first answer that it hears
+    other("close", {0: None})
+    assert one("step", {0: "b"})[0].observation == "c"
+    assert one("close", {0: None, 1: None}) == {0: Step(), 1: Step(error="the worker died")}
 
 
 def test_many_rows_are_asked_by_few_processes(tmp_path):

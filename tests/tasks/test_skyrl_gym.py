@@ -12,8 +12,7 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.environments.environment import Step
-from jaxrl_llm.tasks.environments.first_messages import begun
-from jaxrl_llm.tasks.environments.open_episodes import opened
+from jaxrl_llm.tasks.environments.reading import begun, opened
 from jaxrl_llm.tasks.environments.skyrl_gym_episodes import SkyRLEpisode
 from tests.tasks.test_environments import CHATML, chatting
 
@@ -43,16 +42,17 @@ def test_gsm8k_multi_turn(tmp_path):
     (one, *_) = tasks.examples(task, "train", tmp_path / "data")
     own = opened(task)
     given = {**one["row"], "prompt": one["prompt"], "answer": one["answer"]}
-    assert own([(0, "init", given), (1, "init", given)]) == [begins_with(one["prompt"])] * 2
-    wrong, none = own([(0, "step", "#### -1"), (1, "step", "I do not know")])
+    assert own("init", {0: given, 1: given}) == dict.fromkeys((0, 1), begins_with(one["prompt"]))
+    wrong, none = own("step", {0: "#### -1", 1: "I do not know"}).values()
     assert (wrong.reward, none.reward, wrong.done) == (0.2 / 4, 0.0, False)
     assert wrong.observation[0]["role"] == "user"
     assert "tentative numeric answer" in wrong.observation[0]["content"]
     right = one["answer"]
-    assert own([(0, "step", f"#### {right}.0")])[0].reward == 0.2 / 4
-    assert own([(0, "step", f"#### -1, no, #### {right}")])[0].reward == 0.2 / 4
-    assert own([(0, "step", "no"), (1, "step", f"#### {right}")]) == [Step([], 0.0, True), Step([], 1.0, True)]
-    assert own([(0, "close", None), (1, "close", None)]) == [Step()] * 2
+    assert own("step", {0: f"#### {right}.0"})[0].reward == 0.2 / 4
+    assert own("step", {0: f"#### -1, no, #### {right}"})[0].reward == 0.2 / 4
+    last = own("step", {0: "no", 1: f"#### {right}"})
+    assert last == {0: Step([], 0.0, True), 1: Step([], 1.0, True)}
+    assert own("close", {0: None, 1: None}) == {0: Step(), 1: Step()}
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_text2sql(tmp_path):
     begun = {**row(gold, db_id="shop", data="spider"), "prompt": "How much?", "answer": gold}
 
     def played(*answers):
-        assert own([(0, "init", begun)]) == [begins_with(begun["prompt"])]
-        return [own([(0, "step", answer)])[0] for answer in answers]
+        assert own("init", {0: begun}) == {0: begins_with(begun["prompt"])}
+        return [own("step", {0: answer})[0] for answer in answers]
 
     asked, solved = played(
         "<think>Look.</think><sql>select * from price</sql>", f"<think>So.</think><solution>{gold}</solution>"

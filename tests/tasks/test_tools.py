@@ -11,12 +11,10 @@ from jaxrl_llm import tasks
 from jaxrl_llm.config.loading import load_module
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import named_tasks
-from jaxrl_llm.tasks.environments.continuation import Continuation
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Step
-from jaxrl_llm.tasks.environments.open_episodes import opened
 from jaxrl_llm.tasks.environments.python_tool import python
-from jaxrl_llm.tasks.environments.tool_calls import Call, result, schemas, tool_calls
-from jaxrl_llm.tasks.environments.tool_environment import ToolEnvironment
+from jaxrl_llm.tasks.environments.reading import Continuation, opened
+from jaxrl_llm.tasks.environments.tool_calls import Call, ToolEnvironment, result, schemas, tool_calls
 from tests.reference.page_commands import ROOT, blocks
 from tests.tasks.test_environments import Templated
 
@@ -177,13 +175,13 @@ def test_python_has_limits_of_time_and_memory():
     assert python("import os, time\nif not os.fork(): time.sleep(1000)\nelse: print('parent')") == "parent"
     task = tasks.make("python")
     own = opened(task)
-    own([(0, "init", {"prompt": "1+1=", "answer": "2"})])
-    (said,) = own([(0, "step", hermes(code="bytearray(2**31)"))])
+    own("init", {0: {"prompt": "1+1=", "answer": "2"}})
+    said = own("step", {0: hermes(code="bytearray(2**31)")})[0]
     assert said.observation[0]["content"].endswith("MemoryError")
     for i in range(25):
-        (said,) = own([(0, "step", hermes(code=f"print({i})") * 4)])
+        said = own("step", {0: hermes(code=f"print({i})") * 4})[0]
         assert [one["content"] for one in said.observation] == [f"{i}"] * 4
-    assert own([(0, "step", "It is 2")]) == [Step("", 1.0, True)]
+    assert own("step", {0: "It is 2"}) == {0: Step("", 1.0, True)}
 
 
 def test_demonstrations_call_python(tmp_path):
@@ -259,11 +257,11 @@ def test_the_example_of_the_page_is_a_task(tmp_path, monkeypatch):
     (tmp_path / "shop.py").write_text(code)
     monkeypatch.setattr(named_tasks, "_REGISTERED", {})
     own = opened(validate(load_module(tmp_path / "shop.py").get_config("smoke")).task)
-    own([(0, "init", {"prompt": "pear and plum?", "answer": "7"})])
-    assert own([(0, "step", hermes("price", thing="pear"))])[0].observation == [{"role": "tool", "content": "5"}]
-    (wrong,) = own([(0, "step", hermes("price", thing="egg"))])
+    own("init", {0: {"prompt": "pear and plum?", "answer": "7"}})
+    assert own("step", {0: hermes("price", thing="pear")})[0].observation == [{"role": "tool", "content": "5"}]
+    wrong = own("step", {0: hermes("price", thing="egg")})[0]
     assert wrong == Step([{"role": "tool", "content": "error: price: KeyError: 'egg'"}], 0.0, False)
-    assert own([(0, "step", "7")]) == [Step("", 1.0, True)]
+    assert own("step", {0: "7"}) == {0: Step("", 1.0, True)}
 
 
 def test_the_variants_of_the_config():

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from jaxrl_llm.tasks.base import Row, Task
-from jaxrl_llm.tasks.environments.environment import DEMONSTRATION
+from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Environment
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -14,7 +14,7 @@ _SIGNS = {"+": ("plus", operator.add), "-": ("minus", operator.sub), "*": ("time
 _LONGEST = 4  # characters of a result
 
 
-class Calculator:
+class Calculator(Environment):
     """Computes what follows '?', with 'e' for what is no sum; what follows '!' is the answer and ends the episode."""
 
     def init(self, row: Row) -> None:
@@ -26,9 +26,6 @@ class Calculator:
         call = re.fullmatch(r"\?([0-9]{1,4})([-+*])([0-9]{1,4})", answer)
         result = str(_SIGNS[call[2]][1](int(call[1]), int(call[3]))) if call else "e"
         return result if len(result) <= _LONGEST else "e", 0.0, False
-
-    def close(self) -> None:
-        pass
 
 
 def calculator(*, turns: int = 3) -> Task:

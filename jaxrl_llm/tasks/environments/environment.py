@@ -29,8 +29,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the episode holds."""
-        ...
+        """Free what the episode holds: nothing, unless a subclass says so."""
 
 
 class Step(NamedTuple):
@@ -46,8 +45,8 @@ class Step(NamedTuple):
     error: str = ""
 
 
-Asked = tuple[int, str, Any]  # the number of an episode, "init", "step" or "close", and the row or the answer
-Ask = Callable[[Sequence[Asked]], list[Step]]  # an environment that fails says so in `Step.error`
+# "init", "step" or "close", and the row or the answer by the number of an episode; one that fails says so in `error`.
+Ask = Callable[[str, Mapping[int, Any]], dict[int, Step]]
 
 
 def here(make: Callable[[], Environment]) -> Ask:
@@ -62,7 +61,7 @@ def here(make: Callable[[], Environment]) -> Ask:
         except Exception as error:
             return Step(error=described(error))
 
-    return lambda asked: [one(*each) for each in asked]
+    return lambda what, given: {number: one(number, what, each) for number, each in given.items()}
 
 
 def _told(environment: Environment, what: str, given: Any) -> Step:

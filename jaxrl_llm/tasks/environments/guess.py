@@ -4,13 +4,13 @@ import numpy as np
 
 from jaxrl_llm.ground.ranges import within
 from jaxrl_llm.tasks.base import Row, Task
-from jaxrl_llm.tasks.environments.environment import DEMONSTRATION
+from jaxrl_llm.tasks.environments.environment import DEMONSTRATION, Environment
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import CharTokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class Guessing:
+class Guessing(Environment):
     """Says whether the hidden number is higher or lower; a hit earns 1, and what is no number of the range ends it."""
 
     def init(self, row: Row) -> None:
@@ -24,9 +24,6 @@ class Guessing:
             return "", 1.0, True
         return "h" if self._hidden > int(answer) else "l", 0.0, not self._left
 
-    def close(self) -> None:
-        pass
-
 
 def guess(*, numbers: int = 31, turns: int = 5) -> Task:
     """Guess a number out of `numbers` in at most `turns` turns: each answer is two digits and hears higher or lower.
@@ -35,7 +32,6 @@ def guess(*, numbers: int = 31, turns: int = 5) -> Task:
     three letters of a prompt only tell prompts apart.
     """
     within("guess.numbers", numbers, 2, 98)
-    within("guess.turns", turns, 1, 98)
 
     def sample(rng: np.random.Generator) -> tuple[str, str, Row]:
         low = int(rng.integers(1, 100 - numbers + 1))

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from jaxrl_llm.ground.machine import usable_cores
 from jaxrl_llm.ground.worker_errors import DIED, TIMEOUT
 from jaxrl_llm.ground.workers import Pool, pickled
 from jaxrl_llm.tasks.base import Task
-from jaxrl_llm.tasks.environments.environment import Ask, Asked, Environment, Step, here
+from jaxrl_llm.tasks.environments.environment import Ask, Environment, Step, here
 
 _MEMORY = 2**30  # bytes of each process
 _FOREVER = 1e6  # seconds: the worker holds the limits of its own processes
+_POOL = Pool(1, _MEMORY)  # whose worker starts when it is first asked
 _LONGEST = 2**22  # bytes of what an environment says at once
 _ROLLOUTS = itertools.count()  # an evaluation has episodes while those of a thread are open
 
@@ -45,10 +46,11 @@ def apart(task: Task, make: Callable[[], Environment]) -> Ask:
     whose = f"task {task.name!r} is isolated, but its environment"
     host = pickled(_Host(_sendable(make), task.time_limit, len(usable_cores())), whose, "a class of a module")
 
-    def ask(asked: Sequence[Asked]) -> list[Step]:
-        given = [((rollout, number), what, argument) for number, what, argument in asked]
-        (reply,) = _pool().ask(name, host, _FOREVER, [(given,)])
-        return [Step(error=reply.error)] * len(asked) if reply.error else [Step(*said) for said in reply.value]
+    def ask(what: str, given: Mapping[int, Any]) -> dict[int, Step]:
+        asked = {(rollout, number): argument for number, argument in given.items()}
+        (reply,) = _POOL.ask(name, host, _FOREVER, [(what, asked)])
+        said = [Step(error=reply.error)] * len(given) if reply.error else [Step(*one) for one in reply.value]
+        return dict(zip(given, said, strict=True))
 
     return ask
 
@@ -62,11 +64,6 @@ def _sendable(make: Any) -> Callable[[], Environment]:
 def _made(file: Path, name: str) -> Environment:
     module = sys.modules.get(f"file:{file}") or load_module(file)
     return operator.attrgetter(name)(module)()
-
-
-@functools.cache
-def _pool() -> Pool:
-    return Pool(1, _MEMORY)
 
 
 @dataclasses.dataclass
@@ -99,24 +96,23 @@ class _Host:
         """Make an environment, so that all it imports is there before a process is forked."""
         self.make()
 
-    def __call__(self, asked: list[tuple[_Number, str, Any]]) -> list[Step]:
-        known = [place for place, (number, what, _) in enumerate(asked) if what == "init" or number in self.processes]
-        waiting, said, busy = deque(known), [Step(error=DIED)] * len(asked), dict[int, _Process]()
+    def __call__(self, what: str, given: Mapping[_Number, Any]) -> list[Step]:
+        said, busy = dict.fromkeys(given, Step(error=DIED)), dict[_Number, _Process]()
+        waiting = deque(number for number in given if what == "init" or number in self.processes)
         while waiting or busy:
             while waiting and len(busy) < self.at_once:
-                place = waiting.popleft()
-                busy[place] = self._asked(*asked[place])
+                number = waiting.popleft()
+                busy[number] = self._asked(number, what, given[number])
             patience = max(0.0, min(one.deadline for one in busy.values()) - time.monotonic())
             heard = wait([one.connection for one in busy.values()], patience)
-            for place, one in list(busy.items()):
+            for number, one in list(busy.items()):
                 if one.connection in heard or one.deadline <= time.monotonic():
-                    number, what, _ = asked[place]
-                    said[place] = _read(busy.pop(place).connection)
-                    if said[place].error:
+                    said[number] = _read(busy.pop(number).connection)
+                    if said[number].error:
                         self.processes.pop(number).end()
                     elif what == "close":
                         self.free.append(self.processes.pop(number))
-        return said
+        return list(said.values())
 
     def _asked(self, number: _Number, what: str, given: Any) -> _Process:
         if number not in self.processes:
@@ -137,8 +133,8 @@ class _Host:
             ours.close()
             ask = here(self.make)
             while True:
-                (said,) = ask([(0, *theirs.recv())])
-                theirs.send_bytes(json.dumps(said).encode())
+                what, given = theirs.recv()
+                theirs.send_bytes(json.dumps(ask(what, {0: given})[0]).encode())
         finally:
             os._exit(0)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.tasks.base import Row, Task
 from jaxrl_llm.tasks.environments.environment import DEMONSTRATION
-from jaxrl_llm.tasks.environments.tool_environment import ToolEnvironment
+from jaxrl_llm.tasks.environments.tool_calls import ToolEnvironment
 from jaxrl_llm.tasks.golds import AnyRight
 from jaxrl_llm.tasks.jsonl import jsonl
 from jaxrl_llm.tasks.tokenizers.plain_tokenizers import ByteTokenizer

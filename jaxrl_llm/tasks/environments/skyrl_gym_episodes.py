@@ -58,7 +58,6 @@ def _require(env: str) -> None:
       ValueError: it has no such environment.
     """
     try:
-        importlib.import_module("skyrl_gym")
         library = importlib.import_module("skyrl_gym.envs.registration")
     except ImportError as error:
         raise ImportError("the task skyrl_gym needs its library; pip install 'jaxrl_llm[tasks]'") from error

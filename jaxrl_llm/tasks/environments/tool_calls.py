@@ -1,4 +1,6 @@
-"""Tool calls in an answer, in the two forms that most open models write.
+"""Episodes with tools: a call is answered by the tool, and an answer without a call is judged.
+
+Calls are read in the two forms that most open models write.
 
 Hermes, Qwen2.5, Qwen3:  <tool_call>{"name": "python", "arguments": {"code": "print(1)"}}</tool_call>
 Qwen3-Coder, Qwen3.5:    <tool_call><function=python><parameter=code>print(1)</parameter></function></tool_call>
@@ -12,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.ground.worker_errors import described
+from jaxrl_llm.tasks.base import Row
+from jaxrl_llm.tasks.environments.environment import Environment
+from jaxrl_llm.tasks.messages import Message
 
 Tool = Callable[..., Any]  # a function with types, and a docstring with "Args:"
 
@@ -99,3 +104,36 @@ def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         raise ValueError(
             f'a tool cannot be described ({error}); give it types, and a docstring with a line for each of its "Args:"'
         ) from error
+
+
+class ToolEnvironment(Environment):
+    """An environment of functions that the model may call; a subclass says which, and what an answer is worth.
+
+    A call that is wrong, or a tool that raises, is answered by a text that says so.
+    """
+
+    tools: Sequence[Tool] = ()
+    most_calls = 4  # in one answer
+    most_bytes = 1024  # of what all calls of one answer hear; of longer results the end
+
+    def judge(self, answer: str) -> float:
+        """Return the reward of an answer without a call, which ends the episode."""
+        raise NotImplementedError("a subclass says what an answer is worth")
+
+    def init(self, row: Row) -> None:
+        self.row = row
+
+    def step(self, answer: str) -> tuple[str | list[Message], float, bool]:
+        calls = tool_calls(answer)
+        if not calls:
+            return "", self.judge(answer), True
+        said = [f"error: {len(calls)} calls at once; make at most {self.most_calls}"]
+        if len(calls) <= self.most_calls:
+            said = [result(self.tools, call) for call in calls]
+        return [{"role": "tool", "content": _end(one, self.most_bytes // len(said))} for one in said], 0.0, False
+
+
+def _end(text: str, most: int) -> str:
+    whole = text.encode(errors="replace")
+    cut = whole if len(whole) <= most else b"..." + whole[-max(most - 3, 1) :]
+    return cut.decode(errors="ignore")
