@@ -125,7 +125,7 @@ def test_replayed_routes_are_the_recorded_ones(folder, mode):
     assert first["check/unrecorded"] == 0
     assert first["routing/flips_numeric"] == 0
     assert first["routing/flips_sampler_old"] == 0
-    assert first["check/current_old_mean"] == 0
+    assert first["check/current_old_mean"] < 1e-7
 
 
 def test_exact_numerics_agree_to_the_bit(folder):
