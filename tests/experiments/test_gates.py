@@ -172,7 +172,7 @@ def test_a_dose_is_compared_at_its_lag_and_a_lag_without_a_dose():
 
 def test_the_queue_names_every_run_once_and_reads_lines_without_a_lag(tmp_path):
     queue = [tuple(where.values()) for where, _ in measure.repair_jobs(10)]
-    assert len(set(queue)) == len(queue) == 2 * 2 * 5 * (6 * 8 + 7)  # two gates, batches, seeds
+    assert len(set(queue)) == len(queue) == 10 * 2 * (6 * 9 + 7)
     assert {where["seed"] for where, _ in measure.repair_jobs(2)} == {0, 1}
     path = tmp_path / "old.jsonl"
     path.write_text('{"arm": "none"}\n{"arm": "none", "lag": 8}\n{"kl": []}\n')
@@ -207,9 +207,13 @@ def test_a_small_measurement(monkeypatch, tmp_path):
     measure.start.cache_clear()
     assert row["kl"][0] < row["kl"][1]
     assert 0 < row["flips"][0] < row["flips"][1] < 1
-    found = measure.repaired(dataclasses.replace(cell, shared=False), 0.1, 1, "R3", 0)
-    low = measure.repaired(dataclasses.replace(cell, shared=False), measure.BFLOAT16, 0, "none", 0)
+    cell = dataclasses.replace(cell, shared=False)
+    found = measure.repaired(cell, 0.1, 0, "R3", 0)
+    rounded = measure.repaired(cell, measure.BFLOAT16, 0, "none", 0)
+    behind = measure.repaired(cell, measure.EXACT, 1, "none", 0)
     measure.start.cache_clear()
     assert found["routing/flips_sampler_old"] > 0.01
-    assert 1e-6 < low["kl/sampler"] < 0.01
+    assert found["kl/sampler"] < 1e-6  # replayed choice with gates that nothing moved
+    assert 1e-7 < rounded["kl/sampler"] < 0.01
+    assert behind["kl/sampler"] > 1e-6  # half of the rollouts are of an older policy
     assert re.match(r"\[0\.\d+", str(found["accuracy"]))
