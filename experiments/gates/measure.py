@@ -213,8 +213,10 @@ DOSES: Sequence[Dose] = (*K3, BFLOAT16)
 LAGS = (0, 2, 8)
 # Bias of the choice that gives each dose of k3, by `levels`: a line through two levels on logarithmic axes.
 LEVELS: dict[str, dict[Dose, float]] = {
-    "softmax, renormalised": {1e-1: 1.27, 1e-2: 0.511},
-    "sigmoid, bias, groups": {1e-1: 0.8, 1e-2: 0.115},
+    "softmax, renormalised": {1e-1: 1.27, 1e-2: 0.511, 1.5e-3: 0.241},
+    "sigmoid, bias, groups": {1e-1: 0.8, 1e-2: 0.115, 1.5e-3: 0.0233},
+    "softmax, as it is": {1e-1: 3.04},
+    "sigmoid, bias": {1e-1: 1.79},
 }
 WATCHED = ("reward/mean", "kl/sampler", "kl/old", "routing/flips_sampler_old")
 
