@@ -287,11 +287,11 @@ MIDDLE: Runs = DOSED, [1e-2], [0], [*ARMS]
 LOW: Runs = DOSED, [1.5e-3], [0], [*ARMS]
 FURTHER: Sequence[Runs] = [
     (DOSED, [EXACT], [0], REMEDIES),
-    (DOSED, [EXACT], [8], [*ARMS]),
-    (DOSED, [1e-1], [8], [*ARMS]),
-    (DOSED, [BFLOAT16], [0], [*ARMS]),
-    (DOSED, [EXACT], [2], [*ARMS]),
-    (DOSED, [1e-1], [2], [*ARMS]),
+    *(
+        (DOSED, [dose], [lag], arms)
+        for arms in (["none"], ["TIS", "R3"], ["GSPO", "R2", "frozen router"])
+        for dose, lag in ((EXACT, 8), (1e-1, 8), (BFLOAT16, 0), (EXACT, 2), (1e-1, 2))
+    ),
     (OTHERS, [EXACT], [0], ["none"]),
     (OTHERS, [1e-1], [0], [*ARMS]),
 ]
