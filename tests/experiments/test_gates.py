@@ -186,7 +186,11 @@ def test_the_page_has_the_tables_of_the_data():
             assert " ".join(f"| {' | '.join(cells)} |".split()) in PAGE
     for sentence in tables.sentences(drift):
         assert sentence in PAGE
-    assert (tables.FOLDER / "repair.md").read_text() == repairs.page(repair)
+    compared = (tables.FOLDER / "repair.md").read_text()
+    assert compared == repairs.page(repair)
+    quoted = re.findall(r"[+-]\d\.\d{3} \[[^]]+\]", PAGE)
+    assert len(quoted) > 20
+    assert [one for one in quoted if one not in compared] == []
     places = ("gate", "seed", "dose", "lag", "arm")
     for rows, names in ((drift, ("gate", "shared", "chosen", "seed")), (repair, places)):
         assert len({tuple(row[name] for name in names) for row in rows}) == len(rows)
