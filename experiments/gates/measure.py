@@ -16,7 +16,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import numpy as np
 import optax
 
 from experiments.gates.forms import CONTROL, FORMS, AnyGateConfig, begun, buffer
-from experiments.numerics.dose_zero import read, round_to
+from experiments.numerics import dose_zero
+from experiments.numerics.dose_zero import round_to
 from experiments.routing_replay.noise import measured, sampled_and_scored
 from jaxrl_llm import objectives
 from jaxrl_llm.config import loading, start_up
@@ -81,7 +82,7 @@ def made(chosen: int, seed: int, fields: dict[str, Any] | None = None) -> Run:
     return build(dataclasses.replace(s, model=AnyGateConfig(**vars(s.model))))
 
 
-@functools.lru_cache(1)
+@functools.cache
 def start(cell: Cell, seed: int) -> tuple[Any, int, float]:
     """The parameters of a supervised warm start on the host, its steps, and the largest load of an expert (1: even).
 
@@ -194,6 +195,7 @@ def _least(cell: Cell, scorer: Learner, policy: Any, rollout: Any, layouts: Any)
 
 STEPS, REPAIRED_RATE = 16, 2e-4
 DOSED = (Cell("softmax, renormalised", False, 8), Cell("sigmoid, bias, groups", False, 8))
+OTHERS = (Cell("softmax, as it is", False, 8), Cell("sigmoid, bias", False, 8))
 REPAIR: dict[str, Any] = {"updates.minibatches": 4, "optimizer.learning_rate": REPAIRED_RATE, "steps": STEPS}
 ARMS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -203,22 +205,33 @@ ARMS: dict[str, dict[str, Any]] = {
     "GSPO": {"objective.name": "gspo", "objective.clip_low": 8e-3, "objective.clip_high": 1e-2},
     "TIS": {"objective.correction": "tis"},
 }
-EXACT = 0.0  # the dose of a sampler that chooses as the trainer does
-DOSES = (1e-1, 1e-2)
+REMEDIES = tuple(arm for arm in ARMS if arm != "none")
+Dose = float | str  # k3 at the warm start by a bias of the sampler's choice, or the sampler's dtype
+EXACT, BFLOAT16 = 0.0, "bfloat16"
+K3 = (1e-1, 1e-2, 1.5e-3)
+DOSES: Sequence[Dose] = (*K3, BFLOAT16)
+LAGS = (0, 2, 8)
 # Bias of the choice that gives each dose of k3, by `levels`: a line through two levels on logarithmic axes.
-LEVELS = {"softmax, renormalised": {1e-1: 1.27, 1e-2: 0.511}, "sigmoid, bias, groups": {1e-1: 0.8, 1e-2: 0.115}}
+LEVELS: dict[str, dict[Dose, float]] = {
+    "softmax, renormalised": {1e-1: 1.27, 1e-2: 0.511, 1.5e-3: 0.241},
+    "sigmoid, bias, groups": {1e-1: 0.8, 1e-2: 0.115, 1.5e-3: 0.0233},
+    "softmax, as it is": {1e-1: 3.04},
+    "sigmoid, bias": {1e-1: 1.79},
+}
 WATCHED = ("reward/mean", "kl/sampler", "kl/old", "routing/flips_sampler_old")
 
 
-def biased(level: float) -> dict[str, Any]:
-    """Fields of a sampler whose choice of experts alone is moved."""
-    return {"rollout.router_bias": level, "rollout.router_gates": "exact"} if level else {}
+def mismatched(gate: str, dose: Dose) -> dict[str, Any]:
+    """Fields of a sampler that rounds, or whose choice of experts alone is moved."""
+    if dose == BFLOAT16:
+        return {"rollout.dtype": BFLOAT16}
+    return {"rollout.router_bias": LEVELS[gate][dose], "rollout.router_gates": "exact"} if dose else {}
 
 
-def repaired(cell: Cell, dose: float, arm: str, seed: int) -> dict[str, Any]:
+def repaired(cell: Cell, dose: Dose, lag: int, arm: str, seed: int) -> dict[str, Any]:
     """Accuracy at the start and after STEPS rollouts, and what is watched as a mean over them."""
-    level = LEVELS[cell.gate][dose] if dose else 0.0
-    run = made(cell.chosen, seed, {**REPAIR, **biased(level), **ARMS[arm]})
+    fields = {**REPAIR, "rollout.lag": lag, **mismatched(cell.gate, dose), **ARMS[arm]}
+    run = made(cell.chosen, seed, fields)
     params = start(cell, seed)[0]
     state, stream = settled(run.state(jax.device_put(params))), run.source.stream()
     after, rows = 0.0, []  # of a run that diverges
@@ -232,7 +245,7 @@ def repaired(cell: Cell, dose: float, arm: str, seed: int) -> dict[str, Any]:
     return {"accuracy": [accuracy(cell, seed), after], **watched}
 
 
-@functools.lru_cache(1)
+@functools.cache
 def accuracy(cell: Cell, seed: int) -> float:
     """Held-out sampled accuracy of a start."""
     return made(cell.chosen, seed).evaluator.pass_rate(jax.device_put(start(cell, seed)[0]))
@@ -241,7 +254,7 @@ def accuracy(cell: Cell, seed: int) -> float:
 def tell_levels() -> None:
     """Print the k3 of a seed that no run has, by bias, and the bias of each dose."""
     levels = (0.3, 1.2)
-    for cell in DOSED:
+    for cell in (*DOSED, *OTHERS):
         run = made(cell.chosen, 99, REPAIR)
         state = run.state(jax.device_put(start(cell, 99)[0]))
         found = []
@@ -252,7 +265,7 @@ def tell_levels() -> None:
         for level, row in zip(levels, found, strict=True):
             print(f"{cell.gate}, bias {level:g}: k3 {row['k3']:.2g}, {row['experts']:.1%} of experts differ")
         line = np.polyfit(np.log(k3), np.log(levels), 1)
-        print({dose: round_to(float(np.exp(np.polyval(line, np.log(dose))))) for dose in DOSES}, flush=True)
+        print({dose: round_to(float(np.exp(np.polyval(line, np.log(dose))))) for dose in K3}, flush=True)
 
 
 Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
@@ -266,12 +279,43 @@ def drift_jobs(seeds: int) -> Iterator[Job]:
             yield {**dataclasses.asdict(cell), "seed": seed}, functools.partial(drifted, cell, seed)
 
 
+BATCHES = range(5), range(5, 10)  # seeds
+Runs = tuple[Sequence[Cell], Sequence[Dose], Sequence[int], Sequence[str]]  # gates, doses, lags, arms
+NO_DOSE: Runs = DOSED, [EXACT], [0], ["none"]
+HIGH: Runs = DOSED, [1e-1], [0], [*ARMS]
+MIDDLE: Runs = DOSED, [1e-2], [0], [*ARMS]
+LOW: Runs = DOSED, [1.5e-3], [0], [*ARMS]
+FURTHER: Sequence[Runs] = [
+    (DOSED, [EXACT], [0], REMEDIES),
+    *(
+        (DOSED, [dose], [lag], arms)
+        for arms in (["none"], ["TIS", "R3"], ["GSPO", "R2", "frozen router"])
+        for dose, lag in ((EXACT, 8), (1e-1, 8), (BFLOAT16, 0), (EXACT, 2), (1e-1, 2))
+    ),
+    (OTHERS, [EXACT], [0], ["none"]),
+    (OTHERS, [1e-1], [0], [*ARMS]),
+]
+QUEUE: list[tuple[Runs, range]] = [
+    *((runs, BATCHES[0]) for runs in (NO_DOSE, HIGH, MIDDLE)),
+    *((runs, BATCHES[1]) for runs in (NO_DOSE, HIGH)),
+    *((runs, BATCHES[0]) for runs in FURTHER),
+    *((runs, BATCHES[1]) for runs in (MIDDLE, *FURTHER)),
+    *((LOW, seeds) for seeds in BATCHES),
+]
+
+
 def repair_jobs(seeds: int) -> Iterator[Job]:
-    """All seeds of a dose before the next dose; with the first comes a sampler without one."""
-    for dose, seed, cell in itertools.product(DOSES, range(seeds), DOSED):
-        for own, arm in [*([(EXACT, "none")] if dose == DOSES[0] else []), *((dose, arm) for arm in ARMS)]:
-            where = {**dataclasses.asdict(cell), "seed": seed, "dose": own, "arm": arm}
-            yield where, functools.partial(repaired, cell, own, arm, seed)
+    """The queue in order, all runs of a seed and gate before the next."""
+    for (cells, doses, lags, arms), batch in QUEUE:
+        for seed, cell, dose, lag, arm in itertools.product(batch, cells, doses, lags, arms):
+            where = {**dataclasses.asdict(cell), "seed": seed, "dose": dose, "lag": lag, "arm": arm}
+            if seed < seeds:
+                yield where, functools.partial(repaired, cell, dose, lag, arm, seed)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; those of part 2 that name no lag have none."""
+    return [{"lag": 0} | row if "arm" in row else row for row in dose_zero.read(path)]
 
 
 def main() -> None:

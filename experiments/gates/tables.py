@@ -1,4 +1,4 @@
-"""The tables and the figure of the study of gates, out of results/drift.jsonl and results/repair.jsonl.
+"""The tables and the figure of part 1 of the study of gates, out of results/drift.jsonl; `repairs` has part 2.
 
     python -m experiments.gates.tables [--figure OUT.png] [--workdir DIR]
 
@@ -16,9 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.gates.forms import CONTROL, FORMS
-from experiments.gates.measure import ARMS, CHOSEN, DOSED, DOSES, EXACT, FOLDER, RATES, Cell
-from experiments.numerics.dose_zero import read
-from experiments.numerics.dose_zero_tables import markdown, told
+from experiments.gates.measure import CHOSEN, FOLDER, RATES, Cell, read
+from experiments.numerics.dose_zero_tables import markdown
 from experiments.routing_replay.scale import Point, users
 from jaxrl_llm.report.read import load
 from jaxrl_llm.report.statistics import MINIMUM_SEEDS, PairedDifference, holm, paired_difference
@@ -49,9 +48,6 @@ CELLS = [
 ]
 CONTRASTS = ["experts", "contrast", "of", "outcome", "seeds 0 to 4", "seeds 5 to 9", "all", "detectable", "verdict"]
 OTHERS = ["experts", "contrast", "outcome", *(f"KL {drift:g}" for drift in DRIFTS)]
-DIFFERENCE = ["seeds 5 to 9", "detectable", "verdict"]
-REPAIRS = ["gate", "dose", "arm", "seeds", "start -> end", "minus none", *DIFFERENCE, "k3", "experts", "KL to old"]
-BETWEEN = ["dose", "arm", "seeds", "difference of the gates", *DIFFERENCE]
 
 
 def logged(outcome: str) -> bool:
@@ -85,7 +81,6 @@ def whole_seeds(rows: Rows, chosen: Sequence[int]) -> list[int]:
     return [seed for seed in seeds if counted.count(seed) == wanted]
 
 
-REMEDIES = tuple(arm for arm in ARMS if arm != "none")
 Part = dict[str, Any]  # fields of a cell and their values
 
 
@@ -197,76 +192,12 @@ def cell_table(rows: Rows) -> list[list[str]]:
     return found
 
 
-def ends(rows: Rows, cell: Cell, dose: float, arm: str) -> dict[int, dict[str, Any]]:
-    """The runs of an arm by seed."""
-    wanted = {**vars(cell), "dose": dose, "arm": arm}
-    return {row["seed"]: row for row in rows if wanted.items() <= row.items()}
+def every(drift: Rows) -> list[tuple[Sequence[str], list[list[str]]]]:
+    """Head and body of every table of part 1."""
+    return [(CELLS, cell_table(drift)), (CONTRASTS, contrast_table(drift)), (OTHERS, other_drifts(drift))]
 
 
-def gains(rows: Rows, cell: Cell, dose: float, arm: str) -> dict[int, float]:
-    """Accuracy at the end by seed, the arm minus `none` at its dose; `none` at a dose minus `none` without one."""
-    one, other = ends(rows, cell, dose, arm), ends(rows, cell, EXACT if arm == "none" else dose, "none")
-    return {seed: one[seed]["accuracy"][-1] - other[seed]["accuracy"][-1] for seed in sorted(one.keys() & other.keys())}
-
-
-def remedy(rows: Rows, cell: Cell, dose: float, arm: str, seeds: Sequence[int] = BATCHES[-1]) -> PairedDifference:
-    """The gains over the seeds of a batch."""
-    found = [gain for seed, gain in gains(rows, cell, dose, arm).items() if seed in seeds]
-    return paired_difference(found, [0.0] * len(found))
-
-
-def gap(rows: Rows, dose: float, arm: str, seeds: Sequence[int]) -> PairedDifference:
-    """The gains with groups minus those with the softmax over the seeds of a batch."""
-    softmax, groups = (gains(rows, cell, dose, arm) for cell in DOSED)
-    kept = [seed for seed in softmax if seed in groups and seed in seeds]
-    return paired_difference([groups[seed] for seed in kept], [softmax[seed] for seed in kept])
-
-
-def judged(batches: Sequence[PairedDifference]) -> list[str]:
-    """A difference over all seeds and the cells of `DIFFERENCE`; empty below the least number of seeds."""
-    _, second, both = batches
-    if both.n < MINIMUM_SEEDS:
-        return [""] * (1 + len(DIFFERENCE))
-    again = told(second) if second.n >= MINIMUM_SEEDS else ""
-    return [told(both), again, f"{both.detectable:.3f}", verdict(*batches, p=0.0, alike=0.0)]
-
-
-def repair_table(rows: Rows) -> list[list[str]]:
-    """The table with the head `REPAIRS`."""
-    found = []
-    for cell in DOSED:
-        for dose, arm in [(EXACT, "none"), *((dose, arm) for dose in DOSES for arm in ARMS)]:
-            runs = ends(rows, cell, dose, arm).values()
-            if not runs:
-                continue
-            start, end = np.mean([row["accuracy"] for row in runs], axis=0)
-            names = ("kl/sampler", "routing/flips_sampler_old", "kl/old")
-            k3, flips, drift = (np.mean([row[name] for row in runs]) for name in names)
-            batches = [remedy(rows, cell, dose, arm, seeds if dose else ()) for seeds in BATCHES]
-            numbers = [f"{k3:.1e}", f"{100 * flips:.1f} %", f"{drift:.1e}"]
-            where = [cell.gate, f"{dose:g}", arm, str(len(runs)), f"{start:.3f} -> {end:.3f}"]
-            found.append([*where, *judged(batches), *numbers])
-    return found
-
-
-def between_gates(rows: Rows) -> list[list[str]]:
-    """The table with the head `BETWEEN`: a remedy's difference with groups minus that with the softmax."""
-    found = []
-    for dose in DOSES:
-        for arm in ARMS:
-            batches = [gap(rows, dose, arm, seeds) for seeds in BATCHES]
-            if batches[-1].n >= MINIMUM_SEEDS:
-                found.append([f"{dose:g}", arm, str(batches[-1].n), *judged(batches)])
-    return found
-
-
-def every(drift: Rows, repair: Rows) -> list[tuple[Sequence[str], list[list[str]]]]:
-    """Head and body of every table of the page."""
-    tables = [(CELLS, cell_table(drift)), (CONTRASTS, contrast_table(drift)), (OTHERS, other_drifts(drift))]
-    return [*tables, (REPAIRS, repair_table(repair)), (BETWEEN, between_gates(repair))]
-
-
-def sentences(drift: Rows, repair: Rows) -> list[str]:
+def sentences(drift: Rows) -> list[str]:
     """Parts of the page's sentences that hold numbers."""
 
     def shares(gates: Sequence[str], outcome: str = "share", chosen: int = 8) -> str:
@@ -281,14 +212,10 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
     sigmoids = [gate for gate in FORMS if gate.startswith("sigmoid")]
     softmaxes = [gate for gate in FORMS if gate.startswith("softmax")]
 
-    def at_dose(dose: float, arm: str) -> str:
-        return " and ".join(told(remedy(repair, cell, dose, arm)) for cell in DOSED)
-
     def explained(chosen: int, seed: int) -> float:
         own = [row for row in drift if row["chosen"] == chosen and row["seed"] == seed and row["gate"] in FORMS]
         return math.log(np.mean([at(row, "share", JUDGED) for row in own]))
 
-    doses = [dose for dose in DOSES if all(remedy(repair, cell, dose, "TIS").n >= MINIMUM_SEEDS for cell in DOSED)]
     eight, two = ([explained(chosen, seed) for seed in whole_seeds(drift, CHOSEN)] for chosen in CHOSEN)
     return [
         f"{shares(softmaxes)} of Var(log r) with softmax gates, {shares(sigmoids)} with sigmoid gates",
@@ -299,8 +226,6 @@ def sentences(drift: Rows, repair: Rows) -> list[str]:
         f"{factor(BIASED, BASE, 'flips')} as many experts change (with groups {factor(GROUPED, BASE, 'flips')})",
         f"the last chosen expert has {factor(BIASED, BASE, LEAST)} the weight",
         f"with 2 experts a token {factor(BIASED, BASE, LEAST, chosen=2)}",
-        *(f"at k3 {dose:g} `none` minus no dose {at_dose(dose, 'none')}" for dose in doses),
-        *(f"{arm} {at_dose(dose, arm)}" for dose in doses for arm in REMEDIES),
     ]
 
 
@@ -343,10 +268,10 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, action="append", default=[])
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
-    drift, repair = read(FOLDER / "drift.jsonl"), read(FOLDER / "repair.jsonl")
+    drift = read(FOLDER / "drift.jsonl")
     print(f"rates {', '.join(f'{rate:g}' for rate in RATES)}; at KL {JUDGED:g} but for the third table\n")
-    print("\n".join(markdown(head, body) for head, body in every(drift, repair)))
-    print("\n".join(sentences(drift, repair)))
+    print("\n".join(markdown(head, body) for head, body in every(drift)))
+    print("\n".join(sentences(drift)))
     own = [point for folder in given.workdir for point in users(load(folder))]
     for point in own:
         print(f"{point.setting}: KL {point.drift:.2g}, flips {point.flips:.2%}, share {point.share:.1%}")

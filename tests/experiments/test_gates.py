@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.gates import forms, measure, tables
+from experiments.gates import forms, measure, repairs, tables
 from experiments.routing_replay.scale import Point
 from jaxrl_llm.models.gate import Gate
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
@@ -122,39 +122,77 @@ def test_outcomes_at_a_drift_and_their_contrast_by_hand():
     assert tables.whole_seeds(rows[1:], [8]) == list(range(1, 10))
 
 
-def repair_row(cell, seed, dose, arm, end):
-    watched = {"kl/sampler": dose, "kl/old": 1e-3, "routing/flips_sampler_old": 0.4}
-    return {**vars(cell), "seed": seed, "dose": dose, "arm": arm, "accuracy": [0.7, end], **watched}
+def repair_row(cell, seed, dose, lag, arm, end):
+    watched = {"kl/sampler": 0.1, "kl/old": 1e-3, "routing/flips_sampler_old": 0.4}
+    return {**vars(cell), "seed": seed, "dose": dose, "lag": lag, "arm": arm, "accuracy": [0.7, end], **watched}
 
 
 def test_a_remedy_is_judged_by_its_second_batch():
-    """R3 wins 0.1 back in each seed but a little, GSPO in the first batch alone; the softmax loses 0.2, groups 0.1."""
+    """R3 wins 0.1 back in each seed but a little, GSPO in the first batch alone; the softmax loses 0.2, groups 0.1.
+
+    Without a dose R3 wins 0.04, so it repairs 0.06.
+    """
     rows = []
-    for cell, loss in zip(tables.DOSED, (0.2, 0.1), strict=True):
+    for cell, loss in zip(measure.DOSED, (0.2, 0.1), strict=True):
         for seed in range(10):
             noise = 0.001 * (seed % 3 - 1)
             gains = {"none": 0.0, "R3": 0.1 + noise, "GSPO": 0.1 if seed < 5 else noise}
-            rows += [repair_row(cell, seed, 0.1, arm, 0.8 - loss + noise + gain) for arm, gain in gains.items()]
-            rows.append(repair_row(cell, seed, 0.0, "none", 0.8))
-    found = {tuple(cells[:3]): cells for cells in tables.repair_table(rows)}
-    softmax = [found["softmax, renormalised", "0.1", arm] for arm in ("none", "R3", "GSPO")]
-    assert [cells[8] for cells in softmax] == ["differs", "differs", "open"]
-    assert softmax[0][5].startswith("-0.200 [")
-    assert found["softmax, renormalised", "0", "none"][5:9] == [""] * 4
-    between = {cells[1]: cells for cells in tables.between_gates(rows)}
-    assert between["none"][3].startswith("+0.100 [")
+            rows += [repair_row(cell, seed, 0.1, 0, arm, 0.8 - loss + noise + gain) for arm, gain in gains.items()]
+            rows += [repair_row(cell, seed, 0.0, 0, "none", 0.8), repair_row(cell, seed, 0.0, 0, "R3", 0.84)]
+    found = {(*cells[:2], *cells[3:5]): cells[5:] for cells in repairs.compared_table(rows)}
+    softmax = [found["softmax, renormalised", "0.1", arm, "none"] for arm in ("R3", "GSPO")]
+    softmax.append(found["softmax, renormalised", "0.1", "none", "none at dose 0"])
+    assert [cells[-1] for cells in softmax] == ["differs", "open", "differs"]
+    assert softmax[-1][1].startswith("-0.200 [")
+    assert found["softmax, renormalised", "0.1", "R3", "none, as repair"][1].startswith("+0.060 [")
+    between = {tuple(cells[:4]): cells[4:] for cells in repairs.between_gates(rows)}
+    assert between["0.1", "0", "none", "none at dose 0"][1].startswith("+0.100 [")
+    (row,) = [cells for cells in repairs.overview(rows) if cells[:2] == ["softmax, renormalised", "0.1"]]
+    assert row[5].startswith("**-0.200 [")
+    assert row[9].startswith("+0.050 [")
     first = [row for row in rows if row["seed"] < 5]
-    assert {cells[8] for cells in tables.repair_table(first)} == {"", "estimate"}
+    assert {cells[-1] for cells in repairs.compared_table(first)} == {"estimate"}
+
+
+def test_a_dose_is_compared_at_its_lag_and_a_lag_without_a_dose():
+    ends = {(0.0, 0): 0.8, (0.0, 8): 0.7, (0.1, 0): 0.75, (0.1, 8): 0.5, ("bfloat16", 0): 0.79}
+    cell = measure.DOSED[0]
+    rows = [repair_row(cell, 3, *place, "none", end) for place, end in ends.items()]
+    assert [named[1:] for named in (repairs.named(*place) for place in repairs.places(rows))] == [
+        ["0", "0"],
+        ["0", "8"],
+        ["0.1", "0"],
+        ["0.1", "8"],
+        ["bfloat16", "0"],
+    ]
+    costs = {place: repairs.gains(rows, cell, *place, "none") for place in ends}
+    wanted = {(0.0, 0): 0, (0.0, 8): -0.1, (0.1, 0): -0.05, (0.1, 8): -0.2, ("bfloat16", 0): -0.01}
+    assert costs == {place: {3: pytest.approx(value)} for place, value in wanted.items()}
+
+
+def test_the_queue_names_every_run_once_and_reads_lines_without_a_lag(tmp_path):
+    queue = [tuple(where.values()) for where, _ in measure.repair_jobs(10)]
+    assert len(set(queue)) == len(queue) == 10 * 2 * (6 * 9 + 7)
+    assert {where["seed"] for where, _ in measure.repair_jobs(2)} == {0, 1}
+    path = tmp_path / "old.jsonl"
+    path.write_text('{"arm": "none"}\n{"arm": "none", "lag": 8}\n{"kl": []}\n')
+    assert measure.read(path) == [{"lag": 0, "arm": "none"}, {"lag": 8, "arm": "none"}, {"kl": []}]
 
 
 def test_the_page_has_the_tables_of_the_data():
-    drift, repair = (tables.read(tables.FOLDER / f"{part}.jsonl") for part in ("drift", "repair"))
-    for head, body in tables.every(drift, repair):
+    drift, repair = (measure.read(tables.FOLDER / f"{part}.jsonl") for part in ("drift", "repair"))
+    for head, body in [*tables.every(drift), (repairs.OVERVIEW, repairs.overview(repair))]:
         for cells in (head, *body):
             assert " ".join(f"| {' | '.join(cells)} |".split()) in PAGE
-    for sentence in tables.sentences(drift, repair):
+    for sentence in tables.sentences(drift):
         assert sentence in PAGE
-    for rows, names in ((drift, ("gate", "shared", "chosen", "seed")), (repair, ("gate", "seed", "dose", "arm"))):
+    compared = (tables.FOLDER / "repair.md").read_text()
+    assert compared == repairs.page(repair)
+    quoted = re.findall(r"[+-]\d\.\d{3} \[[^]]+\]", PAGE)
+    assert len(quoted) > 20
+    assert [one for one in quoted if one not in compared] == []
+    places = ("gate", "seed", "dose", "lag", "arm")
+    for rows, names in ((drift, ("gate", "shared", "chosen", "seed")), (repair, places)):
         assert len({tuple(row[name] for name in names) for row in rows}) == len(rows)
 
 
@@ -173,8 +211,13 @@ def test_a_small_measurement(monkeypatch, tmp_path):
     measure.start.cache_clear()
     assert row["kl"][0] < row["kl"][1]
     assert 0 < row["flips"][0] < row["flips"][1] < 1
-    found = measure.repaired(dataclasses.replace(cell, shared=False), 0.1, "R3", 0)
+    cell = dataclasses.replace(cell, shared=False)
+    found = measure.repaired(cell, 0.1, 0, "R3", 0)
+    rounded = measure.repaired(cell, measure.BFLOAT16, 0, "none", 0)
+    behind = measure.repaired(cell, measure.EXACT, 1, "none", 0)
     measure.start.cache_clear()
     assert found["routing/flips_sampler_old"] > 0.01
     assert found["kl/sampler"] < 1e-6  # replayed choice with gates that nothing moved
+    assert 1e-7 < rounded["kl/sampler"] < 0.01
+    assert behind["kl/sampler"] > 1e-6  # half of the rollouts are of an older policy
     assert re.match(r"\[0\.\d+", str(found["accuracy"]))
