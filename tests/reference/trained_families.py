@@ -32,10 +32,10 @@ from tests.reference.families import GOLDEN, write_folder
 GOLDENS = json.loads(GOLDEN.read_text())
 ONE_EACH = [name for name in GOLDENS if "-" not in name and name != "llama3"]  # one form of each family
 STEPS, SHORT = 10, 2
-_REWARD = """def small(prompt, answer, gold, row):
+REWARD = """def small(prompt, answer, gold, row):
     return sum(one in "01234" for one in answer) / max(len(answer), 1)
 """
-_FIELDS = {
+FIELDS = {
     "task.verify_truncated": True,
     "task.options.digits": 3,
     "task.options.train_size": 512,
@@ -86,9 +86,9 @@ def trained(family: str, folder: Path) -> Trained:
     for name, content in tokenizer_files(CharTokenizer("0123456789=abcdefghijk")).items():
         (checkpoint / name).write_bytes(content)
     write_folder(checkpoint, golden["config"], golden["shapes"])
-    (folder / "reward.py").write_text(_REWARD)
+    (folder / "reward.py").write_text(REWARD)
     mixture = "moe" in from_published(golden["config"]).kinds
-    fields = _FIELDS | {
+    fields = FIELDS | {
         "model.pretrained": str(checkpoint),
         "mesh.shape": (1, 2, 2, 1) if mixture else (1, 2, 1, 2),
         "rewards.functions": (f"{folder}/reward.py:small",),
