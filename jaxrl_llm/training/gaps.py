@@ -78,7 +78,7 @@ def differ(a: Routing, b: Routing) -> tuple[Float[Array, "l b t"], Bool[Array, "
     """Share of a token's experts used in `a` that the router of `b` does not choose (a SET difference), and where both
     have a record."""
     same = a.experts.astype(jnp.int32)[..., :, None] == b.choice.astype(jnp.int32)[..., None, :]
-    return 1 - jnp.mean(jnp.any(same, axis=-1), axis=-1), is_recorded(a.experts) & is_recorded(b.experts)
+    return jnp.mean(~jnp.any(same, axis=-1), axis=-1), is_recorded(a.experts) & is_recorded(b.experts)
 
 
 def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) -> dict[str, M.Metric]:
