@@ -1,4 +1,4 @@
-"""What a task with an environment does not serve."""
+"""Settings that a task with an environment does not serve."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a model reads of an episode: first messages, the ids between two answers, and demonstrations.
+"""The reading of an episode: first messages, the ids between two answers, and demonstrations.
 
 First messages are what `init` says to a row; they stand in the place of the row's prompt. An environment is asked once
 a row where prompts are read, and every episode of that row is compared with it.
