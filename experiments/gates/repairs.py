@@ -6,6 +6,7 @@ prints the table of the page, and with --write puts every comparison into result
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ PLACE = ["gate", "dose", "lag"]
 OVERVIEW = [*PLACE, "seeds", "none ends at", "cost", *REMEDIES, "detectable"]
 RUNS = [*PLACE, "arm", "seeds", "start -> end", "k3", "experts", "KL to old"]
 COMPARED = [*PLACE, "arm", "minus", *DIFFERENCE]
-BETWEEN = ["dose", "lag", "arm", "minus", *DIFFERENCE]
+BETWEEN = [*PLACE, "arm", "minus", *DIFFERENCE]
 
 
 def places(rows: Rows, cells: Sequence[Cell] = GATES) -> list[tuple[Cell, Dose, int]]:
@@ -119,6 +120,7 @@ def comparisons(rows: Rows, place: tuple[Cell, Dose, int]) -> list[tuple[str, st
         return found[1:]
     if dose and lag:
         found.append(("none", "the same without a lag", minus(found[0][-1], gains(rows, cell, dose, 0, "none"))))
+    found.append(("TIS", "GSPO", minus(gains(rows, *place, "TIS"), gains(rows, *place, "GSPO"))))
     return [*found, *((arm, "none, as repair", repaired(rows, *place, arm)) for arm in REMEDIES)]
 
 
@@ -134,15 +136,15 @@ def compared_table(rows: Rows) -> list[list[str]]:
 
 
 def between_gates(rows: Rows) -> list[list[str]]:
-    """The table with the head `BETWEEN`: every comparison with groups minus that with the softmax."""
-    softmax, groups = DOSED
+    """The table with the head `BETWEEN`: every comparison with a gate minus that with `softmax, renormalised`."""
+    base, *others = GATES
     found = []
-    for _, dose, lag in places(rows, [softmax]):
-        pairs = zip(comparisons(rows, (softmax, dose, lag)), comparisons(rows, (groups, dose, lag)), strict=True)
+    for gate, (_, dose, lag) in itertools.product(others, places(rows, [base])):
+        pairs = zip(comparisons(rows, (base, dose, lag)), comparisons(rows, (gate, dose, lag)), strict=True)
         for (arm, other, one), (*_, another) in pairs:
             cells = judged(minus(another, one))
             if cells:
-                found.append([*named(groups, dose, lag)[1:], arm, other, *cells])
+                found.append([*named(gate, dose, lag), arm, other, *cells])
     return found
 
 
@@ -157,7 +159,7 @@ def page(rows: Rows) -> str:
         "Differences of held-out accuracy with 95 % t intervals. `none, as repair` is the gain over `none` "
         "minus the gain without dose and lag; `the same without a lag` is taken from a cost.",
         markdown(COMPARED, compared_table(rows)).rstrip(),
-        f"The same with `{DOSED[1].gate}` minus `{DOSED[0].gate}`.",
+        f"The same with a gate minus the same with `{GATES[0].gate}`.",
         markdown(BETWEEN, between_gates(rows)),
     ]
     return "\n\n".join(parts)

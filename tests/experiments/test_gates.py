@@ -145,8 +145,8 @@ def test_a_remedy_is_judged_by_its_second_batch():
     assert [cells[-1] for cells in softmax] == ["differs", "open", "differs"]
     assert softmax[-1][1].startswith("-0.200 [")
     assert found["softmax, renormalised", "0.1", "R3", "none, as repair"][1].startswith("+0.060 [")
-    between = {tuple(cells[:4]): cells[4:] for cells in repairs.between_gates(rows)}
-    assert between["0.1", "0", "none", "none at dose 0"][1].startswith("+0.100 [")
+    between = {tuple(cells[:5]): cells[5:] for cells in repairs.between_gates(rows)}
+    assert between["sigmoid, bias, groups", "0.1", "0", "none", "none at dose 0"][1].startswith("+0.100 [")
     (row,) = [cells for cells in repairs.overview(rows) if cells[:2] == ["softmax, renormalised", "0.1"]]
     assert row[5].startswith("**-0.200 [")
     assert row[9].startswith("+0.050 [")
