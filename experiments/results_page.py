@@ -69,7 +69,7 @@ Trajectories of ten states each, from which every method takes one rollout, are 
 [pooled](../experiments/routing_replay/results/pooled.md): R2, GSPO, SAPO, SAT and tight clips against GRPO, by learning
 rate. [The study of routing replay](../experiments/routing_replay/README.md) says what they show.
 [The study of gates](../experiments/gates/README.md) has one rollout's drift, flips and routing's share by form of gate,
-and what a mismatch, a lag and bfloat16 cost GRPO with two of the forms.
+and what wrong experts cost GRPO with four of the forms, a lag and bfloat16 with two.
 """
 
 SPEED = """
