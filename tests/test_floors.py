@@ -20,9 +20,9 @@ ROOMS = (
     "rollout",
     "training",
     "run",
+    "plan",
     "check",
     "audit",
-    "plan",
     "report",
     "sweep",
 )

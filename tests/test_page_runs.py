@@ -52,6 +52,7 @@ NOT_RUN = {
     "python -m experiments.performance.accelerator ": "GPU",
     "python -m experiments.scale.run ": "compilers",
     "python -m jaxrl_llm plan ": "compilers",
+    "python -m jaxrl_llm.check --topology ": "compilers",
     "python -m experiments.routing_replay.scale ": "data",
     "python -m experiments.gates.tables --workdir ": "data",
     "python -m jaxrl_llm.main --config pretrained --config.model.pretrained=CHECKPOINT --workdir runs/gym ": "data",

@@ -18,7 +18,7 @@ from jaxrl_llm.check import programs
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import filled
 from jaxrl_llm.plan.chips import Chip, topology_devices
-from jaxrl_llm.plan.table import compile_run, named_axes, short
+from jaxrl_llm.plan.table import compile_for, named_axes, short, trace_run
 from jaxrl_llm.run.assembly import build
 from jaxrl_llm.run.settings import Settings
 
@@ -27,7 +27,7 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a step's work, with its cost on one device; the other fields are those of `check.programs.Part`."""
+    """A part of a step's work, with its cost on one device; the other fields are those of `plan.programs.Part`."""
 
     name: str
     cost: Cost
@@ -129,8 +129,8 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = ()) -> Compile
     """
     chip, devices = topology_devices(topology)
     run, found, start = build(settings, devices), [], time.monotonic()
-    for program, compiled in compile_run(run, devices, only):
-        found.append(_measured(program, compiled, time.monotonic() - start))
+    for program in trace_run(run, devices, only):
+        found.append(_measured(program, compile_for(program, devices), time.monotonic() - start))
         start = time.monotonic()
     meshes = [tuple(mesh.shape.values()) for mesh in (run.model.mesh, run.sampler.mesh) if mesh is not None]
     return Compiled(topology, chip, meshes[0], meshes[1], settings.model.active_parameters, tuple(found))

@@ -19,6 +19,12 @@ class Finding:
     remedy: str = ""
 
 
+def stopped(check: str, error: ValueError) -> Finding:
+    """A row that says stop, with what an error says before its last semicolon and the remedy behind it."""
+    seen, _, remedy = str(error).rpartition("; ")
+    return Finding(check, seen, STOP, remedy)
+
+
 def table(findings: Sequence[Finding]) -> str:
     """All rows in 80 columns, a remedy below what it is for, and the count of the verdicts."""
     lines = [f"{'checked':<17}{'':6}seen", "-" * 80]

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.check.programs import Program, abstract_state, programs
 from jaxrl_llm.ground import machine, sharding
 from jaxrl_llm.ground.array_typing import shapes_for_arrays
+from jaxrl_llm.plan.programs import Program, abstract_state, programs
 from jaxrl_llm.run.assembly import Run
 from jaxrl_llm.training.state import TrainState
 
@@ -92,7 +92,7 @@ def fits(run: Run, note: Callable[[str], None] = lambda text: None) -> Fits:
     note(f"compiling {', '.join(names)}: once a start, maybe minutes")
     needed = dict.fromkeys(names, 0)
     for program in found:
-        needed[program.name] = max(needed[program.name], _beside(program))
+        needed[program.name] = max(needed[program.name], beside(program, program.traced.lower().compile()))
     stays, saves = dict(said.stays), run.settings.checkpoint
     if "checkpoint" in stays and saves.every >= run.settings.steps and not saves.local_every:
         needed["checkpoint"] = stays.pop("checkpoint")  # the only one is written after the last step
@@ -145,9 +145,9 @@ def spelled(count: int) -> str:
     return f"{count} B"
 
 
-def _beside(program: Program) -> int:
+def beside(program: Program, compiled: jax.stages.Compiled) -> int:
     """Bytes of a compiled program that do not stay; outputs that reuse an argument's memory are counted once."""
-    memory: Any = program.traced.lower().compile().memory_analysis()
+    memory: Any = compiled.memory_analysis()
     code = memory.generated_code_size_in_bytes if sharding.platform(program.mesh) != "cpu" else 0  # of the process
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     stays = 0 if program.stays is None else sharding.local_bytes(program.stays)

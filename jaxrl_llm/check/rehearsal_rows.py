@@ -201,17 +201,18 @@ def time_ahead(s: Settings, r: Rehearsal) -> Finding:
         useful = 1 - r.row["reward/zero_advantage_groups"]
         draws = min(s.dynamic_sampling.max_draws, 1 / max(useful, 1e-9))
     if not rollout:  # of given data, whose evaluation is another one
-        return Finding("time ahead", f"{s.steps} steps of {update:.3g} s: about {_duration(s.steps * update)}")
+        return Finding("time ahead", f"{s.steps} steps of {update:.3g} s: about {duration(s.steps * update)}")
     evaluations = 2 + (s.steps - 1) // s.evaluation.every
     answers = s.evaluation.prompts * (s.evaluation.samples + 1)
     total = s.steps * (draws * rollout + update) + evaluations * rollout * answers / s.rows
     seen = f"{s.steps} steps of {draws * rollout + update:.3g} s (rollout {rollout:.3g}"
     seen += f" x {draws:.1f} draws" if draws > 1 else ""
-    seen += f", the rest {update:.3g}) and {evaluations} evaluations: about {_duration(total)}"
+    seen += f", the rest {update:.3g}) and {evaluations} evaluations: about {duration(total)}"
     return Finding("time ahead", seen)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

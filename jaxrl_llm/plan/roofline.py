@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.check.programs import Part
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import kv_cache
 from jaxrl_llm.plan.chips import Chip
+from jaxrl_llm.plan.programs import Part
 from jaxrl_llm.run.assembly import Run
 
 

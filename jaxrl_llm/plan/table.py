@@ -3,18 +3,19 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from jaxrl_llm.check.programs import Part, Program, programs
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.ground.array_typing import shapes_for_arrays
 from jaxrl_llm.plan import PROGRAMS
 from jaxrl_llm.plan.chips import Chip, lowering_for, topology_devices
 from jaxrl_llm.plan.jaxpr_flops import flops_of
+from jaxrl_llm.plan.programs import Part, Program, programs
 from jaxrl_llm.plan.roofline import Roofline, bytes_of, roofline
 from jaxrl_llm.run.assembly import Run, build
 from jaxrl_llm.run.settings import Settings
@@ -59,31 +60,36 @@ def plan(settings: Settings, topology: str, only: Sequence[str] = (), compiles: 
     """
     chip, devices = topology_devices(topology)
     run = build(settings, devices)
-    pairs = compile_run(run, devices, only, compiles)
-    found = tuple(_measured(run, program, compiled, chip) for program, compiled in pairs)
+    found = tuple(
+        measured(run, program, compile_for(program, devices) if compiles else None, chip)
+        for program in trace_run(run, devices, only)
+    )
     mesh, sampling = _sizes(run.model.mesh), _sizes(run.sampler.mesh)
     return Plan(topology, chip, mesh, sampling, found)
 
 
-def compile_run(
-    run: Run, devices: Sequence[Any], only: Sequence[str] = (), compiles: bool = True
-) -> Iterator[tuple[Program, Any]]:
-    """The programs of a run and what XLA makes of each for these devices, one after the other; None: not compiled."""
+def trace_run(run: Run, devices: Sequence[Any], only: Sequence[str] = ()) -> list[Program]:
+    """Trace the programs of a run, or some of them, for these devices.
+
+    Raises:
+      ValueError: a run that samples on servers.
+    """
     s = run.settings
     if s.objective.reads == "rollouts" and s.rollout.engine != "jax":
         raise ValueError(f"rollout.engine={s.rollout.engine!r} samples on servers; to plan a run, set it to jax")
     with lowering_for(devices[0]):
-        found = programs(run, only or PROGRAMS)
-    for program in found:
-        if not compiles:
-            yield program, None
-            continue
-        with lowering_for(devices[0]), shapes_for_arrays():
-            lowered = program.traced.lower()
-        yield program, lowered.compile()
+        return programs(run, only or PROGRAMS)
 
 
-def _measured(run: Run, program: Program, compiled: Any, chip: Chip) -> Compiled:
+def compile_for(program: Program, devices: Sequence[Any]) -> jax.stages.Compiled:
+    """Compile a program for these devices, which need not be there."""
+    with lowering_for(devices[0]), shapes_for_arrays():
+        lowered = program.traced.lower()
+    return lowered.compile()
+
+
+def measured(run: Run, program: Program, compiled: jax.stages.Compiled | None, chip: Chip) -> Compiled:
+    """Return the figures of a program, compiled or only traced, on each device."""
     devices = program.mesh.size
     once, turn = (flops / devices for flops in flops_of(program.traced.jaxpr.jaxpr, devices))
     parts = []

@@ -319,16 +319,24 @@ def _moved(held: Any, trained: Any, changes: Any, taken: Array) -> M.Mean:
     A change below the rounding of its entry is lost.
     """
 
-    def count(which: Array) -> Array:
-        # Exact for up to 2^32 entries a layer, where a sum of ones in float32 ends at 2^24.
-        return jnp.sum(jnp.sum(which & taken, axis=range(1, which.ndim), dtype=jnp.uint32), dtype=jnp.float32)
-
     def bits(x: Array) -> Array:  # a comparison of numbers may be compiled to one before they are rounded
         return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
 
-    asked = jax.tree.map(lambda change: change != 0, changes)
-    moved = jax.tree.map(lambda old, new, asked: asked & (bits(old) != bits(new)), held, trained, asked)
-    return M.Mean(*(sum(map(count, jax.tree.leaves(which)), jnp.zeros(())) for which in (moved, asked)))
+    def counts(old: Array, new: Array, change: Array) -> Array:
+        """[2]: the entries that are moved and those that are asked to. One pass makes both; of two, the second would
+        read changes that are kept for it. Exact for up to 2^32 entries a layer, where a sum of ones in float32 ends at
+        2^24."""
+        asked = (change != 0) & taken
+        each = tuple(x.astype(jnp.uint32) for x in (asked & (bits(old) != bits(new)), asked))
+        sums = jax.lax.reduce(each, (jnp.uint32(0),) * 2, _add_each, tuple(range(1, old.ndim)))
+        return jnp.stack([jnp.sum(x, dtype=jnp.float32) for x in sums])
+
+    found = jax.tree.leaves(jax.tree.map(counts, held, trained, changes))
+    return M.Mean(*sum(found, jnp.zeros(2)))
+
+
+def _add_each(sums: tuple[Array, ...], others: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(map(jnp.add, sums, others))
 
 
 def _of_critic(trained: Trained, others: Trained) -> Trained:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from configs.stand_ins.trained_tokenizer import write_tokenizer
 from jaxrl_llm import tasks
 from jaxrl_llm.check import __main__ as check
-from jaxrl_llm.check import data_rows, rehearsal, rehearsal_rows
+from jaxrl_llm.check import data_rows, elsewhere, rehearsal, rehearsal_rows
 from jaxrl_llm.check.doubts import examples
 from jaxrl_llm.check.findings import LOOK, OK, STOP, Finding, table
 from jaxrl_llm.check.fits import fits
 from jaxrl_llm.check.rehearsal import other_shapes, rehearse
 from jaxrl_llm.config import start_up
 from jaxrl_llm.models import scoring
+from jaxrl_llm.plan.chips import CHIPS
+from jaxrl_llm.plan.table import measured, trace_run
 from jaxrl_llm.run import assembly
 from jaxrl_llm.run.settings import validate
 from jaxrl_llm.tasks import Prompting, verifiers
@@ -298,10 +301,57 @@ def test_what_a_run_warns_of_or_refuses_is_a_row(run, rate, verdict):
     assert found.seen.startswith(f"optimizer.learning_rate={rate:g}: ")
 
 
-def test_a_machine_without_the_devices_is_told_the_plan(capsys):
+def test_chips_that_are_not_here(run, monkeypatch):
+    """With a CPU as the chip: the same rows of the data, the same bytes as a check here; traced, only what stays; the
+    seconds are those of a plan; what does not fit is said before anything is compiled."""
+    monkeypatch.setattr(elsewhere, "topology_devices", lambda topology: (CHIPS["v5e"], jax.devices()[:1]))
+    settings, said = run.settings, []
+    found = {row.check: row for row in elsewhere.rows(settings, "v5e:1x1", said.append)}
+    expected = data_rows.rows(run, data_rows.examples_of(run))
+    assert [row for name, row in found.items() if name not in ("memory", "time ahead")] == expected
+    here = fits(run)
+    programs = {name: size for name, size in here.programs.items() if name != "evaluation"}
+    there = dataclasses.replace(here, programs=programs, available=int(CHIPS["v5e"].memory), process=0)
+    assert found["memory"] == Finding("memory", f"predicted {' '.join(there.lines())}")
+    assert said == ["compiling rollout, score, update for v5e:1x1: maybe minutes"]
+
+    traced = {row.check: row for row in elsewhere.rows(settings, "v5e:1x1", said.append, compiles=False)}
+    assert traced["memory"].verdict == LOOK
+    assert traced["memory"].seen == f"at least {' '.join(dataclasses.replace(there, programs={}).lines())}"
+    assert traced["time ahead"] == found["time ahead"]
+    steps = [measured(run, program, None, CHIPS["v5e"]) for program in trace_run(run, jax.devices()[:1])]
+    seconds = sum(part.times * line.seconds for one in steps for part, line in one.parts)
+    assert f"{settings.steps} steps of at least {seconds:.3g} s (prefill " in found["time ahead"].seen
+
+    small = dataclasses.replace(CHIPS["v5e"], memory=1e4)
+    monkeypatch.setattr(elsewhere, "topology_devices", lambda topology: (small, jax.devices()[:1]))
+    row = elsewhere.rows(settings, "v5e:1x1", said.append)[-2]
+    assert (row.check, row.verdict) == ("memory", STOP)
+    assert "spread them over more devices with mesh.shape" in row.remedy
+    assert len(said) == 1
+
+
+def test_data_that_lie_elsewhere_are_one_row(run, monkeypatch):
+    def missing(run):
+        raise ValueError("GSM8K cannot be downloaded; set task.options.folder")
+
+    monkeypatch.setattr(data_rows, "examples_of", missing)
+    monkeypatch.setattr(elsewhere, "topology_devices", lambda topology: (CHIPS["v5e"], jax.devices()[:1]))
+    data, *others = elsewhere.rows(run.settings, "v5e:1x1", print, compiles=False)
+    assert data == Finding("data", "cannot be read here: GSM8K cannot be downloaded", LOOK, "set task.options.folder")
+    assert [row.check for row in others] == ["memory", "time ahead"]
+
+
+def test_a_trace_without_chips_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check.main(["--config", "grpo:smoke", "--trace"])
+    assert capsys.readouterr().err == "error: --trace is for chips that are named: --topology; see --help\n"
+
+
+def test_a_machine_without_the_devices_is_told_of_chips(capsys):
     """Full-size mixtures need eight devices or more, of which the tests have four."""
     arguments = ["--config", "mixtures:glm_4_5_air", "--config.rollout.slots=64", "--config.mesh.shape=(1,-1,8,1)"]
     assert check.main(arguments) == 2
     line = "mesh.shape=(1, -1, 8, 1) needs 8 devices, 4 are visible, and a rehearsal takes all of them; for memory and "
-    line += "time without them: python -m jaxrl_llm.plan --config mixtures:glm_4_5_air --topology h100:8 --trace "
+    line += "time without them: python -m jaxrl_llm.check --config mixtures:glm_4_5_air --topology h100:8 --trace "
     assert capsys.readouterr().err == f"error: {line}--config.rollout.slots=64 '--config.mesh.shape=(1,-1,8,1)'\n"

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from jaxrl_llm.check.fits import _NAMES, Fits, available_bytes, fits, stays_of
-from jaxrl_llm.check.programs import abstract_state, programs
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.plan.programs import abstract_state, programs
 from jaxrl_llm.rollout import pass_rate
 from jaxrl_llm.run import trainer
 from jaxrl_llm.run.assembly import build

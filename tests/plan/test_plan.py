@@ -12,7 +12,6 @@ import pytest
 
 from experiments.scale.hlo import parse
 from experiments.scale.hlo_cost import measure
-from jaxrl_llm.check.programs import Part, turns
 from jaxrl_llm.config import loading
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import Model, ModelConfig
@@ -21,8 +20,9 @@ from jaxrl_llm.models.selected_logprobs import selected_logprobs
 from jaxrl_llm.plan.__main__ import main
 from jaxrl_llm.plan.chips import CHIPS, lowering_for, topology_devices
 from jaxrl_llm.plan.jaxpr_flops import flops_of
+from jaxrl_llm.plan.programs import Part, turns
 from jaxrl_llm.plan.roofline import bytes_of, roofline
-from jaxrl_llm.plan.table import Compiled, Plan, _measured, as_rows, compile_run, table
+from jaxrl_llm.plan.table import Compiled, Plan, as_rows, compile_for, measured, table, trace_run
 from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.sampling import Sampling
 from jaxrl_llm.run.assembly import build
@@ -153,8 +153,8 @@ def test_a_plan_that_is_only_traced(tmp_path):
     """Its memory is of what stays, in an update parameters and two moments; the times are those of a compiled plan."""
     settings = validate(tiny_run.make_config(tmp_path))
     run = build(settings, jax.devices()[:1])
-    (pair,) = compile_run(run, jax.devices()[:1], ["update"], compiles=False)
-    found = _measured(run, *pair, CHIPS["v5e"])
+    (program,) = trace_run(run, jax.devices()[:1], ["update"])
+    found = measured(run, program, None, CHIPS["v5e"])
     weights = 4 * sum(x.size for x in jax.tree.leaves(run.model.shapes()))
     assert found.arguments == pytest.approx(3 * weights, rel=0.01)
     assert found.memory == found.arguments
@@ -320,8 +320,8 @@ def test_every_program_of_a_run():
     settings = validate(loading.load(loading.find("gspo:smoke"), fields))
     devices = jax.devices()[:4]
     found = {}
-    for program, compiled in compile_run(build(settings, devices), devices):
-        once, turn = measure(parse(compiled.as_text()), 4)
+    for program in trace_run(build(settings, devices), devices):
+        once, turn = measure(parse(compile_for(program, devices).as_text() or ""), 4)
         walked = flops_of(program.traced.jaxpr.jaxpr, 4)
         found[program.name] = [part.tokens for part in program.parts]
         for part in program.parts:

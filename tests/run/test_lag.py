@@ -11,8 +11,8 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.check.fits import stays_of
-from jaxrl_llm.check.programs import programs
 from jaxrl_llm.ground import sharding
+from jaxrl_llm.plan.programs import programs
 from jaxrl_llm.records.checkpointing import Checkpoints
 from jaxrl_llm.rollout.rollout import Routes
 from jaxrl_llm.rollout.verification import verify

@@ -206,11 +206,13 @@ def compiled():
     """In a process with 256 devices: the cases of standard input."""
     import jax
 
-    from jaxrl_llm.plan.table import compile_run
+    from jaxrl_llm.plan.table import compile_for, trace_run
     from jaxrl_llm.run.assembly import build
 
     for config, fields, devices in json.load(sys.stdin):
         fields.pop("mesh.dcn_shape", None)  # these devices are of one slice
         some = jax.devices()[:devices]
-        programs = compile_run(build(settings(config, fields), some), some, ("rollout", "update"))
-        print(config, devices, [program.name for program, _ in programs], flush=True)
+        programs = trace_run(build(settings(config, fields), some), some, ("rollout", "update"))
+        for program in programs:
+            compile_for(program, some)
+        print(config, devices, [program.name for program in programs], flush=True)

@@ -8,9 +8,9 @@ import pytest
 
 from configs import pretrained, stand_ins
 from jaxrl_llm.check.fits import stays_of
-from jaxrl_llm.check.programs import programs
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import save_pretrained
+from jaxrl_llm.plan.programs import programs
 from jaxrl_llm.records.recorded import FORMAT
 from jaxrl_llm.records.run_log import plain, write_json
 from jaxrl_llm.run import assembly, run_dir

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import evaluation, generate, tasks
-from jaxrl_llm.check.programs import programs
 from jaxrl_llm.ground.array_typing import shapes_for_arrays
+from jaxrl_llm.plan.programs import programs
 from jaxrl_llm.records.run_log import RunLog
 from jaxrl_llm.run import assembly, trainer
 from jaxrl_llm.run.settings import config_hash, validate
