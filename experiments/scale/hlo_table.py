@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from experiments.scale.hlo import parse
 from experiments.scale.hlo_cost import Cost, measure
 from experiments.scale.wires import LINKS, Traffic, Wires
-from jaxrl_llm.check import programs
 from jaxrl_llm.ground import sharding
 from jaxrl_llm.models import filled
+from jaxrl_llm.plan import programs
 from jaxrl_llm.plan.chips import Chip, topology_devices
 from jaxrl_llm.plan.table import compile_for, named_axes, short, trace_run
 from jaxrl_llm.run.assembly import build

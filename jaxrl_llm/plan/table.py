@@ -101,7 +101,7 @@ def measured(run: Run, program: Program, compiled: jax.stages.Compiled | None, c
         if stays is None and engine is not None:  # a rollout on a mesh of its own
             stays = engine.prepared_shapes(run.model.shapes())
         return Compiled(program.name, sharding.local_bytes(stays), None, None, None, tuple(parts))
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     return Compiled(
         name=program.name,
         arguments=memory.argument_size_in_bytes,
