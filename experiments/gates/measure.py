@@ -295,12 +295,18 @@ FURTHER: Sequence[Runs] = [
     (OTHERS, [EXACT], [0], ["none"]),
     (OTHERS, [1e-1], [0], [*ARMS]),
 ]
+CROSS: Sequence[Runs] = [(DOSED, [dose], [lag], [*ARMS]) for lag in (8, 2) for dose in (1e-2, BFLOAT16, 1.5e-3)]
+LAGGED: Sequence[Runs] = [
+    (OTHERS, [EXACT], [0], REMEDIES),
+    *((OTHERS, [dose], [lag], [*ARMS]) for dose, lag in ((EXACT, 8), (1e-1, 8), (EXACT, 2), (1e-1, 2))),
+]
 QUEUE: list[tuple[Runs, range]] = [
     *((runs, BATCHES[0]) for runs in (NO_DOSE, HIGH, MIDDLE)),
     *((runs, BATCHES[1]) for runs in (NO_DOSE, HIGH)),
     *((runs, BATCHES[0]) for runs in FURTHER),
     *((runs, BATCHES[1]) for runs in (MIDDLE, *FURTHER)),
     *((LOW, seeds) for seeds in BATCHES),
+    *((runs, seeds) for part in (CROSS[:3], CROSS[3:], LAGGED) for seeds in BATCHES for runs in part),
 ]
 
 
