@@ -168,6 +168,10 @@ def test_families_are_told_apart(family):
     assert json.dumps(to_published(config))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6, "rope_theta": 100.0}
+BY_KIND = {"full_attention": {"rope_theta": 100.0}, "sliding_attention": {"rope_theta": 20.0}}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
@@ -197,7 +201,54 @@ def test_families_are_told_apart(family):
         ("smollm3", dict(use_sliding_window=True), "use_sliding_window=True, which this model does not compute"),
         ("minimax_m2", dict(use_qk_norm=False), "use_qk_norm=False, which this model does not compute"),
         ("minimax_m2", dict(scoring_func="softmax"), "scoring_func='softmax', which this model does not compute"),
-        ("minimax_m2", dict(quantization_config={"quant_method": "fp8"}), "quantization_config='of quantised weights'"),
+        ("minimax_m2", dict(quantization_config={"quant_method": "fp8"}), "quantization_config='fp8', which this"),
+        (
+            "minimax_m2",
+            dict(attn_type_list=[1, 0]),
+            r"linear attention \(0 in attn_type_list\), which is not",
+        ),
+        ("qwen3", dict(is_causal=False), "is_causal=False, which this model does not compute"),
+        ("qwen3", dict(rope_scaling=YARN), "has rope_type='yarn' in one place and None in another; leave one of them"),
+        (
+            "qwen3",
+            dict(rope_parameters=YARN | {"factor": 2.0}, rope_scaling=YARN),
+            "has factor=4.0 in one .* 2.0",
+        ),
+        ("qwen3", dict(rope_parameters=YARN | {"type": "linear"}), "rope_type='yarn' and type='linear' differ"),
+        ("qwen3", dict(rope_parameters=YARN, original_max_position_embeddings=3), "has original_max_position_embeddi"),
+        ("qwen3", dict(rope_parameters=BY_KIND), "rope_parameters of qwen3 must be those of one RoPE for all layers"),
+        ("gemma3_text", dict(rope_parameters=YARN), "rope_parameters of gemma3_text must be by kind of layer"),
+        (
+            "gemma3_text",
+            dict(rope_parameters=BY_KIND | {"sliding_attention": {}}),
+            "config.json has no rope_theta; add",
+        ),
+        ("gemma3_text", dict(query_pre_attn_scalar=None), "config.json has no query_pre_attn_scalar; add it"),
+        ("gemma3_text", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar=0 must be a whole number from 1"),
+        ("gpt_oss", dict(rope_parameters={"rope_theta": 100.0}), "config.json has no rope_type or type; add it"),
+        ("gpt_oss", dict(swiglu_limit=None), "config.json has no swiglu_limit; add it"),
+        (
+            "mistral",
+            dict(layer_types=["full_attention"] * 3, sliding_window=4),
+            "layer_types=.*, which this model",
+        ),
+        ("glm4_moe", dict(first_k_dense_replace=None), "config.json has no first_k_dense_replace; add it"),
+        ("glm4_moe", dict(n_shared_experts=None), "config.json has no n_shared_experts; add it"),
+        ("glm4_moe", dict(scoring_func="softmax"), "scoring_func='softmax', which this model does not compute"),
+        ("glm4_moe", dict(use_qk_norm="yes"), "use_qk_norm='yes' must be true or false"),
+        (
+            "glm4_moe_lite",
+            dict(mlp_layer_types=["dense", "none", "sparse"]),
+            r"mlp_layer_types has \['none'\], which",
+        ),
+        ("deepseek_v2", dict(norm_topk_prob=True), "norm_topk_prob=True, which this model does not compute"),
+        ("deepseek_v2", dict(rope_interleave=False), "rope_interleave=False, which this model does not compute"),
+        ("deepseek_v2", dict(topk_method="group_limited_greedy", n_group=None), "config.json has no n_group; add it"),
+        ("ernie4_5_moe", dict(moe_num_shared_experts=None), "config.json has no moe_num_shared_experts; add it"),
+        ("ernie4_5_moe", dict(moe_layer_end_index="2"), "moe_layer_end_index='2' must be a whole number"),
+        ("ernie4_5_moe", dict(moe_norm_min=0.9), "moe_norm_min=0.9, which this model does not compute"),
+        ("smollm3", dict(no_rope_layers=[1]), r"no_rope_layers=\[1\] must have a 0 or 1 for each of"),
+        ("smollm3", dict(no_rope_layers=["a"] * 4), "no_rope_layers=.* must have a 0 or 1 for each of"),
     ],
 )
 def test_variants_that_are_not_computed_are_refused_by_name(family, changes, message):
@@ -255,7 +306,6 @@ def test_what_no_family_computes_is_refused():
     for changes in (
         dict(qk_norm="full"),
         dict(qk_norm="head", attention_bias=True),
-        dict(qk_norm="none", attention_bias=True, head_dim=16),
         dict(qk_norm="full", num_experts=4, mlp_only_layers=(0,)),
         dict(qk_norm="none", num_experts=4, norm_topk_prob=False),
         dict(qk_norm="none", scoring_func="sigmoid", num_experts=4),

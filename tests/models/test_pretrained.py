@@ -306,11 +306,11 @@ def test_tensors_that_do_not_fit(saved, change, message):
         (dict(use_sliding_window=True), r"use_sliding_window=True"),
         (dict(layer_types=["full_attention", "sliding_attention"]), r"use_sliding_window=True"),
         (
-            dict(rope_scaling={"type": "yarn", "factor": 4}),
+            dict(rope_scaling={"type": "yarn", "factor": 4}, rope_parameters=None),
             r"has no original_max_position_embeddings; add it",
         ),
         (
-            dict(rope_scaling={"type": "dynamic", "factor": 4}),
+            dict(rope_scaling={"type": "dynamic", "factor": 4}, rope_parameters=None),
             r"has no max_position_embeddings; add it",
         ),
         (dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), r"rope scaling='longrope'"),

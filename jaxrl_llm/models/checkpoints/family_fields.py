@@ -9,6 +9,24 @@ from jaxrl_llm.models.architecture import ModelConfig
 from jaxrl_llm.models.attention.layer_kinds import FULL, LINEAR
 
 _ERNIE_LAYERS = {"interval": 1, "start_index": 1, "end_index": -1}
+_DENSE_OR_NOT = {"dense", "sparse"}
+
+
+def required(published: Mapping[str, Any], *spellings: str) -> Any:
+    """Return the value of the first of these fields that is there.
+
+    Raises:
+      ValueError: none is.
+    """
+    for name in spellings:
+        if published.get(name) is not None:
+            return published[name]
+    raise ValueError(f"config.json has no {' or '.join(spellings)}; add it: a default would be a guess")
+
+
+def _shared_width(published: Mapping[str, Any], count: str) -> dict[str, int]:
+    width = required(published, "moe_intermediate_size")
+    return {"shared_expert_intermediate_size": required(published, count) * width}
 
 
 def qwen_layers(published: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,8 +89,8 @@ def _rows(name: str, **sizes: int) -> dict[tuple[str, ...], str]:
 
 def glm_layers(published: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "mlp_only_layers": tuple(range(published.get("first_k_dense_replace", 1))),
-        "shared_expert_intermediate_size": published.get("n_shared_experts", 1) * published["moe_intermediate_size"],
+        "mlp_only_layers": tuple(range(required(published, "first_k_dense_replace"))),
+        **_shared_width(published, "n_shared_experts"),
         "qk_norm": "head" if published.get("use_qk_norm") else "none",
     }
 
@@ -87,13 +105,14 @@ def written_glm_layers(config: ModelConfig) -> dict[str, Any]:
 
 
 def ernie_layers(published: Mapping[str, Any]) -> dict[str, Any]:
-    step, start, end = (published.get(f"moe_layer_{name}", default) for name, default in _ERNIE_LAYERS.items())
+    given = {name: published.get(f"moe_layer_{name}") for name in _ERNIE_LAYERS}
+    step, start, end = (default if given[name] is None else given[name] for name, default in _ERNIE_LAYERS.items())
     layers = published["num_hidden_layers"]
     end = layers - 1 if end == -1 else end
     return {
         "decoder_sparse_step": step,
         "mlp_only_layers": tuple(i for i in range(step - 1, layers, step) if not start <= i <= end),
-        "shared_expert_intermediate_size": published["moe_num_shared_experts"] * published["moe_intermediate_size"],
+        **_shared_width(published, "moe_num_shared_experts"),
     }
 
 
@@ -109,11 +128,12 @@ def written_ernie_layers(config: ModelConfig) -> dict[str, Any]:
 
 def latent_layers(published: Mapping[str, Any]) -> dict[str, Any]:
     """DeepSeek's: the first layers dense, or those that `mlp_layer_types` says."""
-    types = published.get("mlp_layer_types") or ["dense"] * published.get("first_k_dense_replace", 1)
+    types = published.get("mlp_layer_types") or ["dense"] * required(published, "first_k_dense_replace")
+    if not {*types} <= _DENSE_OR_NOT:
+        raise ValueError(f"config.json: mlp_layer_types has {sorted({*types} - _DENSE_OR_NOT)}, which no layer is")
     return {
         "mlp_only_layers": tuple(layer for layer, kind in enumerate(types) if kind == "dense"),
-        "shared_expert_intermediate_size": (published.get("n_shared_experts") or 0)
-        * published["moe_intermediate_size"],
+        **_shared_width(published, "n_shared_experts"),
         "q_lora_rank": published.get("q_lora_rank") or 0,
         "rope_interleave": published.get("rope_interleave", True),
     }
@@ -137,7 +157,7 @@ def v2_layers(published: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json asks for topk_method={method!r}, which this model does not compute")
     groups = ("n_group", "topk_group") if method != "greedy" else ()
     score = {"group_score": "max"} if groups else {}
-    return {**latent_layers(published), **score, **{name: published.get(name) or 1 for name in groups}}
+    return {**latent_layers(published), **score, **{name: required(published, name) for name in groups}}
 
 
 def written_v2_layers(config: ModelConfig) -> dict[str, Any]:
@@ -151,7 +171,7 @@ def _groups_of(config: ModelConfig) -> dict[str, Any]:
 
 def gemma_scales(published: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "attention_multiplier": published.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_multiplier": required(published, "query_pre_attn_scalar") ** -0.5,
         "embedding_multiplier": published["hidden_size"] ** 0.5,
     }
 
@@ -164,6 +184,18 @@ def written_gemma_scales(config: ModelConfig) -> dict[str, Any]:
 
 
 def smollm_layers(published: Mapping[str, Any]) -> dict[str, Any]:
-    layers, every = published["num_hidden_layers"], published.get("no_rope_layer_interval", 4)
-    rotated = published.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
+    layers, every = published["num_hidden_layers"], published.get("no_rope_layer_interval") or 4
+    rotated = published.get("no_rope_layers") or [int((layer + 1) % every > 0) for layer in range(layers)]
+    if len(rotated) != layers or not {*map(str, rotated)} <= {"0", "1"}:
+        raise ValueError(f"config.json: no_rope_layers={rotated} must have a 0 or 1 for each of {layers} layers")
     return {"no_rope_layers": tuple(layer for layer in range(layers) if not rotated[layer])}
+
+
+def minimax_rotary(published: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotated share of a head as a number of its dimensions, where no share is given; no layer is linear."""
+    if 0 in (published.get("attn_type_list") or ()):
+        raise ValueError("config.json asks for linear attention (0 in attn_type_list), which is not computed")
+    shares = (published, *(published.get(name) or {} for name in ("rope_parameters", "rope_scaling")))
+    if published.get("rotary_dim") is None or any(one.get("partial_rotary_factor") is not None for one in shares):
+        return {}
+    return {"partial_rotary_factor": published["rotary_dim"] / required(published, "head_dim")}

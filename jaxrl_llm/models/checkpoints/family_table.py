@@ -14,7 +14,9 @@ from jaxrl_llm.models.checkpoints.family_fields import (
     glm_layers,
     grouped_delta_tensors,
     latent_layers,
+    minimax_rotary,
     qwen_layers,
+    required,
     smollm_layers,
     v2_layers,
     written_delta_layers,
@@ -40,12 +42,14 @@ class Family:
     read, write: what takes more than a name. `read` gives fields of ModelConfig from a config.json, `write` fields of
       config.json from a ModelConfig.
     computed: fields of config.json with the one value that is computed, which is written too.
-    head_dim: in config.json, or hidden_size / num_attention_heads; optional: if config.json has none; implied: always;
-      parts: the sum of qk_nope_head_dim and qk_rope_head_dim.
+    head_dim: in config.json; optional: hidden_size / num_attention_heads if it has none; parts: the sum of
+      qk_nope_head_dim and qk_rope_head_dim.
     window: default of `sliding_window`, where that counts without `use_sliding_window`.
     full_every: None refuses windows; else without `layer_types` every n-th layer has none, 0: all have one.
-    sliding_theta: default of the theta of sliding layers, which have RoPE without scaling; 0: that of others. None:
-      they have that of others unless config.json says so.
+    sliding_theta: default of the theta of sliding layers, which have RoPE without scaling. None: all layers have one
+      RoPE.
+    local: config.json may have rope_local_base_freq and sliding_window_pattern.
+    scaled: without a word on its scaling RoPE is scaled by default in transformers, so the word must be there.
     rotary: default of `partial_rotary_factor`, where other values than 1 are computed.
     tied: default of `tie_word_embeddings`.
     quantised: the one `quant_method` whose weights are read.
@@ -59,15 +63,22 @@ class Family:
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda published: {}
     write: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     computed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    head_dim: Literal["required", "optional", "implied", "parts"] = "optional"
+    head_dim: Literal["required", "optional", "parts"] = "optional"
     window: int | Literal["by flag"] | None = "by flag"
     full_every: int | None = None
     sliding_theta: float | None = None
+    local: bool = False
+    scaled: bool = False
     rotary: float | None = None
     tied: bool = False
     quantised: str | None = None
     tensors: Tensors | Callable[[ModelConfig], Tensors] = dataclasses.field(default_factory=dict)
     expert_tensors: Tensors = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_kind(self) -> bool:
+        """Layers that slide have a RoPE of their own."""
+        return self.sliding_theta is not None
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -128,6 +139,7 @@ _LATENT_TENSORS = {
     ("attention", "kv_a"): "self_attn.kv_a_proj_with_mqa.weight",
     **{("attention", f"{part}_norm", "scale"): f"self_attn.{part}_layernorm.weight" for part in ("q_a", "kv_a")},
 }
+_NO_AUX = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _SIGMOID_GATE = {"scoring_func": "sigmoid", "selection_bias": True}
 _BIASED_GATE = {**_shared("shared_experts"), ("mlp", "router_bias"): "mlp.gate.e_score_correction_bias"}
 
@@ -143,12 +155,11 @@ FAMILIES: Mapping[str, Family] = {
         head_dim="required",
     ),
     "llama": Family("LlamaForCausalLM", _PLAIN),
-    "qwen2": Family("Qwen2ForCausalLM", _BIASED, head_dim="implied"),
+    "qwen2": Family("Qwen2ForCausalLM", _BIASED),
     "olmoe": Family(
         "OlmoeForCausalLM",
         {**_PLAIN, "qk_norm": "full"},
         {**_WIDTH_IS_EXPERTS, "num_experts": "num_experts", "norm_topk_prob": "norm_topk_prob"},
-        head_dim="implied",
     ),
     "mixtral": Family("MixtralForCausalLM", _PLAIN, _WIDTH_IS_EXPERTS, window=None, expert_tensors=_mixtral_tensors()),
     # Without a window it computes what llama does.
@@ -208,6 +219,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         glm_layers,
         written_glm_layers,
+        computed=_NO_AUX,
         rotary=0.5,
         expert_tensors=_BIASED_GATE,
     ),
@@ -217,7 +229,7 @@ FAMILIES: Mapping[str, Family] = {
         _LATENT_FIELDS,
         v2_layers,
         written_v2_layers,
-        computed={"scoring_func": "softmax", "moe_layer_freq": 1},
+        computed={"scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False, "rope_interleave": True},
         head_dim="parts",
         tensors=_LATENT_TENSORS,
         expert_tensors=_shared("shared_experts"),
@@ -228,7 +240,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_LATENT_FIELDS, **_same("n_group", "topk_group", "norm_topk_prob")},
         latent_layers,
         written_latent_layers,
-        computed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+        computed={**_NO_AUX, "moe_layer_freq": 1},
         head_dim="parts",
         tensors=_LATENT_TENSORS,
         expert_tensors=_BIASED_GATE,
@@ -242,6 +254,7 @@ FAMILIES: Mapping[str, Family] = {
             **written_latent_layers(config),
             "mlp_layer_types": ["sparse" if kind == "moe" else "dense" for kind in config.kinds],
         },
+        computed=_NO_AUX,
         head_dim="parts",
         tensors=_LATENT_TENSORS,
         expert_tensors=_BIASED_GATE,
@@ -250,7 +263,8 @@ FAMILIES: Mapping[str, Family] = {
         "MiniMaxM2ForCausalLM",
         {**_PLAIN, "qk_norm": "full", **_SIGMOID_GATE},
         _WIDTH_IS_EXPERTS,
-        write=lambda config: {"rotary_dim": config.rotary_dim},
+        minimax_rotary,
+        lambda config: {"rotary_dim": config.rotary_dim},
         computed={
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
@@ -270,8 +284,7 @@ FAMILIES: Mapping[str, Family] = {
         {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", **_same("moe_intermediate_size")},
         ernie_layers,
         written_ernie_layers,
-        computed={"use_bias": False},
-        head_dim="implied",
+        computed={"use_bias": False, "moe_norm_min": 1e-12},
         tied=True,
         expert_tensors={
             **_shared("shared_experts"),
@@ -286,7 +299,6 @@ FAMILIES: Mapping[str, Family] = {
             "no_rope_layers": [int(layer not in config.no_rope_layers) for layer in range(config.num_hidden_layers)]
         },
         computed={"use_sliding_window": False},
-        head_dim="implied",
         tied=True,
     ),
     "gemma3_text": Family(
@@ -308,6 +320,7 @@ FAMILIES: Mapping[str, Family] = {
         window=4096,
         full_every=6,
         sliding_theta=10_000.0,
+        local=True,
         tied=True,
         tensors=_norms(
             mlp_norm="pre_feedforward",
@@ -320,7 +333,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_PLAIN, "qk_norm": "full", "norm_placement": "post"},
         window=4096,
         full_every=4,
-        sliding_theta=0.0,
+        sliding_theta=500_000.0,
         tensors=_norms(attention_post_norm="post_attention", mlp_post_norm="post_feedforward"),
     ),
     "glm4": Family(
@@ -341,11 +354,12 @@ FAMILIES: Mapping[str, Family] = {
             **dict.fromkeys(("attention_output_bias", "attention_sinks", "expert_bias"), True),
         },
         _WIDTH_IS_EXPERTS,
-        lambda published: {"swiglu_limit": float(published.get("swiglu_limit", 7.0))},
+        lambda published: {"swiglu_limit": float(required(published, "swiglu_limit"))},
         lambda config: {"swiglu_limit": config.swiglu_limit},
         computed={"attention_bias": True, "swiglu_alpha": 1.702},
         window=128,
         full_every=2,
+        scaled=True,
         quantised="mxfp4",
         expert_tensors={
             ("mlp", "router"): "mlp.router.weight",

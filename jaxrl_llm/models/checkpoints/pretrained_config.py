@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.models.architecture import OF_THE_RUN, ModelConfig
+from jaxrl_llm.models.attention.layer_kinds import SLIDING
 from jaxrl_llm.models.attention.rope_scaling import FIELDS as SCALING
+from jaxrl_llm.models.checkpoints.family_fields import required
 from jaxrl_llm.models.checkpoints.family_table import FAMILIES, Family
 from jaxrl_llm.models.checkpoints.rope_fields import (
+    kind_of,
     read_rope,
     read_windows,
     ropes_of,
     rotary_of,
-    types_of,
     written_rope,
     written_windows,
 )
@@ -108,6 +110,7 @@ _SIZES = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
     "full_attention_interval",
+    "query_pre_attn_scalar",
 )
 _COUNTS = (  # 0 is one
     "num_local_experts",
@@ -117,6 +120,7 @@ _COUNTS = (  # 0 is one
     "moe_num_shared_experts",
     "sliding_window",
     "moe_layer_start_index",
+    "moe_layer_end_index",
     "first_k_dense_replace",
     "shared_expert_intermediate_size",
 )
@@ -133,12 +137,12 @@ _NUMBERS = (
     "attention_multiplier",
     "logits_scaling",
     "swiglu_limit",
-    "query_pre_attn_scalar",
 )
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), (dict, "an object")),
     **dict.fromkeys(("mlp_only_layers", "layer_types", "mlp_layer_types", "no_rope_layers"), (list, "a list")),
     **dict.fromkeys(("dtype", "torch_dtype", "hidden_act"), (str, "a word")),
+    **dict.fromkeys(("tie_word_embeddings", "use_qk_norm", "rope_interleave", "qkv_bias"), (bool, "true or false")),
 }
 _MOST = 2**31 - 1  # of a size
 _MOST_LAYERS = 10_000
@@ -151,7 +155,7 @@ def _check_kinds(published: Mapping[str, Any]) -> None:
     wrong = []
     for name, words in wanted.items():
         value, most = published.get(name), _MOST_LAYERS if name == "num_hidden_layers" else _MOST
-        least = 0 if name in _COUNTS else 1
+        least = -1 if name == "moe_layer_end_index" else 0 if name in _COUNTS else 1  # -1: the last
         if value is not None and not (type(value) is int and least <= value <= most):
             wrong.append((name, value, words))
     ropes = [published[name] for name in ("rope_scaling", "rope_parameters") if isinstance(published.get(name), dict)]
@@ -159,7 +163,7 @@ def _check_kinds(published: Mapping[str, Any]) -> None:
     for fields in (published, *ropes):
         for name, (kind, words) in _KINDS.items():
             value = fields.get(name)
-            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool) > (kind is bool)):
                 wrong.append((name, value, words))
         numbers = (*(name for names in SCALING.values() for name in names if name != "truncate"), *_NUMBERS)
         wrong += [(name, fields[name], "a number") for name in numbers if not _is_number(fields.get(name))]
@@ -181,13 +185,13 @@ def _config_of(published: Mapping[str, Any], dtype: str | None) -> ModelConfig:
         raise ValueError(f"config.json: model_type={kind!r} is not one of {', '.join(FAMILIES)}; no other loads")
     family = FAMILIES[kind]
     _refuse_what_is_not_computed(family, published)
-    fields = {name: _required(published, name) for name in _SAME_NAME if name not in family.named}
+    fields = {name: required(published, name) for name in _SAME_NAME if name not in family.named}
     fields["head_dim"] = _head_dim(family, published)
-    fields |= read_rope(family, published, fields["head_dim"], _required) | read_windows(family, published)
+    fields |= read_rope(family, published, fields["head_dim"]) | read_windows(family, published)
     fields["tie_word_embeddings"] = bool(published.get("tie_word_embeddings", family.tied))
     fields |= family.always
     for ours, theirs in family.named.items():
-        fields[ours] = _required(published, *dict.fromkeys((*_SPELLINGS.get(ours, ()), theirs)))
+        fields[ours] = required(published, *dict.fromkeys((*_SPELLINGS.get(ours, ()), theirs)))
     fields |= family.read(published)
     stored = dtype or published.get("dtype") or published.get("torch_dtype")
     if stored in (None, "float16"):  # float32 holds both halves exactly
@@ -228,18 +232,10 @@ def _written(config: ModelConfig, kind: str) -> dict[str, Any]:
 
 def _head_dim(family: Family, published: Mapping[str, Any]) -> int:
     if family.head_dim == "required":  # not implied by the other sizes
-        return _required(published, "head_dim")
+        return required(published, "head_dim")
     if family.head_dim == "parts":
-        return _required(published, "qk_nope_head_dim") + _required(published, "qk_rope_head_dim")
-    implied = published["hidden_size"] // published["num_attention_heads"]
-    return implied if family.head_dim == "implied" else published.get("head_dim") or implied
-
-
-def _required(published: Mapping[str, Any], *spellings: str) -> Any:
-    for name in spellings:
-        if published.get(name) is not None:
-            return published[name]
-    raise ValueError(f"config.json has no {' or '.join(spellings)}; add it: a default would be a guess")
+        return required(published, "qk_nope_head_dim") + required(published, "qk_rope_head_dim")
+    return published.get("head_dim") or published["hidden_size"] // published["num_attention_heads"]
 
 
 def _refuse_what_is_not_computed(family: Family, published: Mapping[str, Any]) -> None:
@@ -248,14 +244,15 @@ def _refuse_what_is_not_computed(family: Family, published: Mapping[str, Any]) -
 
     sliding = published.get("use_sliding_window") or "sliding_attention" in (published.get("layer_types") or ())
     window = None if family.window == "by flag" else published.get("sliding_window", family.window)
+    layers = set(published.get("layer_types") or ()) if family.full_every == 0 else set()
     if family.full_every is not None:
         sliding = window = None
     quantised = published.get("quantization_config")
     if family.quantised and quantised and quantised.get("quant_method") == family.quantised:
         quantised = None
-    rope, of_sliding = ropes_of(published)
-    types = types_of(rope) - set(SCALING) | types_of(of_sliding or {})
-    rotary = 1 if family.rotary is not None else rotary_of(1.0, published, rope, 1)
+    rope, of_sliding = ropes_of(family, published)
+    types = {kind_of(rope)} - {None, *SCALING} | {kind_of(of_sliding or {})} - {None}
+    rotary = 1 if family.rotary is not None else rotary_of(1.0, published, rope)
     act = family.computed.get("hidden_act", "silu")
     refused = {
         **{
@@ -266,10 +263,12 @@ def _refuse_what_is_not_computed(family: Family, published: Mapping[str, Any]) -
         "clip_qkv": (published.get("clip_qkv") is not None, published.get("clip_qkv")),
         "use_sliding_window": (sliding, sliding),
         "sliding_window": (window, window),
-        "rope scaling": (types, ", ".join(sorted(types))),
+        "layer_types": (layers - {SLIDING}, published.get("layer_types")),
+        "rope scaling": (types, ", ".join(sorted(map(str, types)))),
         "rope partial_rotary_factor": (rotary != 1, rotary),
         "hidden_act": (published.get("hidden_act", act) != act, published.get("hidden_act")),
-        "quantization_config": (quantised, "of quantised weights"),
+        "quantization_config": (quantised, quantised and quantised.get("quant_method", quantised)),
+        "is_causal": (published.get("is_causal") is False, False),
     }
     for name, value in family.computed.items():
         given = published.get(name, value)
