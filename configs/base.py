@@ -244,6 +244,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.updates.length_buckets = 1  # number of lengths to which padded rows are cut; each compiles once
     config.updates.shuffle = "answers"  # answers | groups: what stays whole when minibatches are drawn
     config.updates.aux_coef = 0.0  # weight of the load-balance loss; 0: off
+    config.updates.router_bias_rate = 0.0  # step of a gate's bias towards an even load (supervised); 0: frozen
     config.updates.stop_at_kl = 0.0  # kl/old of an update beyond which a rollout's others are left out; 0: off
 
     config.optimizer = ConfigDict()  # AdamW

@@ -39,7 +39,8 @@ from jaxrl_llm.run.settings import validate
 from jaxrl_llm.run.trainer import take_step
 from jaxrl_llm.training.answers import Answers
 from jaxrl_llm.training.experience import diagnose
-from jaxrl_llm.training.gaps import expert_load
+from jaxrl_llm.training.expert_load import load as spread
+from jaxrl_llm.training.expert_load import tokens_sent
 from jaxrl_llm.training.layout import UpdateConfig
 from jaxrl_llm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.training.rollouts import Rollouts
@@ -108,7 +109,7 @@ def start(cell: Cell, seed: int) -> tuple[Any, int, float]:
         rollout = source.judged(source.sample(prompts, step, state)).rollout
         routing: Any = rollout.routes.sampled
         rewards: Any = rollout.rewards
-        load = float(np.mean(M.finalize(expert_load(routing, EXPERTS))["routing/load_max_by_layer"]))
+        load = float(np.mean(M.finalize(spread(tokens_sent(routing.experts, EXPERTS)))["routing/load_max_by_layer"]))
         if float(jnp.mean(rewards)) >= TARGET:
             break
         if "bias" in cell.gate:

@@ -241,17 +241,23 @@ def _of_best(s: Settings) -> Iterator[str]:
 
 
 def _of_routing(s: Settings) -> Iterator[str]:
-    model, jax_only = s.model, s.rollout.engine == "vllm"
+    model, jax_only, rate = s.model, s.rollout.engine == "vllm", s.updates.router_bias_rate
     if s.rollout.router != EXACT and (jax_only or not model.num_moe_layers):
         yield "rollout.router_dtype, _noise, _bias and _gates are of an MoE model and the jax engine; leave them out"
     if jax_only and s.replay.mode == "R3" and s.replay.what == "logits":
         yield "replay.what=logits: servers return experts and no logits; set replay.what=experts, or rollout.engine=jax"
     if not model.num_moe_layers:
         routed = {"replay.mode": (s.replay.mode, "off"), "updates.aux_coef": (s.updates.aux_coef, 0.0)}
+        routed |= {"updates.router_bias_rate": (rate, 0.0)}
         yield from unserved(routed, "a model with model.num_experts=0 routes nothing")
         if "router_logprobs" in s.objective.needs:
             yield f"objective.name={s.objective_name!r} weighs router shift and needs model.num_experts > 0"
         return
+    if rate and not (model.selection_bias and s.objective.reads == "answers" and not s.lora.rank):
+        yield (
+            f"updates.router_bias_rate={rate:g} moves the bias of a gate (model.selection_bias=True) in supervised "
+            "training of all parameters (objective.name=sft, lora.rank=0), and here it is frozen; set it to 0"
+        )
     constant_gates = model.num_experts_per_tok == 1 and model.norm_topk_prob
     if constant_gates and s.optimizer.router_factor and not s.updates.aux_coef:
         yield (

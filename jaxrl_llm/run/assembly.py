@@ -182,6 +182,7 @@ def build(s: Settings, devices: Sequence[Any] | None = None, *, trains: bool = T
         optimizer=make_optimizer(s.optimizer, s.updates.updates_per_rollout * s.steps, critic_rate, masters=False),
         temperature=s.rollout.temperature,
         aux_coef=s.updates.aux_coef,
+        router_bias_rate=s.updates.router_bias_rate,
         rows=layout,
         answer_tokens=_answer_tokens(s),
         divergence=teacher.divergence(s) if teacher and "teacher_divergence" in s.objective.needs else None,

@@ -16,10 +16,10 @@ from jaxrl_llm.models import Routing, scoring
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.objectives.advantages import KlRewards
 from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.training.expert_load import load, tokens_sent
 from jaxrl_llm.training.gaps import (
     ages,
     decompose,
-    expert_load,
     flipped_before,
     flips,
     ratio_by_flip,
@@ -187,7 +187,7 @@ def _gaps(num_experts: int, rollout: Rollout) -> dict[str, M.Metric]:
     if routes.replayed is not None:
         metrics["check/unrecorded"] = M.Maximum(count_unrecorded(routes.replayed, rollout.segment_ids))
     if routes.sampled is not None and routes.scored is not None:
-        metrics |= expert_load(routes.scored, num_experts)
+        metrics |= load(tokens_sent(routes.scored.experts, num_experts))
     return metrics
 
 

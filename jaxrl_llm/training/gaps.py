@@ -90,19 +90,6 @@ def flips(name: str, old: Routing, current: Routing, segment_ids: SegmentIds) ->
     return {name: M.Mean(jnp.sum(by_layer.total), jnp.sum(by_layer.count)), f"{name}_by_layer": by_layer}
 
 
-def expert_load(routing: Routing, num_experts: int) -> dict[str, M.Metric]:
-    """How evenly tokens spread: E max_e f_e and the share of experts in use, by layer (1 and 1 when even)."""
-    layers = routing.experts.reshape(routing.experts.shape[0], -1).astype(jnp.int32)  # "no record" falls outside
-
-    def of_layer(experts: Array) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        count = jnp.zeros(num_experts, jnp.float32).at[experts].add(1.0, mode="drop")
-        return num_experts * jnp.max(count) / jnp.maximum(jnp.sum(count), 1), jnp.mean(count > 0)
-
-    largest, in_use = jax.vmap(of_layer)(layers)
-    one = jnp.ones_like(largest)
-    return {"routing/load_max_by_layer": M.Mean(largest, one), "routing/experts_used_by_layer": M.Mean(in_use, one)}
-
-
 def decompose(current: PerToken, held: PerToken, swapped: PerToken, old: PerToken, mask: Mask) -> dict[str, M.Metric]:
     """Shares of Var(log r) over unmasked tokens, tails, and the drift of the whole rollout.
 

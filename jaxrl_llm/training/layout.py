@@ -41,6 +41,9 @@ class UpdateConfig(Block, prefix="updates."):
     length_buckets: int = declared(1, "number of lengths to which padded rows are cut; each compiles once", least=1)
     shuffle: str = declared("answers", "what stays whole when minibatches are drawn", among=("answers", "groups"))
     aux_coef: float = declared(0.0, "weight of the load-balance loss; 0: off", least=0)
+    router_bias_rate: float = declared(
+        0.0, "step of a gate's bias towards an even load (supervised); 0: frozen", least=0
+    )
     stop_at_kl: float = declared(
         0.0, "kl/old of an update beyond which a rollout's others are left out; 0: off", least=0
     )

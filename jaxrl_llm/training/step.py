@@ -26,11 +26,14 @@ from jaxrl_llm.models import (
 )
 from jaxrl_llm.objectives import AnyObjective
 from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.training.expert_load import evened, load, tokens_sent
 from jaxrl_llm.training.gaps import old_against_current, sampler_against_old
 from jaxrl_llm.training.layout import Layout, sequence_ids
 from jaxrl_llm.training.micro_batches import accumulate, cut, fill, padded
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import Trained, TrainState
+
+_SENT = "tokens sent to each expert"  # summed with the metrics of micro-batches, of which it is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Learner:
     optimizer: optax.GradientTransformation  # of a `Trained`
     temperature: float = 1.0  # of the rollout
     aux_coef: float = 0.0
+    router_bias_rate: float = 0.0  # of `evened`, where supervised training moves the bias of a gate's choice
     rows: Rows = "packed"  # what a row of a layout holds, as in `Model.apply`
     answer_tokens: int = 0  # in a row at most, where the log-probs of prompts are not read; 0: all of them are
     policy_frozen: bool = False
@@ -238,6 +242,9 @@ class Learner:
             logits: Any = out.routing.logits  # whatever is replayed, the experts chosen by the router are balanced
             balance = self.model.config.gate.balance(logits, out.routing.choice, micro.loss_mask, *sequences)
             totals["aux"] = self.aux_coef * balance[0]
+        if self.router_bias_rate and out.routing is not None:
+            sent = tokens_sent(out.routing.choice, self.model.config.num_experts, micro.segment_ids != 0)
+            metrics |= {_SENT: M.Mean(sent, jnp.ones_like(sent))}
         if micro.old_logprobs is None and micro.sampler_logprobs is not None:  # this forward is pi_old
             metrics |= sampler_against_old(micro, out.logprobs, out.routing)
         elif micro.old_logprobs is not None:
@@ -297,6 +304,10 @@ class Learner:
         updated: Any = self.optimizer.update(gradients, state.opt_state, held)
         changes, opt_state = updated
         trained: Any = optax.apply_updates(held, changes)
+        if _SENT in metrics:
+            sent: Any = metrics[_SENT]
+            trained = trained.replace(policy=evened(trained.policy, sent.total, self.router_bias_rate))
+            metrics = {name: x for name, x in metrics.items() if name != _SENT} | load(sent.total)
         if self.policy_frozen:
             trained = _of_critic(trained, held)
             changes = _of_critic(changes, jax.tree.map(jnp.zeros_like, changes))

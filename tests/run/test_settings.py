@@ -267,6 +267,14 @@ DISAGREE = {
         {"model.num_experts": 0, "updates.aux_coef": 0.1},
         "aux_coef=0.1: a model with",
     ),
+    "a bias that policy optimisation would move": (
+        {"model.selection_bias": True, "updates.router_bias_rate": 0.001},
+        "router_bias_rate=0.001 moves the bias of a gate .* in supervised training of all parameters",
+    ),
+    "a bias of a gate that has none": (
+        {"objective.name": "sft", "rollout.group_size": 1, "updates.router_bias_rate": 0.001},
+        r"router_bias_rate=0.001 moves the bias of a gate \(model.selection_bias=True\)",
+    ),
     "a lag with dynamic sampling": (
         {"rollout.lag": 2, "dynamic_sampling.max_draws": 3},
         "rollout.lag=2 asks for rollouts before .* set rollout.lag=0 or dynamic_sampling.max_draws=1",

@@ -10,7 +10,7 @@ from jaxrl_llm.ground import metrics as M
 from jaxrl_llm.models.routing import Routing
 from jaxrl_llm.rollout.rollout import Rollout, Routes
 from jaxrl_llm.training.experience import diagnose
-from jaxrl_llm.training.gaps import decompose, expert_load, flipped_before, flips, ratio_by_flip
+from jaxrl_llm.training.gaps import decompose, flipped_before, flips, ratio_by_flip
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.step import Learner
 from tests.reference import tiny_training as tiny
@@ -45,15 +45,6 @@ def test_tails_and_drift_are_of_the_whole_ratio():
     assert found["routing/part_above_ln2"] == pytest.approx(1 / 3)
     log_r = np.array([0.3, -0.8, 0.8])
     assert found["routing/kl_fresh"] == pytest.approx(np.mean(np.exp(log_r) - 1 - log_r), rel=1e-5)
-
-
-def test_the_load_of_experts_counts_recorded_tokens():
-    """Two tokens of two experts, and padding: in the first layer expert 0 has half of the load, twice its share of a
-    quarter, and expert 3 none; in the second all four have one each."""
-    experts = jnp.array([[[[0, 1], [2, 0], [255, 255]]], [[[0, 1], [2, 3], [255, 255]]]], jnp.uint8)
-    found = M.finalize(expert_load(Routing(experts), 4))
-    assert found["routing/load_max_by_layer"] == [2, 1]
-    assert found["routing/experts_used_by_layer"] == [0.75, 1]
 
 
 def test_flips_compare_the_choice_that_a_replay_overruled():
