@@ -105,8 +105,8 @@ def written_glm_layers(config: ModelConfig) -> dict[str, Any]:
 
 
 def ernie_layers(published: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: published.get(f"moe_layer_{name}") for name in _ERNIE_LAYERS}
-    step, start, end = (default if given[name] is None else given[name] for name, default in _ERNIE_LAYERS.items())
+    given = {name: x for name in _ERNIE_LAYERS if (x := published.get(f"moe_layer_{name}")) is not None}
+    step, start, end = {**_ERNIE_LAYERS, **given}.values()
     layers = published["num_hidden_layers"]
     end = layers - 1 if end == -1 else end
     return {
