@@ -307,6 +307,26 @@ def test_a_decode_step_of_stacks_copies_none(num_experts):
 
 
 @needs_libtpu
+@pytest.mark.slow
+def test_a_decode_step_reads_its_latents_twice():
+    """For scores and for values, and the rotated keys of one layer at a time: of DeepSeek-V2-Lite's depth and heads'
+    sizes, 64 answers a chip. With a copy of all layers' rotated keys for each layer it would be 4.2 times."""
+    _, devices = topology_devices("v5e:2x2")
+    sizes = {"vocab_size": 1024, "num_hidden_layers": 27, "hidden_size": 512, "intermediate_size": 1536}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128}
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_norm": "none", "rope_interleave": True}
+    config = ModelConfig(**sizes, **heads, **latent, dtype="bfloat16", param_dtype="bfloat16")
+    model = Model(config, sharding.make_mesh((4, 1, 1, 1), devices))
+    engine = Engine(model, Sampling(), group_size=8, max_new_tokens=1025, end_ids=(1,), dtype="bfloat16")
+    with lowering_for(devices[0]):
+        lowered = engine.trace(model.shapes(), count=32, width=128).lower()
+    _, turn = measure(parse(lowered.compile().as_text()), 4)
+    cache = 2 * 27 * (512 + 64) * (64 * 1024 + 8 * 128)  # bfloat16; a chip's answers and their prompts
+    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(model.shapes()))
+    assert weights + cache < turn.bytes < 1.2 * (weights + 2 * cache)
+
+
+@needs_libtpu
 def test_a_topology_that_libtpu_lacks():
     with pytest.raises(ValueError, match="none that libtpu knows"):
         topology_devices("v5e:3x5")

@@ -3,6 +3,7 @@ Loaded where a config has it."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -71,6 +72,8 @@ class LatentAttention(nnx.Module):
         else:
             weight = whole(self.kv_b[...]).astype(x.dtype).reshape(self.rank, -1, self.nope + self.value)
             kv, keys, latents = kv_cache.extended(cache, key, latent[:, :, None], kernels.cache)
+            if kernels.cache.stacked:  # or XLA:TPU copies the stacks of all layers, which are small, for each layer
+                keys = jax.lax.optimization_barrier([whole(stretch) for stretch in keys])
             turned = turned * (self.scale * self.rope**0.5)  # `attend_cached` multiplies by rope^-1/2
             absorbed = self.scale * jnp.einsum("bthn,chn->bthc", nope, weight[..., : self.nope])
             y = attend_cached(turned, keys, latents, seen.visible, kernels.platform, kernels.cache, of_values=absorbed)
