@@ -2,8 +2,8 @@
 
 Command:  python -m jaxrl_llm.main --config mixtures:glm_4_5_air --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint, on 32 devices; or
-          granite_1b_a400m, qwen1_5_moe_a2_7b, gpt_oss_20b, deepseek_v2_lite, moonlight or glm_4_7_flash, on 8;
-          qwen3_5_35b_a3b or qwen3_next_80b_a3b, on 64; minimax_m2, of a bfloat16 copy, on 128
+          granite_1b_a400m, qwen1_5_moe_a2_7b, gpt_oss_20b, deepseek_v2_lite, moonlight, glm_4_7_flash or
+          ernie_4_5_21b_a3b, on 8; qwen3_5_35b_a3b or qwen3_next_80b_a3b, on 64; minimax_m2, of a bfloat16 copy, on 128
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny mixture with the gate of GLM-4.5 on sums that read like GSM8K, without a download
 
@@ -196,6 +196,26 @@ _QWEN3_NEXT = _QWEN3_5 | {
     "num_experts_per_tok": 10,
     "layer_types": (*["linear_attention"] * 3, "full_attention") * 12,
 }
+_ERNIE = {
+    "vocab_size": 103_424,
+    "num_hidden_layers": 28,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1536,
+    "mlp_only_layers": (0,),
+    "selection_bias": True,
+    "shared_expert_intermediate_size": 3072,
+    "qk_norm": "none",
+    "rope_interleave": True,
+    "rope_theta": 500_000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 _ON_ONE_NODE, _ON_NODES = (1, 4, 2, 1), (1, -1, 8, 1)
 _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "granite_1b_a400m": (_GRANITE, _ON_ONE_NODE),
@@ -204,6 +224,7 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "deepseek_v2_lite": (_V2_LITE, _ON_ONE_NODE),
     "moonlight": (_MOONLIGHT, _ON_ONE_NODE),
     "glm_4_7_flash": (_GLM_FLASH, _ON_ONE_NODE),
+    "ernie_4_5_21b_a3b": (_ERNIE, _ON_ONE_NODE),
     "glm_4_5_air": (_GLM, _ON_NODES),
     "minimax_m2": (_MINIMAX, _ON_NODES),
     "qwen3_5_35b_a3b": (_QWEN3_5, _ON_NODES),

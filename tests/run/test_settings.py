@@ -25,10 +25,11 @@ NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.py")} - {"__ini
 # `pretrained` itself takes its sizes from a checkpoint: tests/models/test_model_fields.py; `smollm2_sums_grpo` names a
 # file of a package: tests/experiments/test_real_model.py.
 VARIANTS = {
+    "dense": ["smoke", "gemma_3_1b", "smollm3_3b", "olmo_3_7b", "glm_4_9b"],
     "demo": ["gspo", "grpo", "gspo_smoke", "grpo_smoke"],
     "mixtures": [
         *("smoke", "granite_1b_a400m", "qwen1_5_moe_a2_7b", "gpt_oss_20b", "deepseek_v2_lite", "moonlight"),
-        *("glm_4_7_flash", "glm_4_5_air", "minimax_m2", "qwen3_5_35b_a3b", "qwen3_next_80b_a3b"),
+        *("glm_4_7_flash", "ernie_4_5_21b_a3b", "glm_4_5_air", "minimax_m2", "qwen3_5_35b_a3b", "qwen3_next_80b_a3b"),
     ],
     "pretrained": ["smoke"],
     "smollm2_sums_grpo": ["smoke"],
