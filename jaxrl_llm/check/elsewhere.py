@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxrl_llm.check import data_rows
-from jaxrl_llm.check.findings import LOOK, Finding, stopped
+from jaxrl_llm.check.findings import LOOK, STOP, Finding, stopped
 from jaxrl_llm.check.fits import Fits, beside, stays_of
 from jaxrl_llm.check.rehearsal_rows import duration
 from jaxrl_llm.plan.chips import topology_devices
@@ -28,20 +28,15 @@ def rows(settings: Settings, topology: str, note: Callable[[str], None], compile
     found, programs = _data(run), trace_run(run, devices)
     fits = Fits(stays_of(run, programs), {}, int(chip.memory))
     made = [measured(run, program, None, chip) for program in programs]
-    try:
-        fits.check()
-        if compiles:
-            names = list(dict.fromkeys(program.name for program in programs))
-            note(f"compiling {', '.join(names)} for {topology}: maybe minutes")
-            needed = dict.fromkeys(names, 0)
-            for program in programs:
-                needed[program.name] = max(needed[program.name], beside(program, compile_for(program, devices)))
-            fits = dataclasses.replace(fits, programs=needed)
-            fits.check()
-        found.append(_memory(fits))
-    except ValueError as error:
-        found.append(stopped("memory", error))
-    return [*found, _time(settings, made)]
+    memory = _memory(fits)
+    if compiles and memory.verdict != STOP:
+        names = list(dict.fromkeys(program.name for program in programs))
+        note(f"compiling {', '.join(names)} for {topology}: maybe minutes")
+        needed = dict.fromkeys(names, 0)
+        for program in programs:
+            needed[program.name] = max(needed[program.name], beside(program, compile_for(program, devices)))
+        memory = _memory(dataclasses.replace(fits, programs=needed))
+    return [*found, memory, _time(settings, made)]
 
 
 def _data(run: Run) -> list[Finding]:
@@ -53,6 +48,11 @@ def _data(run: Run) -> list[Finding]:
 
 
 def _memory(fits: Fits) -> Finding:
+    """The bytes of a device, as far as they are known; a stop if it has less."""
+    try:
+        fits.check()
+    except ValueError as error:
+        return stopped("memory", error)
     seen = " ".join(fits.lines())
     if fits.programs:
         return Finding("memory", f"predicted {seen}")
