@@ -62,8 +62,8 @@ def test_a_fault_is_named_and_its_answer_asked_again(taught, monkeypatch, case):
     honest, warnings = scored(taught), []
     monkeypatch.setattr(logging, "warning", lambda text, *values: warnings.append(text % values))
     np.testing.assert_array_equal(scored(taught, fault), honest)
-    (warning,) = warnings
-    assert re.match(f"{taught.server.address}.*{message}.*; its answers are asked again", warning), warning
+    named = f"{taught.server.address}.*{message}.*; its answers are asked again"
+    assert any(re.match(named, one) for one in warnings), warnings  # a slow machine adds one of the deadline
 
 
 def test_a_fault_that_stays_ends_the_run_with_one_line(taught):
