@@ -2,8 +2,8 @@
 
 Command:  python -m jaxrl_llm.main --config mixtures:glm_4_5_air --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint, on 32 devices; or
-          granite_1b_a400m, qwen1_5_moe_a2_7b, gpt_oss_20b, deepseek_v2_lite, moonlight, glm_4_7_flash or
-          ernie_4_5_21b_a3b, on 8; qwen3_5_35b_a3b or qwen3_next_80b_a3b, on 64; minimax_m2, of a bfloat16 copy, on 128
+          granite_1b_a400m, qwen1_5_moe_a2_7b, gpt_oss_20b, deepseek_v2_lite, moonlight or ernie_4_5_21b_a3b, on 8;
+          glm_4_7_flash, on 16; qwen3_5_35b_a3b or qwen3_next_80b_a3b, on 64; minimax_m2, of a bfloat16 copy, on 128
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
 Expect:   :smoke trains a random tiny mixture with the gate of GLM-4.5 on sums that read like GSM8K, without a download
 
@@ -223,7 +223,7 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "gpt_oss_20b": (_GPT_OSS, _ON_ONE_NODE),
     "deepseek_v2_lite": (_V2_LITE, _ON_ONE_NODE),
     "moonlight": (_MOONLIGHT, _ON_ONE_NODE),
-    "glm_4_7_flash": (_GLM_FLASH, _ON_ONE_NODE),
+    "glm_4_7_flash": (_GLM_FLASH, _ON_NODES),
     "ernie_4_5_21b_a3b": (_ERNIE, _ON_ONE_NODE),
     "glm_4_5_air": (_GLM, _ON_NODES),
     "minimax_m2": (_MINIMAX, _ON_NODES),
