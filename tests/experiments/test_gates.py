@@ -172,7 +172,9 @@ def test_a_dose_is_compared_at_its_lag_and_a_lag_without_a_dose():
 
 def test_the_queue_names_every_run_once_and_reads_lines_without_a_lag(tmp_path):
     queue = [tuple(where.values()) for where, _ in measure.repair_jobs(10)]
-    assert len(set(queue)) == len(queue) == 10 * 2 * (6 * 9 + 7)
+    assert (
+        len(set(queue)) == len(queue) == 10 * 2 * 6 * (5 + 2) * 3
+    )  # seeds, gates, arms, doses of the first two and of the others, lags
     assert {where["seed"] for where, _ in measure.repair_jobs(2)} == {0, 1}
     path = tmp_path / "old.jsonl"
     path.write_text('{"arm": "none"}\n{"arm": "none", "lag": 8}\n{"kl": []}\n')
