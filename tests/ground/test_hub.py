@@ -164,7 +164,7 @@ def test_without_the_package_its_pip_command_is_named(monkeypatch):
             1,
             "owner/longrope: config.json asks for rope scaling='longrope', which this model does not",
         ),
-        ("owner/fp8", 1, "owner/fp8: config.json asks for quantization_config='of quantised weights', which"),
+        ("owner/fp8", 1, "owner/fp8: config.json asks for quantization_config='fp8', which"),
         (
             "owner/pickled",
             0,
