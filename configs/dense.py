@@ -4,7 +4,7 @@ Command:  python -m jaxrl_llm.main --config dense:smollm3_3b --workdir DIR
           --config.model.pretrained=PATH, the folder of the published checkpoint; or gemma_3_1b, olmo_3_7b or glm_4_9b
           (GLM-4-9B-0414), on 8 devices
 Minutes:  not measured on accelerators; :smoke under one on two CPU cores
-Expect:   :smoke trains a random tiny model with the layers of OLMo 3 on sums that read like GSM8K, without a download
+Expect:   :smoke trains a random tiny model with the layers of SmolLM3 on sums that read like GSM8K, without a download
 
 The fields of `model` are those of the published config.json, so that a run can be planned without it; a checkpoint that
 contradicts them is an error. Without a variant the model is smollm3_3b.
@@ -51,16 +51,7 @@ _SMOLLM3 = {
     "rope_theta": 5_000_000.0,
     "tie_word_embeddings": True,
 }
-_OF_OLMO_3: dict[str, Any] = {
-    "qk_norm": "full",
-    "norm_placement": "post",
-    "sliding_window": 4096,
-    "rope_theta": 500_000.0,
-    "sliding_rope_theta": 500_000.0,
-    "rope_type": "yarn",
-    "rope_scaling": (8.0, 8192.0, 32.0, 1.0, 1.2079441541679836, 1.0),
-}
-_OLMO_3 = _OF_OLMO_3 | {
+_OLMO_3 = {
     "vocab_size": 100_278,
     "num_hidden_layers": 32,
     "hidden_size": 4096,
@@ -68,7 +59,14 @@ _OLMO_3 = _OF_OLMO_3 | {
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "head_dim": 128,
+    "qk_norm": "full",
+    "norm_placement": "post",
+    "sliding_window": 4096,
     "layer_types": (*[_SLIDING] * 3, _FULL) * 8,
+    "sliding_rope_theta": 500_000.0,
+    "rope_theta": 500_000.0,
+    "rope_type": "yarn",
+    "rope_scaling": (8.0, 8192.0, 32.0, 1.0, 1.2079441541679836, 1.0),
 }
 _GLM_4 = {
     "vocab_size": 151_552,
@@ -92,14 +90,14 @@ _MODELS: dict[str, dict[str, Any]] = {
     "olmo_3_7b": _OLMO_3,
     "glm_4_9b": _GLM_4,
 }
-_TINY = _OF_OLMO_3 | {
+_TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "layer_types": (_SLIDING, _FULL),
+    "no_rope_layers": (1,),
     "param_dtype": "float32",
     "dtype": "float32",
 }
@@ -112,7 +110,7 @@ def get_config(variant: str = "") -> ConfigDict:
         )
     config = base.get_config()
     model: Any = config.model
-    sizes = _MODELS["olmo_3_7b" if variant == "smoke" else variant or "smollm3_3b"]
+    sizes = _MODELS.get(variant, _SMOLLM3)
     for name, value in ({"num_experts": 0, "rms_norm_eps": 1e-6} | sizes).items():
         model[name] = value
     config.model.dtype = "bfloat16"
