@@ -14,8 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base, pretrained
-from configs.qwen3_0_6b_gsm8k_grpo import set_gsm8k
+from configs import mixtures, pretrained
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _GEMMA_3 = {
@@ -108,22 +107,8 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(
             f"unknown variant {variant!r}; this config has 'smoke', {', '.join(map(repr, _MODELS))} or none"
         )
-    config = base.get_config()
-    model: Any = config.model
-    sizes = _MODELS.get(variant, _SMOLLM3)
-    for name, value in ({"num_experts": 0, "rms_norm_eps": 1e-6} | sizes).items():
-        model[name] = value
-    config.model.dtype = "bfloat16"
-    config.model.remat = "block"
-    config.rollout.dtype = "bfloat16"
-    set_gsm8k(config)
-    config.steps = 200
-    config.rollout.prompts = 64
-    config.rollout.group_size = 16
-    config.rollout.slots = 512
-    config.updates.minibatches = 4
-    config.updates.micro_batch_rows = 64
-    config.updates.length_buckets = 4
+    sizes = {"num_experts": 0, "rms_norm_eps": 1e-6} | _MODELS.get(variant, _SMOLLM3)
+    config = mixtures.of_sizes(sizes, micro_batch_rows=64)
     config.mesh.shape = (1, -1, 1, 1)
     if variant == "smoke":
         return pretrained.on_stand_ins(config, _TINY)

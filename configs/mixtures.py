@@ -253,6 +253,17 @@ def get_config(variant: str = "") -> ConfigDict:
             f"unknown variant {variant!r}; this config has 'smoke', {', '.join(map(repr, _MODELS))} or none"
         )
     sizes, mesh = _MODELS["glm_4_5_air" if variant == "smoke" else variant or "granite_1b_a400m"]
+    config = of_sizes(sizes, micro_batch_rows=256)
+    config.objective.name = "gspo"
+    config.replay.mode = "R3"
+    config.mesh.shape = mesh
+    if variant == "smoke":
+        return pretrained.on_stand_ins(config, _TINY)
+    return config
+
+
+def of_sizes(sizes: dict[str, Any], micro_batch_rows: int) -> ConfigDict:
+    """The task and the batch of a published model of these fields."""
     config = base.get_config()
     model: Any = config.model
     for name, value in sizes.items():
@@ -266,11 +277,6 @@ def get_config(variant: str = "") -> ConfigDict:
     config.rollout.group_size = 16
     config.rollout.slots = 512
     config.updates.minibatches = 4
-    config.updates.micro_batch_rows = 256
+    config.updates.micro_batch_rows = micro_batch_rows
     config.updates.length_buckets = 4
-    config.objective.name = "gspo"
-    config.replay.mode = "R3"
-    config.mesh.shape = mesh
-    if variant == "smoke":
-        return pretrained.on_stand_ins(config, _TINY)
     return config

@@ -169,6 +169,7 @@ def test_families_are_told_apart(family):
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6, "rope_theta": 100.0}
+OLD = {"rope_parameters": None, "rope_theta": 100.0}
 BY_KIND = {"full_attention": {"rope_theta": 100.0}, "sliding_attention": {"rope_theta": 20.0}}
 
 
@@ -223,6 +224,8 @@ BY_KIND = {"full_attention": {"rope_theta": 100.0}, "sliding_attention": {"rope_
             dict(rope_parameters=BY_KIND | {"sliding_attention": {}}),
             "config.json has no rope_theta; add",
         ),
+        ("gemma3_text", OLD | dict(rope_scaling={"type": "linear", "factor": 4.0}), "reads otherwise; give rope_type"),
+        ("olmo3", OLD | dict(rope_scaling=YARN | {"truncate": False}), "reads otherwise; give rope_type, no truncate"),
         ("gemma3_text", dict(query_pre_attn_scalar=None), "config.json has no query_pre_attn_scalar; add it"),
         ("gemma3_text", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar=0 must be a whole number from 1"),
         ("gpt_oss", dict(rope_parameters={"rope_theta": 100.0}), "config.json has no rope_type or type; add it"),

@@ -286,22 +286,28 @@ def test_the_gradient_of_a_head_of_1187_tiles_is_scattered(topology, shape):
     assert sums["reduce-scatter"][1] > 100 * sums.get("all-reduce", (0, 0))[1]
 
 
+def decode_step(count, **fields):
+    """(the work of one step, bytes of the weights) of a chip of four v5e: 8 answers of 1,024 tokens to each of `count`
+    prompts of 128, compiled in bfloat16."""
+    _, devices = topology_devices("v5e:2x2")
+    config = ModelConfig(**fields, dtype="bfloat16", param_dtype="bfloat16")
+    model = Model(config, sharding.make_mesh((4, 1, 1, 1), devices))
+    engine = Engine(model, Sampling(), group_size=8, max_new_tokens=1025, end_ids=(1,), dtype="bfloat16")
+    with lowering_for(devices[0]):
+        lowered = engine.trace(model.shapes(), count=count, width=128).lower()
+    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(model.shapes()))
+    return measure(parse(lowered.compile().as_text()), 4)[1], weights
+
+
 @needs_libtpu
 @pytest.mark.parametrize("num_experts", [0, 16])
 def test_a_decode_step_of_stacks_copies_none(num_experts):
     """It moves little more than the weights and the caches of a chip, each read once, in one loop over all layers."""
-    _, devices = topology_devices("v5e:2x2")
     sizes = {"vocab_size": 1024, "num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 1536}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
     mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
-    config = ModelConfig(**sizes, **heads, **mixture, dtype="bfloat16", param_dtype="bfloat16")
-    model = Model(config, sharding.make_mesh((4, 1, 1, 1), devices))
-    engine = Engine(model, Sampling(), group_size=8, max_new_tokens=1025, end_ids=(1,), dtype="bfloat16")
-    with lowering_for(devices[0]):
-        lowered = engine.trace(model.shapes(), count=4, width=128).lower()
-    _, turn = measure(parse(lowered.compile().as_text()), 4)
+    turn, weights = decode_step(count=4, **sizes, **heads, **mixture)
     caches = 2 * 2 * 12 * 4 * 128 * (8 * 1024 + 128)  # bfloat16; keys and values of a chip's answers and their prompt
-    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(model.shapes()))
     assert turn.bytes < 1.2 * (caches + weights)
     assert turn.sent < 1e5
 
@@ -311,18 +317,11 @@ def test_a_decode_step_of_stacks_copies_none(num_experts):
 def test_a_decode_step_reads_its_latents_twice():
     """For scores and for values, and the rotated keys of one layer at a time: of DeepSeek-V2-Lite's depth and heads'
     sizes, 64 answers a chip. With a copy of all layers' rotated keys for each layer it would be 4.2 times."""
-    _, devices = topology_devices("v5e:2x2")
     sizes = {"vocab_size": 1024, "num_hidden_layers": 27, "hidden_size": 512, "intermediate_size": 1536}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128}
     latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_norm": "none", "rope_interleave": True}
-    config = ModelConfig(**sizes, **heads, **latent, dtype="bfloat16", param_dtype="bfloat16")
-    model = Model(config, sharding.make_mesh((4, 1, 1, 1), devices))
-    engine = Engine(model, Sampling(), group_size=8, max_new_tokens=1025, end_ids=(1,), dtype="bfloat16")
-    with lowering_for(devices[0]):
-        lowered = engine.trace(model.shapes(), count=32, width=128).lower()
-    _, turn = measure(parse(lowered.compile().as_text()), 4)
+    turn, weights = decode_step(count=32, **sizes, **heads, **latent)
     cache = 2 * 27 * (512 + 64) * (64 * 1024 + 8 * 128)  # bfloat16; a chip's answers and their prompts
-    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(model.shapes()))
     assert weights + cache < turn.bytes < 1.2 * (weights + 2 * cache)
 
 

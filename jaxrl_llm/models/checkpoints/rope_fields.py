@@ -26,6 +26,10 @@ def ropes_of(family: Family, published: Fields) -> tuple[Fields, Fields | None]:
         kinds = "by kind of layer" if family.by_kind else "those of one RoPE for all layers"
         raise ValueError(f"config.json: rope_parameters of {published['model_type']} must be {kinds}; correct it")
     merged = {**old, **new.get(FULL, new)}
+    if family.by_kind and (merged.get("truncate") is False or ("type" in merged and "rope_type" not in merged)):
+        raise ValueError(
+            f"config.json: {merged} has a RoPE that transformers reads otherwise; give rope_type, no truncate"
+        )
     named = {"rope_type": (kind_of(old), kind_of(new.get(FULL, new)))} if old and new else {}
     named |= {name: (value, merged[name]) for name, value in old.items() if name not in ("rope_type", "type")}
     named["original_max_position_embeddings"] = merged.get(_TRAINED), published.get(_TRAINED)
